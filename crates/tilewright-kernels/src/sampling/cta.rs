@@ -173,27 +173,44 @@ impl<'k> CtaCollectives<'k> {
         let (prefix, above) = (k.var("prefix", 0_u32), k.var("above", 0_u64));
         let shift = k.var("shift", (32 - 1) / self.digit * self.digit);
         k.loop_(|| {
-            k.sync_threads();
-            for bucket in (0..1 << self.digit).step_by(self.threads as usize) {
-                self.low.at(k.thread() + bucket).store(0_u32);
-                self.high.at(k.thread() + bucket).store(0_u32);
-            }
-            k.sync_threads();
             let (begun, at) = (prefix.get(), shift.get());
-            each(&|key, mass| {
-                // shifts above 31 give 0: the first pass includes all keys
-                k.when((key >> (at + self.digit)).eq(begun), || {
-                    self.add((key >> at) & ((1 << self.digit) - 1), mass);
-                });
+            // shifts above 31 give 0: the first pass includes all keys
+            let has_prefix = |key: Value<'k, u32>| (key >> (at + self.digit)).eq(begun);
+            let bucket_of = |key: Value<'k, u32>| (key >> at) & (self.buckets() - 1);
+            let (bucket, before) = self.select_bucket(target - above.get(), |count| {
+                each(&|key, mass| k.when(has_prefix(key), || count(bucket_of(key), mass)));
             });
-            k.sync_threads();
-            let (bucket, before) = self.find_bucket(target - above.get());
             prefix.set((begun << self.digit) | bucket);
             above.set(above.get() + before);
             k.break_if(at.eq(0));
             shift.set(at - self.digit);
         });
         (prefix.get(), above.get())
+    }
+
+    /// Buckets of [`Self::select_bucket`].
+    pub(super) fn buckets(&self) -> u32 {
+        1 << self.digit
+    }
+
+    /// The highest bucket such that it and all above have a total mass of at least `target`, and the mass above it. `each`
+    /// passes the buckets and masses of a thread's elements. `target` is in 1..=total.
+    #[track_caller]
+    pub(super) fn select_bucket(
+        &self,
+        target: Value<'k, u64>,
+        each: impl FnOnce(&dyn Fn(Value<'k, u32>, Value<'k, u64>)),
+    ) -> (Value<'k, u32>, Value<'k, u64>) {
+        let k = self.k;
+        k.sync_threads();
+        for bucket in (0..self.buckets()).step_by(self.threads as usize) {
+            self.low.at(k.thread() + bucket).store(0_u32);
+            self.high.at(k.thread() + bucket).store(0_u32);
+        }
+        k.sync_threads();
+        each(&|bucket, mass| self.add(bucket, mass));
+        k.sync_threads();
+        self.find_bucket(target)
     }
 
     /// Maximum `count` of [`Self::threshold_by_rank`]: one entry per thread.
@@ -316,9 +333,8 @@ impl<'k> CtaCollectives<'k> {
     #[track_caller]
     fn find_bucket(&self, target: Value<'k, u64>) -> (Value<'k, u32>, Value<'k, u64>) {
         let k = self.k;
-        let buckets = 1 << self.digit;
-        let each = buckets / self.threads;
-        let top = k.constant(buckets - 1) - k.thread() * each;
+        let each = self.buckets() / self.threads;
+        let top = k.constant(self.buckets() - 1) - k.thread() * each;
         let held: Vec<_> =
             (0..each).map(|i| k.pack32(self.low.at(top - i).load(), self.high.at(top - i).load())).collect();
         let all = held.iter().skip(1).fold(held[0], |sum, &held| sum + held);

@@ -216,8 +216,9 @@ impl<'k> Normalizer<'k> {
     }
 }
 
+/// Leading zeros of 64 bits.
 #[track_caller]
-fn leading_zeros(x: Value<'_, u64>) -> Value<'_, u32> {
+pub(super) fn leading_zeros(x: Value<'_, u64>) -> Value<'_, u32> {
     let (high, low) = (x.high(), x.low());
     high.eq(0).select(low.leading_zeros() + 32, high.leading_zeros())
 }

@@ -14,9 +14,9 @@
 //! The algorithm of a row:
 //!
 //! 1. `row_stats`: first pass, maximum, validity and a lower bound of the candidates.
-//! 2. `weights`, `candidates`: second pass, fixed-point weights; the largest elements go to a list in shared memory. If
+//! 2. `list_limits`, `candidates`: second pass, fixed-point weights; the largest elements go to a list in shared memory. If
 //!    the total mass is not used, only the threads with candidates are read again.
-//! 3. `weights`: filters become thresholds on the weights, found in the list if it suffices, otherwise in the row.
+//! 3. `weights`: filters become thresholds on the weights, found in the list if it suffices, otherwise in the row (`row_filters`).
 //! 4. The token is the first index whose running sum exceeds the random number; `ranking` orders elements exactly.
 //!
 //! Thresholds of short lists come from counting: each thread adds the masses above its entry. Longer lists and rows use
@@ -30,12 +30,14 @@ mod chain;
 mod cta;
 mod distribution;
 mod edit;
+mod list_limits;
 mod logprobs;
 mod mass;
 mod product_scale;
 mod ranking;
 mod request;
 mod rng;
+mod row_filters;
 mod row_reader;
 mod row_stats;
 mod row_writer;

@@ -6,15 +6,14 @@
 use super::{
     candidates::{CandidateList, Candidates, LIST_CAPACITY, ThreadMass},
     cta::CtaCollectives,
+    list_limits::{ListLimits, RowMasses},
     mass::{MassScale, Number, ScaledExp, part_of},
     request::SamplingRequest,
+    row_filters::KeptMasses,
     row_reader::RowReader,
     row_stats::{RowKind, RowStats, fits},
 };
 use tilewright_ptx::build::{Value, Var};
-
-/// Elements in flight per thread while masses are added: twice as many of 16 bits spill on sm_120.
-const IN_FLIGHT: u32 = 16;
 
 /// Least weight of logits that [`WeightRule::separates`].
 const MIN_SEPARABLE_WEIGHT: f32 = 1.0 / (1_u128 << 100) as f32;
@@ -27,8 +26,8 @@ pub(super) struct WeightRule<'k> {
     temperature: Value<'k, f32>,
     exp: ScaledExp<'k>,
     /// Whether all mass is on the first maximum (temperature 0), and its index.
-    greedy: Value<'k, bool>,
-    first: Value<'k, u32>,
+    pub(super) greedy: Value<'k, bool>,
+    pub(super) first: Value<'k, u32>,
 }
 
 impl<'k> WeightRule<'k> {
@@ -63,13 +62,22 @@ impl<'k> WeightRule<'k> {
         }
     }
 
+    /// Weight of an element of a row that is not greedy; below 2^-100 an unspecified one that is also below that.
+    #[track_caller]
+    pub(super) fn normal_weight(&self, x: Value<'k, f32>) -> Value<'k, f32> {
+        match self.kind {
+            RowKind::Logits => self.exp.at_normal(x),
+            RowKind::Probs | RowKind::Scores => x + 0.0,
+        }
+    }
+
     /// Mass of an element of a row that is not greedy.
     #[track_caller]
-    fn mass(&self, mass_scale: MassScale<'k>, x: Value<'k, f32>) -> Value<'k, u64> {
+    pub(super) fn mass(&self, mass_scale: MassScale<'k>, x: Value<'k, f32>) -> Value<'k, u64> {
         match self.kind {
             // masses of weights below 2^-100 are 0
-            RowKind::Logits => mass_scale.mass_of_normal(self.exp.at_normal(x)),
-            RowKind::Probs | RowKind::Scores => mass_scale.mass(x + 0.0),
+            RowKind::Logits => mass_scale.mass_of_normal(self.normal_weight(x)),
+            RowKind::Probs | RowKind::Scores => mass_scale.mass(self.normal_weight(x)),
         }
     }
 
@@ -134,121 +142,18 @@ impl<'k> Filters<'k> {
     }
 }
 
-/// Limits of the listed elements.
-#[derive(Debug, Clone, Copy)]
-struct ListLimits<'k> {
-    min_weight: Var<'k, f32>,
-    /// All scores of listed elements reach it.
-    min_score: Var<'k, f32>,
-    /// Whether only elements that reach `min_score` are read: the total mass is not used.
-    skips_rest: Var<'k, bool>,
-}
-
-impl<'k> ListLimits<'k> {
-    /// Fills the list; returns the masses of the row, 0 with `skips_rest`.
-    #[track_caller]
-    fn fill<T: Number>(
-        &self,
-        candidates: &Candidates<'k, T>,
-        (rule, mass_scale): (&WeightRule<'k>, MassScale<'k>),
-        thread_max: Value<'k, f32>,
-    ) -> RowMasses<'k> {
-        let Candidates { cta, row, list, .. } = candidates;
-        let k = cta.k;
-        k.sync_threads();
-        list.clear();
-        k.sync_threads();
-        let sums = ["total", "listed_mass", "thread_mass"].map(|name| k.var(name, 0_u64));
-        let set = |masses: [_; 3]| sums.iter().zip(masses).for_each(|(sum, mass)| sum.set(mass));
-        k.when_else(
-            rule.greedy,
-            || {
-                k.when(k.thread().eq(0), || list.add(rule.first, k.constant(1.0)));
-                let all = mass_scale.mass(k.constant(1.0));
-                set([all, all, k.constant(0)]);
-            },
-            || {
-                k.when_else(
-                    self.skips_rest.get(),
-                    || {
-                        let selected = thread_max.ge(self.min_score.get());
-                        row.each_of_threads(selected, |index, x| self.offer(list, rule, (index, x), &|| {}));
-                    },
-                    || set(self.fill_and_sum(candidates, rule, mass_scale)),
-                );
-            },
-        );
-        k.sync_threads();
-        let [total, listed, of_thread] = sums.map(|sum| sum.get());
-        RowMasses { total, listed, of_thread }
-    }
-
-    /// Fills the list and sums all masses: of the row, of the list and of this thread's elements.
-    #[track_caller]
-    fn fill_and_sum<T: Number>(
-        &self,
-        Candidates { cta, row, list, .. }: &Candidates<'k, T>,
-        rule: &WeightRule<'k>,
-        mass_scale: MassScale<'k>,
-    ) -> [Value<'k, u64>; 3] {
-        let (all, of_list) = (cta.total(), cta.total());
-        let part = |first: Value<'k, u32>, numbers: &[Value<'k, f32>]| {
-            let masses: Vec<_> = numbers.iter().map(|&x| rule.mass(mass_scale, x)).collect();
-            masses.iter().for_each(|&mass| all.add(mass));
-            let max = numbers[1..].iter().fold(numbers[0], |max, &x| max.max(x));
-            cta.k.when(max.ge(self.min_score.get()), || {
-                for (i, (&x, &mass)) in (0..).zip(numbers.iter().zip(&masses)) {
-                    self.offer(list, rule, (first + i, x), &|| of_list.add(mass));
-                }
-            });
-        };
-        let group = |first: Value<'k, u32>, numbers: &[Value<'k, f32>]| {
-            // vectors of 16-bit elements in halves, to reduce register pressure
-            (0..).step_by(4).zip(numbers.chunks(4)).for_each(|(i, numbers)| part(first + i, numbers));
-        };
-        row.visit(IN_FLIGHT / T::PER_VECTOR, group, |index, x| part(index, &[x]));
-        [all.of_all(), of_list.of_all(), all.of_thread()]
-    }
-
-    /// Appends an element to the list and calls `added` if its weight reaches the limits.
-    #[track_caller]
-    fn offer(
-        &self,
-        list: &CandidateList<'k>,
-        rule: &WeightRule<'k>,
-        (index, x): (Value<'k, u32>, Value<'k, f32>),
-        added: &dyn Fn(),
-    ) {
-        let k = index.builder();
-        k.when(x.ge(self.min_score.get()), || {
-            let weight = rule.weight(index, x);
-            k.when(weight.ge(self.min_weight.get()), || {
-                list.add(index, weight);
-                added();
-            });
-        });
-    }
-}
-
-/// Masses of a row.
-#[derive(Debug, Clone, Copy)]
-struct RowMasses<'k> {
-    total: Value<'k, u64>,
-    /// Mass of the list.
-    listed: Value<'k, u64>,
-    /// Mass of this thread's elements; 0 for greedy rows.
-    of_thread: Value<'k, u64>,
-}
-
 /// Weights of a valid row.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Weights<'k, T> {
     pub(super) candidates: Candidates<'k, T>,
     pub(super) rule: WeightRule<'k>,
     pub(super) mass_scale: MassScale<'k>,
-    request: SamplingRequest<'k>,
+    pub(super) request: SamplingRequest<'k>,
     filters: Filters<'k>,
-    masses: RowMasses<'k>,
+    pub(super) masses: RowMasses<'k>,
+    /// Mass of the list, which may have been replaced.
+    pub(super) listed_mass: Var<'k, u64>,
+    pub(super) kept: KeptMasses<'k>,
 }
 
 impl<'k, T: Number> Weights<'k, T> {
@@ -287,13 +192,23 @@ impl<'k, T: Number> Weights<'k, T> {
         let masses = limits.fill(&candidates, (&rule, mass_scale), stats.thread_max);
         let count = list.count();
         let holds_top_k = !filters.top_k | count.ge(request.top_k);
-        let holds_top_p =
-            !(filters.top_p & filters.top_p_of_all) | masses.listed.ge(part_of(request.top_p, masses.total));
+        // without this share, top-p keeps all that a list of top-k has
+        let holds_top_p = !(filters.top_p & filters.top_p_of_all)
+            | filters.top_k
+            | masses.listed.ge(part_of(request.top_p, masses.total));
         let holds_min_p =
             filters.top_k | filters.top_p | (request.min_p * rule.max_weight()).ge(limits.min_weight.get());
         let suffices = use_list & count.le(LIST_CAPACITY) & holds_top_k & holds_top_p & holds_min_p;
         candidates.listed.set(rule.greedy | row_fits | suffices);
-        Self { candidates, rule, mass_scale, request, filters, masses }
+        let listed_mass = k.var("listed_mass", masses.listed);
+        let kept = KeptMasses {
+            known: k.var("kept_is_known", !filters.any()),
+            all: k.var("kept_mass", masses.total),
+            of_thread: k.var("kept_of_thread", masses.of_thread),
+        };
+        let weights = Self { candidates, rule, mass_scale, request, filters, masses, listed_mass, kept };
+        k.when(filters.top_k & !candidates.listed.get(), || weights.list_top_k());
+        weights
     }
 
     /// Weight of an element.
@@ -323,9 +238,9 @@ impl<'k, T: Number> Weights<'k, T> {
         k.when(filters.top_p, || floor.set(by_k.max(self.top_p(&kept_by_k))));
         k.when(filters.min_p, || floor.set(floor.get().max(self.request.min_p * self.rule.max_weight())));
         let kept = KeptSet { floor: floor.get(), ..kept_by_k };
-        let mass = k.var("mass", self.masses.total);
-        k.when(filters.any(), || mass.set(self.mass_of(&kept)));
-        KeptSet { mass: mass.get(), ..kept }
+        self.kept.known.set(self.kept.known.get() & !filters.min_p);
+        k.when(!self.kept.known.get(), || self.kept.all.set(self.mass_of(&kept)));
+        KeptSet { mass: self.kept.all.get(), ..kept }
     }
 
     /// Finds the `top_k`-th largest weight and the index range of its kept ties.
@@ -356,7 +271,17 @@ impl<'k, T: Number> Weights<'k, T> {
         let top_p_mass = |index, weight| {
             (top_p_of_all | by_k.contains(index, weight)).select(self.mass_scale.mass(weight), 0_u64)
         };
-        self.candidates.threshold(&|index, x| self.weight(index, x), &top_p_mass, target).0
+        let found = k.var("top_p_threshold", 0.0_f32);
+        let listed = self.candidates.listed.get();
+        let is_of_row = !listed & !self.filters.top_k;
+        // the threshold of all elements may be below the list of top-k
+        let is_listed = !(listed & self.filters.top_k & top_p_of_all) | self.listed_mass.get().ge(target);
+        k.when(is_of_row, || found.set(self.top_p_of_row(target)));
+        k.when(!is_of_row & is_listed, || {
+            let value = |index, x| self.weight(index, x);
+            found.set(self.candidates.threshold(&value, &top_p_mass, target).0);
+        });
+        found.get()
     }
 
     /// Mass of the kept elements.
@@ -371,7 +296,7 @@ impl<'k, T: Number> Weights<'k, T> {
     pub(super) fn draw(&self, kept: &KeptSet<'k>, fraction: Value<'k, u64>) -> Value<'k, u32> {
         let mass = |index, weight| kept.contains(index, weight).select(self.mass_scale.mass(weight), 0_u64);
         let target = super::mass::fraction_of(fraction, kept.mass) + 1;
-        let thread_mass = ThreadMass { known: !self.filters.any(), mass: self.masses.of_thread };
+        let thread_mass = ThreadMass { known: self.kept.known.get(), mass: self.kept.of_thread.get() };
         self.candidates.first_from(&|index, x| self.weight(index, x), &mass, target, thread_mass)
     }
 }
