@@ -1,17 +1,21 @@
 //! Filters of a row whose candidate list does not suffice, in two passes over the row.
 //!
 //! 1. A histogram of weights finds the bucket of a threshold. Its buckets divide the binary logarithm of weights over twice the
-//!    distance from the largest weight to the mean: thresholds are there, and about 200 elements share a bucket of normally
-//!    distributed logits.
+//!    distance from the largest weight to the mean, for top-k to the least maximum of a thread. About 200 elements share a bucket
+//!    of normally distributed logits.
 //! 2. The elements of that bucket are listed, for top-k those above it, too. If there are more than the list holds, radix select
 //!    finds the threshold.
 
 use super::{
     candidates::LIST_CAPACITY,
-    mass::{Number, leading_zeros},
+    mass::{Number, key, leading_zeros, of_key},
+    row_stats::RowStats,
     weights::Weights,
 };
-use tilewright_ptx::build::{Value, Var};
+use tilewright_ptx::{
+    build::{Value, Var},
+    isa::warp::WarpReduction,
+};
 
 /// Masses of the kept elements, if top-p has computed them.
 #[derive(Debug, Clone, Copy)]
@@ -33,12 +37,11 @@ struct WeightBuckets<'k> {
 }
 
 impl<'k> WeightBuckets<'k> {
+    /// Buckets over twice as many octaves, at least 1, below the largest weight.
     #[track_caller]
-    fn new<T: Number>(weights: &Weights<'k, T>) -> Self {
+    fn new<T: Number>(weights: &Weights<'k, T>, octaves: Value<'k, u32>) -> Self {
         let last = weights.candidates.cta.buckets() - 1;
-        // the mass of a row of largest weights is at most 2^63
-        let octaves = leading_zeros(weights.masses.total) * 2;
-        let shift = (octaves - 1).leading_zeros();
+        let shift = (octaves * 2 - 1).leading_zeros();
         let shift = shift.builder().constant(32 + 23 - (last + 1).ilog2()) - shift;
         Self { largest: weights.rule.max_weight().reinterpret(), shift, last }
     }
@@ -83,9 +86,12 @@ impl<'k, T: Number> Weights<'k, T> {
 
     /// Lists the `top_k` largest elements, if they fit.
     #[track_caller]
-    pub(super) fn list_top_k(&self) {
+    pub(super) fn list_top_k(&self, stats: &RowStats<'k>) {
         let (k, cta) = (self.candidates.cta.k, &self.candidates.cta);
-        let buckets = WeightBuckets::new(self);
+        let least = of_key(cta.reduce(WarpReduction::MinU32, key(stats.thread_max)));
+        let [largest, least] = [self.rule.max_weight(), self.rule.normal_weight(least)];
+        let [largest, least] = [largest, least].map(|weight| weight.reinterpret::<u32>());
+        let buckets = WeightBuckets::new(self, ((largest.max(least) - least) >> 23) + 1);
         let (lowest, _) = cta.select_bucket(self.request.top_k.to_u64(), |count| {
             self.each_bucket(buckets, |_, _, bucket| count(bucket, k.constant(1)));
         });
@@ -104,7 +110,8 @@ impl<'k, T: Number> Weights<'k, T> {
     #[track_caller]
     pub(super) fn top_p_of_row(&self, target: Value<'k, u64>) -> Value<'k, f32> {
         let (k, candidates) = (self.candidates.cta.k, &self.candidates);
-        let buckets = WeightBuckets::new(self);
+        // the mass of a row of largest weights is at most 2^63
+        let buckets = WeightBuckets::new(self, leading_zeros(self.masses.total));
         let (decisive, above) = candidates.cta.select_bucket(target, |count| {
             self.each_bucket(buckets, |_, x, bucket| count(bucket, self.rule.mass(self.mass_scale, x)));
         });

@@ -179,7 +179,8 @@ impl<'k, T: Number> Weights<'k, T> {
         let limits = ListLimits {
             min_weight: k.var("least", row_fits.select(-1.0_f32, f32::INFINITY)),
             min_score: k.var("least_score", row_fits.select(f32::NEG_INFINITY, f32::INFINITY)),
-            skips_rest: k.var("skips_rest", false),
+            // without a list, too
+            skips_rest: k.var("skips_rest", !use_list & !row_fits & !filters.needs_total()),
         };
         k.when(use_list, || {
             let bound = stats.list_threshold(&cta, wanted);
@@ -207,7 +208,7 @@ impl<'k, T: Number> Weights<'k, T> {
             of_thread: k.var("kept_of_thread", masses.of_thread),
         };
         let weights = Self { candidates, rule, mass_scale, request, filters, masses, listed_mass, kept };
-        k.when(filters.top_k & !candidates.listed.get(), || weights.list_top_k());
+        k.when(filters.top_k & !candidates.listed.get(), || weights.list_top_k(stats));
         weights
     }
 
