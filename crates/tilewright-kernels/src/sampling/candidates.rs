@@ -161,18 +161,17 @@ impl<'k, T: Number> Candidates<'k, T> {
         target: Value<'k, u64>,
     ) -> Value<'k, u32> {
         let k = self.cta.k;
-        let unknown = ThreadMass { known: k.constant(false), mass: k.constant(0) };
-        self.first_from(value, mass, target, unknown)
+        self.first_from(value, mass, target, k.constant(false))
     }
 
-    /// [`Self::first`], given the mass of this thread's elements if it is known.
+    /// [`Self::first`]; if `are_stored`, [`CtaCollectives::store_range_mass`] has the masses of the row.
     #[track_caller]
     pub(super) fn first_from(
         &self,
         value: ValueFn<'_, 'k>,
         mass: MassFn<'_, 'k>,
         target: Value<'k, u64>,
-        thread_mass: ThreadMass<'k>,
+        are_stored: Value<'k, bool>,
     ) -> Value<'k, u32> {
         let k = self.cta.k;
         let first = k.var("first", 0_u32);
@@ -180,13 +179,12 @@ impl<'k, T: Number> Candidates<'k, T> {
             self.listed.get(),
             || first.set(!self.first_of_list(mass, target)),
             || {
-                let of_thread = k.var("thread_mass", thread_mass.mass);
-                k.when(!thread_mass.known, || {
+                k.when(!are_stored, || {
                     let total = self.cta.total();
                     self.row.each(2, |index, x| total.add(mass(index, value(index, x))));
-                    of_thread.set(total.of_thread());
+                    self.cta.store_range_mass(total.of_thread());
                 });
-                first.set(self.first_of_row(value, mass, (target, of_thread.get())));
+                first.set(self.first_of_row(value, mass, target));
             },
         );
         first.get()
@@ -220,24 +218,16 @@ impl<'k, T: Number> Candidates<'k, T> {
         found.get()
     }
 
-    /// [`Candidates::first`] in the row, given the masses of its threads: finds the warp, then the thread, then the
-    /// index.
+    /// [`Candidates::first`] in the row, given the stored masses: finds the warp, then the thread, then the index.
     #[track_caller]
     fn first_of_row(
         &self,
         value: ValueFn<'_, 'k>,
         mass: MassFn<'_, 'k>,
-        (target, of_thread): (Value<'k, u64>, Value<'k, u64>),
+        target: Value<'k, u64>,
     ) -> Value<'k, u32> {
         let (k, cta) = (self.cta.k, self.cta);
-        let before = cta.exclusive_sum(of_thread);
-        let of_warp = cta.warp_sum(of_thread);
-        let this_warp = k.warp_index(); // warp-uniform
-        let (warp, before) = cta.broadcast(|publish| {
-            let before = k.pack32(before.low().of_lane(0), before.high().of_lane(0));
-            let reaches_target = k.lane().eq(0) & before.lt(target) & (before + of_warp).ge(target);
-            k.when(reaches_target, || publish(this_warp, before));
-        });
+        let (warp, before) = cta.find_range(target);
         let (begin, end) = self.row.of_warp(warp);
         let each = (end - begin + (cta.threads - 1)) / cta.threads;
         let begin = (begin + k.thread() * each).min(end);
@@ -259,13 +249,6 @@ impl<'k, T: Number> Candidates<'k, T> {
         });
         index
     }
-}
-
-/// Mass of the elements of a thread.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct ThreadMass<'k> {
-    pub(super) known: Value<'k, bool>,
-    pub(super) mass: Value<'k, u64>,
 }
 
 /// Mass of an element, computed from its index and value.

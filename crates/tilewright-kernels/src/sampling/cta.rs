@@ -3,8 +3,9 @@
 //! Every thread of the CTA must call a collective. Each begins with a barrier and returns the same value in all
 //! threads unless stated otherwise. Sums are integers, so their order does not matter.
 
+use super::cta_sum::CtaSum;
 use tilewright_ptx::{
-    build::{Builder, Shared, Value, Var},
+    build::{Builder, Shared, Value},
     isa::{
         memory::{AtomicOp, Order, Scope},
         warp::{Shuffle, WarpReduction},
@@ -36,6 +37,8 @@ pub(super) struct CtaCollectives<'k> {
     digit: u32,
     partials: Shared<'k, u32>,
     wide_partials: Shared<'k, u64>,
+    /// Kept masses of the warps' ranges of the row.
+    range_masses: Shared<'k, u64>,
     /// Broadcast slot: a bucket or an index, and the sum before it.
     found: Shared<'k, u32>,
     before: Shared<'k, u64>,
@@ -57,6 +60,7 @@ impl<'k> CtaCollectives<'k> {
             digit,
             partials: k.shared("words", 32, 4),
             wide_partials: k.shared("wide", 32, 8),
+            range_masses: k.shared("range_masses", 32, 8),
             found: k.shared("found", 1, 4),
             before: k.shared("before", 1, 8),
             low: k.shared("bucket_low", buckets, 16),
@@ -93,7 +97,27 @@ impl<'k> CtaCollectives<'k> {
         k.sync_threads();
         k.when(k.lane().eq(0), || self.wide_partials.at(k.thread() >> 5).store(of_warp));
         k.sync_threads();
-        self.warp_sum(self.of_lane())
+        self.warp_sum(self.of_lane(self.wide_partials))
+    }
+
+    /// Stores the mass of this warp's range of the row. Not a collective.
+    #[track_caller]
+    pub(super) fn store_range_mass(&self, of_thread: Value<'k, u64>) {
+        let k = self.k;
+        let of_warp = self.warp_sum(of_thread);
+        k.when(k.lane().eq(0), || self.range_masses.at(k.thread() >> 5).store(of_warp));
+    }
+
+    /// The warp in whose range the running sum of stored masses reaches `target`, and the sum before that range.
+    #[track_caller]
+    pub(super) fn find_range(&self, target: Value<'k, u64>) -> (Value<'k, u32>, Value<'k, u64>) {
+        let k = self.k;
+        k.sync_threads();
+        let through = self.warp_scan(self.of_lane(self.range_masses));
+        let warp = k.constant(32) - k.ballot(through.lt(target)).leading_zeros();
+        let previous = (warp.max(1) - 1).named("previous");
+        let before = k.pack32(through.low().of_lane(previous), through.high().of_lane(previous));
+        (warp.min(self.warps() - 1), warp.eq(0).select(0_u64, before))
     }
 
     /// Sum over the warp, in every lane.
@@ -107,9 +131,9 @@ impl<'k> CtaCollectives<'k> {
 
     /// Partial value of the warp with the index of this lane, 0 beyond the last warp.
     #[track_caller]
-    fn of_lane(&self) -> Value<'k, u64> {
+    fn of_lane(&self, partials: Shared<'k, u64>) -> Value<'k, u64> {
         let lane = self.k.lane();
-        let value = self.wide_partials.at(lane.min(self.warps() - 1)).load();
+        let value = partials.at(lane.min(self.warps() - 1)).load();
         lane.lt(self.warps()).select(value, 0_u64)
     }
 
@@ -121,7 +145,7 @@ impl<'k> CtaCollectives<'k> {
         k.sync_threads();
         k.when(k.lane().eq(31), || self.wide_partials.at(k.thread() >> 5).store(through));
         k.sync_threads();
-        let warps = self.warp_scan(self.of_lane());
+        let warps = self.warp_scan(self.of_lane(self.wide_partials));
         let warp = k.warp_index();
         let previous = (warp.max(1) - 1).named("previous");
         let before = k.pack32(warps.low().of_lane(previous), warps.high().of_lane(previous));
@@ -352,7 +376,7 @@ impl<'k> CtaCollectives<'k> {
     /// Per-thread accumulator of a CTA-wide sum.
     #[track_caller]
     pub(super) fn total(&self) -> CtaSum<'k> {
-        CtaSum { cta: *self, sum: self.k.var("sum", 0_u64) }
+        CtaSum::new(*self)
     }
 }
 
@@ -361,30 +385,4 @@ impl<'k> CtaCollectives<'k> {
 struct RankedEntry<'k> {
     at: Value<'k, u32>,
     lanes: Value<'k, u32>,
-}
-
-/// Per-thread accumulator of a CTA-wide sum.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct CtaSum<'k> {
-    cta: CtaCollectives<'k>,
-    sum: Var<'k, u64>,
-}
-
-impl<'k> CtaSum<'k> {
-    #[track_caller]
-    pub(super) fn add(&self, mass: Value<'k, u64>) {
-        self.sum.set(self.sum.get() + mass);
-    }
-
-    /// Sum of this thread.
-    #[track_caller]
-    pub(super) fn of_thread(&self) -> Value<'k, u64> {
-        self.sum.get()
-    }
-
-    /// Sum over all threads.
-    #[track_caller]
-    pub(super) fn of_all(&self) -> Value<'k, u64> {
-        self.cta.sum(self.sum.get())
-    }
 }

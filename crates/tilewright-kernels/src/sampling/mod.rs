@@ -28,6 +28,7 @@
 mod candidates;
 mod chain;
 mod cta;
+mod cta_sum;
 mod distribution;
 mod edit;
 mod list_limits;

@@ -1,10 +1,10 @@
 //! Filters of a row whose candidate list does not suffice, in two passes over the row.
 //!
-//! 1. A histogram of weights finds the bucket of a threshold. Its buckets divide the binary logarithm of weights over twice the
-//!    distance from the largest weight to the mean, for top-k to the least maximum of a thread. About 200 elements share a bucket
-//!    of normally distributed logits.
-//! 2. The elements of that bucket are listed, for top-k those above it, too. If there are more than the list holds, radix select
-//!    finds the threshold.
+//! 1. A histogram of weights finds the bucket of a threshold. Its buckets divide the binary logarithm of weights
+//!    over twice the distance from the largest weight to the mean, for top-k to the least maximum of a thread.
+//!    About 200 elements share a bucket of normally distributed logits.
+//! 2. The elements of that bucket are listed, for top-k those above it, too. If there are more than the list holds,
+//!    radix select finds the threshold.
 
 use super::{
     candidates::LIST_CAPACITY,
@@ -17,13 +17,11 @@ use tilewright_ptx::{
     isa::warp::WarpReduction,
 };
 
-/// Masses of the kept elements, if top-p has computed them.
+/// Masses of the kept elements, if top-p has computed them; those of the warps' ranges are stored, too.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct KeptMasses<'k> {
     pub(super) known: Var<'k, bool>,
     pub(super) all: Var<'k, u64>,
-    /// Those of this thread; the sum over a warp is that of its range of the row.
-    pub(super) of_thread: Var<'k, u64>,
 }
 
 /// Buckets of weights, heaviest last.
@@ -134,7 +132,7 @@ impl<'k, T: Number> Weights<'k, T> {
                     |index, weight: Value<'k, f32>| weight.ge(threshold).select(mass(index, weight), 0_u64);
                 self.kept.all.set(above + candidates.sum(&value, &kept));
                 candidates.listed.set(false);
-                self.kept.of_thread.set(of_thread.get() + self.listed_of_thread(threshold));
+                candidates.cta.store_range_mass(of_thread.get() + self.listed_of_thread(threshold));
                 self.kept.known.set(true);
             },
             || found.set(candidates.threshold(&value, &mass, target).0),

@@ -4,7 +4,7 @@
 //! holds the `top_k` largest weights, or the mass share `top_p`; otherwise in the row.
 
 use super::{
-    candidates::{CandidateList, Candidates, LIST_CAPACITY, ThreadMass},
+    candidates::{CandidateList, Candidates, LIST_CAPACITY},
     cta::CtaCollectives,
     list_limits::{ListLimits, RowMasses},
     mass::{MassScale, Number, ScaledExp, part_of},
@@ -205,8 +205,8 @@ impl<'k, T: Number> Weights<'k, T> {
         let kept = KeptMasses {
             known: k.var("kept_is_known", !filters.any()),
             all: k.var("kept_mass", masses.total),
-            of_thread: k.var("kept_of_thread", masses.of_thread),
         };
+        k.when(kept.known.get(), || cta.store_range_mass(masses.of_thread));
         let weights = Self { candidates, rule, mass_scale, request, filters, masses, listed_mass, kept };
         k.when(filters.top_k & !candidates.listed.get(), || weights.list_top_k(stats));
         weights
@@ -297,8 +297,8 @@ impl<'k, T: Number> Weights<'k, T> {
     pub(super) fn draw(&self, kept: &KeptSet<'k>, fraction: Value<'k, u64>) -> Value<'k, u32> {
         let mass = |index, weight| kept.contains(index, weight).select(self.mass_scale.mass(weight), 0_u64);
         let target = super::mass::fraction_of(fraction, kept.mass) + 1;
-        let thread_mass = ThreadMass { known: self.kept.known.get(), mass: self.kept.of_thread.get() };
-        self.candidates.first_from(&|index, x| self.weight(index, x), &mass, target, thread_mass)
+        let are_stored = self.kept.known.get();
+        self.candidates.first_from(&|index, x| self.weight(index, x), &mass, target, are_stored)
     }
 }
 

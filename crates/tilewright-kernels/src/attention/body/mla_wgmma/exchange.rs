@@ -14,7 +14,7 @@ use tilewright_ptx::{
     isa::sync::Fence,
 };
 
-/// What a tile adds to the sums of this thread's rows.
+/// The share of one tile in the sums of this thread's rows.
 pub(super) struct TileSums<'k> {
     /// Factors of the sums and accumulators so far.
     pub(super) factors: [Value<'k, f32>; 2],
