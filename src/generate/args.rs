@@ -36,8 +36,9 @@ pub(crate) struct GenerateArgs {
     pub(super) batch: Option<PathBuf>,
 
     /// Hugging Face folder of a Llama, Mistral, Qwen2, Qwen3, Gemma 2, Gemma 3 text, Phi-3, Granite, OLMo 2 or SmolLM3 model:
-    /// config.json, *.safetensors, tokenizer.json [default: the bundled small model]. Other families, mixtures of experts and quantized weights are refused, because their
-    /// layers are not implemented; the error names the field of config.json
+    /// config.json, *.safetensors, tokenizer.json [default: the bundled small model]. Mixtures of experts, MLA models and
+    /// other families are refused because their layers are not implemented, quantized weights are refused because no
+    /// reader dequantizes them; the error names the field of config.json
     #[arg(long, value_name = "DIR")]
     pub(super) model: Option<PathBuf>,
 

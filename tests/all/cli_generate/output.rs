@@ -168,7 +168,7 @@ fn help_and_readme_name_every_supported_family_and_what_is_refused() {
         for family in families.split(", ").map(|family| letters(family.trim_end_matches("_text"))) {
             assert!(words.contains(&family), "{family} is not in {text}");
         }
-        for refused in ["mixturesofexperts", "quantizedweights", "arerefused"] {
+        for refused in ["mixturesofexperts", "mlamodels", "quantizedweights", "arerefused"] {
             assert!(words.contains(refused), "{refused} is not in {text}");
         }
     }
