@@ -198,6 +198,17 @@ fn missing_malformed_and_foreign_tokenizers_are_rejected() {
             format!("model.tokenizer: DIR/tokenizer.json is not a tokenizer: {reason}")
         );
     }
+    let mut file: Value = serde_json::from_str(&whole).unwrap();
+    for (len, is_refused) in [(256, false), (257, true)] {
+        file["added_tokens"][0]["content"] = json!("x".repeat(len));
+        let dir = folder(&[("tokenizer.json", &file.to_string())]);
+        let refused = "model.tokenizer: DIR/tokenizer.json is not a tokenizer: added_tokens has a token of 257 bytes, \
+                       expected at most 256";
+        match Tokenizer::open(dir.path(), 288) {
+            Ok(_) => assert!(!is_refused, "{len}"),
+            Err(_) => assert_eq!((text(dir.path(), 288).as_str(), is_refused), (refused, true)),
+        }
+    }
     let end = r#"{"eos_token": {"content": "<end>"}}"#;
     let unknown = text(folder(&[("tokenizer.json", &whole), ("tokenizer_config.json", end)]).path(), 288);
     assert_eq!(

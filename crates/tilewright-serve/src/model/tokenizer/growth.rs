@@ -1,4 +1,4 @@
-//! An upper bound on the text or tokens that the steps of a `tokenizer.json` make of one input byte or token.
+//! Limits of a `tokenizer.json`: the text or tokens that its steps make of one input byte or token, and its added tokens.
 //!
 //! A sequence of steps multiplies: forty replacements of `a` by `aa` would make 10^12 bytes of one. The library would abort the
 //! process for lack of memory, so such a file is refused before the first text.
@@ -12,6 +12,10 @@ const MAX_GROWTH: u64 = 1024;
 /// Maximum steps of a part. Each regular expression takes milliseconds to compile; published parts have at most 10.
 const MAX_STEPS: usize = 24;
 
+/// Maximum bytes of an added token. The library's automaton takes quadratic time for repetitive ones: 2 s for 12 KB.
+/// Published ones, runs of spaces among them, have less than 100.
+const MAX_ADDED_TOKEN: usize = 256;
+
 /// The parts of the file that transform text or tokens; all others are skipped while parsing.
 #[derive(Deserialize)]
 pub(super) struct Steps {
@@ -23,6 +27,8 @@ pub(super) struct Steps {
     post_processor: Value,
     #[serde(default)]
     decoder: Value,
+    #[serde(default)]
+    added_tokens: Value,
 }
 
 impl Steps {
@@ -34,14 +40,22 @@ impl Steps {
             ("post_processor", &self.post_processor),
             ("decoder", &self.decoder),
         ];
-        parts.into_iter().find_map(|(name, part)| match (num_steps(part), growth(part)) {
-            (steps, _) if steps > MAX_STEPS => {
-                Some(format!("{name} has {steps} steps, expected at most {MAX_STEPS}"))
-            }
-            (_, growth) if growth > MAX_GROWTH => {
-                Some(format!("{name} multiplies its input by up to {growth}, expected at most {MAX_GROWTH}"))
-            }
-            _ => None,
+        let excessive_part =
+            parts.into_iter().find_map(|(name, part)| match (num_steps(part), growth(part)) {
+                (steps, _) if steps > MAX_STEPS => {
+                    Some(format!("{name} has {steps} steps, expected at most {MAX_STEPS}"))
+                }
+                (_, growth) if growth > MAX_GROWTH => Some(format!(
+                    "{name} multiplies its input by up to {growth}, expected at most {MAX_GROWTH}"
+                )),
+                _ => None,
+            });
+        excessive_part.or_else(|| {
+            let tokens = self.added_tokens.as_array().into_iter().flatten();
+            let len = tokens.filter_map(|token| token["content"].as_str()).map(str::len).max().unwrap_or(0);
+            (len > MAX_ADDED_TOKEN).then(|| {
+                format!("added_tokens has a token of {len} bytes, expected at most {MAX_ADDED_TOKEN}")
+            })
         })
     }
 }
