@@ -154,6 +154,21 @@ fn concatenated_pieces_equal_the_text_decoded_at_once() {
     }
 }
 
+/// The automaton of the `tokenizers` crate takes seconds for a repetitive token of 12 KB.
+#[test]
+fn long_added_tokens_are_rejected() {
+    let whole = std::fs::read_to_string(fixture("qwen3").join("tokenizer.json")).unwrap();
+    let mut file: Value = serde_json::from_str(&whole).unwrap();
+    let mut open = |len: usize| {
+        file["added_tokens"][0]["content"] = json!("x".repeat(len));
+        let dir = folder(&[("tokenizer.json", &file.to_string())]);
+        Tokenizer::open(dir.path(), 288).map(drop).map_err(|error| error.to_string())
+    };
+    assert_eq!(open(256), Ok(()));
+    let error = open(257).unwrap_err();
+    assert!(error.ends_with("added_tokens has a token of 257 bytes, expected at most 256"), "{error}");
+}
+
 #[test]
 fn missing_malformed_and_foreign_tokenizers_are_rejected() {
     let text = |dir: &Path, vocab_size| {
@@ -197,17 +212,6 @@ fn missing_malformed_and_foreign_tokenizers_are_rejected() {
             text(folder(&[("tokenizer.json", &file.to_string())]).path(), 288),
             format!("model.tokenizer: DIR/tokenizer.json is not a tokenizer: {reason}")
         );
-    }
-    let mut file: Value = serde_json::from_str(&whole).unwrap();
-    for (len, is_refused) in [(256, false), (257, true)] {
-        file["added_tokens"][0]["content"] = json!("x".repeat(len));
-        let dir = folder(&[("tokenizer.json", &file.to_string())]);
-        let refused = "model.tokenizer: DIR/tokenizer.json is not a tokenizer: added_tokens has a token of 257 bytes, \
-                       expected at most 256";
-        match Tokenizer::open(dir.path(), 288) {
-            Ok(_) => assert!(!is_refused, "{len}"),
-            Err(_) => assert_eq!((text(dir.path(), 288).as_str(), is_refused), (refused, true)),
-        }
     }
     let end = r#"{"eos_token": {"content": "<end>"}}"#;
     let unknown = text(folder(&[("tokenizer.json", &whole), ("tokenizer_config.json", end)]).path(), 288);
