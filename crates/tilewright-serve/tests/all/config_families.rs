@@ -12,10 +12,16 @@ fn edited(name: &str, edits: &Value) -> tilewright::Result<ModelConfig> {
     ModelConfig::parse(&Value::Object(config).to_string())
 }
 
-/// Same, with a field removed.
+/// The configuration of a checkpoint with a field removed.
 fn without(name: &str, key: &str) -> ModelConfig {
+    edited_without(name, key, &json!({}))
+}
+
+/// The configuration of a checkpoint with a field removed and others replaced.
+fn edited_without(name: &str, key: &str, edits: &Value) -> ModelConfig {
     let mut config = Checkpoint::open(name).config_fields();
     config.remove(key).expect("the field");
+    config.extend(edits.as_object().unwrap().clone());
     ModelConfig::parse(&Value::Object(config).to_string()).unwrap()
 }
 
@@ -45,11 +51,8 @@ fn windows_of_each_family() {
     let long = json!({ "sliding_window": 4096, "max_position_embeddings": 32768 });
     assert_eq!(of("mistral-window", long), [Some(4096); 3]);
     assert_eq!(windows(&without("mistral-window", "sliding_window")), [None; 3]);
-    let mut absent = Checkpoint::open("mistral-window").config_fields();
-    absent.remove("sliding_window");
-    absent.insert("max_position_embeddings".to_owned(), json!(32768));
-    let absent = ModelConfig::parse(&Value::Object(absent).to_string()).unwrap();
-    assert_eq!(windows(&absent), [Some(4096); 3]);
+    let long = json!({ "max_position_embeddings": 32768 });
+    assert_eq!(windows(&edited_without("mistral-window", "sliding_window", &long)), [Some(4096); 3]);
     assert_eq!(of("phi3", json!({})), [Some(16); 3]);
     assert_eq!(windows(&without("phi3", "sliding_window")), [None; 3]);
     assert_eq!(of("qwen2-window", json!({})), [None, Some(16), Some(16)]);

@@ -34,29 +34,32 @@ pub(super) struct Steps {
 impl Steps {
     /// The reason to refuse the file, if there is one.
     pub(super) fn excess(&self) -> Option<String> {
+        self.excessive_part().or_else(|| self.long_added_token())
+    }
+
+    fn excessive_part(&self) -> Option<String> {
         let parts = [
             ("normalizer", &self.normalizer),
             ("pre_tokenizer", &self.pre_tokenizer),
             ("post_processor", &self.post_processor),
             ("decoder", &self.decoder),
         ];
-        let excessive_part =
-            parts.into_iter().find_map(|(name, part)| match (num_steps(part), growth(part)) {
-                (steps, _) if steps > MAX_STEPS => {
-                    Some(format!("{name} has {steps} steps, expected at most {MAX_STEPS}"))
-                }
-                (_, growth) if growth > MAX_GROWTH => Some(format!(
-                    "{name} multiplies its input by up to {growth}, expected at most {MAX_GROWTH}"
-                )),
-                _ => None,
-            });
-        excessive_part.or_else(|| {
-            let tokens = self.added_tokens.as_array().into_iter().flatten();
-            let len = tokens.filter_map(|token| token["content"].as_str()).map(str::len).max().unwrap_or(0);
-            (len > MAX_ADDED_TOKEN).then(|| {
-                format!("added_tokens has a token of {len} bytes, expected at most {MAX_ADDED_TOKEN}")
-            })
+        parts.into_iter().find_map(|(name, part)| match (num_steps(part), growth(part)) {
+            (steps, _) if steps > MAX_STEPS => {
+                Some(format!("{name} has {steps} steps, expected at most {MAX_STEPS}"))
+            }
+            (_, growth) if growth > MAX_GROWTH => {
+                Some(format!("{name} multiplies its input by up to {growth}, expected at most {MAX_GROWTH}"))
+            }
+            _ => None,
         })
+    }
+
+    fn long_added_token(&self) -> Option<String> {
+        let tokens = self.added_tokens.as_array().into_iter().flatten();
+        let len = tokens.filter_map(|token| token["content"].as_str()).map(str::len).max()?;
+        (len > MAX_ADDED_TOKEN)
+            .then(|| format!("added_tokens has a token of {len} bytes, expected at most {MAX_ADDED_TOKEN}"))
     }
 }
 
