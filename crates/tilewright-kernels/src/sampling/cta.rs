@@ -115,9 +115,7 @@ impl<'k> CtaCollectives<'k> {
         k.sync_threads();
         let through = self.warp_scan(self.of_lane(self.range_masses));
         let warp = k.constant(32) - k.ballot(through.lt(target)).leading_zeros();
-        let previous = (warp.max(1) - 1).named("previous");
-        let before = k.pack32(through.low().of_lane(previous), through.high().of_lane(previous));
-        (warp.min(self.warps() - 1), warp.eq(0).select(0_u64, before))
+        (warp.min(self.warps() - 1), self.sum_before(warp, through))
     }
 
     /// Sum over the warp, in every lane.
@@ -147,9 +145,15 @@ impl<'k> CtaCollectives<'k> {
         k.sync_threads();
         let warps = self.warp_scan(self.of_lane(self.wide_partials));
         let warp = k.warp_index();
-        let previous = (warp.max(1) - 1).named("previous");
-        let before = k.pack32(warps.low().of_lane(previous), warps.high().of_lane(previous));
-        warp.eq(0).select(0_u64, before) + (through - value)
+        self.sum_before(warp, warps) + (through - value)
+    }
+
+    /// The sum before lane `lane`, from the inclusive sums of the lanes.
+    #[track_caller]
+    fn sum_before(&self, lane: Value<'k, u32>, through: Value<'k, u64>) -> Value<'k, u64> {
+        let previous = (lane.max(1) - 1).named("previous");
+        let before = self.k.pack32(through.low().of_lane(previous), through.high().of_lane(previous));
+        lane.eq(0).select(0_u64, before)
     }
 
     /// Inclusive prefix sum over lanes.
