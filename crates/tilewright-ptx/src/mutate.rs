@@ -153,6 +153,7 @@ fn is_sync(op: Op) -> bool {
                 | SyncOp::BarrierArrive
                 | SyncOp::Fence(_)
                 | SyncOp::ClusterArrive
+                | SyncOp::ClusterArriveRelaxed
                 | SyncOp::ClusterWait
                 | SyncOp::WaitForPrerequisites
                 | SyncOp::Mbarrier(

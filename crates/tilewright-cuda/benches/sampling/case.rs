@@ -7,7 +7,7 @@ use tilewright::{
     tensor::DeviceMemory,
 };
 use tilewright_cuda::{Cuda, Device, machine::Machine};
-use tilewright_kernels::sampling::{ROW_OUTCOME_WORDS, RowKind, SampleConfig, request_words, sample};
+use tilewright_kernels::sampling::{ROW_OUTCOME_WORDS, RowCtas, RowKind, request_words, sample};
 use tilewright_ptx::sim::Arg;
 
 const VOCAB: usize = 128_256;
@@ -108,7 +108,7 @@ impl Case {
 /// The kernel of a case with its memory on the device.
 pub(crate) struct Launch {
     kernel: <Device as Machine>::Function,
-    rows: u32,
+    ctas: u32,
     /// Logits, one per set.
     sets: Vec<DeviceMemory>,
     requests: DeviceMemory,
@@ -116,10 +116,11 @@ pub(crate) struct Launch {
 }
 
 impl Launch {
-    /// Loads the kernel that the backend uses for this vocabulary, and uploads logits and requests.
+    /// Loads the kernel that the backend uses for these rows, and uploads logits and requests.
     pub(crate) fn new(gpu: &Cuda, case: &Case) -> Result<Self, Box<dyn Error>> {
-        let config = SampleConfig { kind: RowKind::Logits, threads: 1024 };
-        let kernel = gpu.machine().load(&sample::<f32>("sample", config)?)?;
+        let limits = gpu.machine().limits();
+        let of_row = RowCtas::choose([case.rows, VOCAB], limits.arch, limits.multiprocessors);
+        let kernel = gpu.machine().load(&sample::<f32>("sample", RowKind::Logits, of_row)?)?;
         let block = case.block();
         let block: &[u8] = bytemuck::cast_slice(&block);
         let upload = |_| {
@@ -136,7 +137,7 @@ impl Launch {
         let requests = gpu.allocate(words.len() * 4)?;
         gpu.machine().write(requests.address(), bytemuck::cast_slice(&words))?;
         let outcomes = gpu.allocate(case.rows * ROW_OUTCOME_WORDS * 4)?;
-        Ok(Self { kernel, rows: case.rows as u32, sets, requests, outcomes })
+        Ok(Self { kernel, ctas: case.rows as u32 * of_row.ctas, sets, requests, outcomes })
     }
 
     /// Samples each row of a set.
@@ -148,6 +149,6 @@ impl Launch {
             Arg::U64(VOCAB as u64),
             Arg::U32(VOCAB as u32),
         ];
-        gpu.machine().launch(&self.kernel, [self.rows, 1, 1], &arguments)
+        gpu.machine().launch(&self.kernel, [self.ctas, 1, 1], &arguments)
     }
 }

@@ -18,6 +18,9 @@ use tilewright_ptx::{
 /// Architectures with `wgmma`, which exists in `sm_90a` only.
 const HOPPER: &[u32] = &[90];
 
+/// Architectures with clusters of CTAs.
+const CLUSTERS: &[u32] = &[90, 100, 120];
+
 /// Architectures of kernels that need Ampere only.
 const ALL: &[u32] = &[80, 86, 89, 90, 100, 120];
 

@@ -1,8 +1,14 @@
 //! Samplers: large vocabularies with CTAs of 1024 threads, and small ones.
 
-use super::{ALL, KernelEntry, entry_with};
-use crate::sampling::{self, RowKind, SampleConfig};
+use super::{ALL, CLUSTERS, KernelEntry, entry_with};
+use crate::sampling::{self, Number, RowCtas, RowKind, SampleConfig};
 use half::{bf16, f16};
+use tilewright_ptx::{ir::Kernel, verify::Invalid};
+
+/// Records the sampler of logits.
+fn sample_logits<T: Number>(ctas: u32, threads: u32) -> impl Fn(&str) -> Result<Kernel, Invalid> {
+    move |name| sampling::sample::<T>(name, RowKind::Logits, RowCtas { ctas, threads })
+}
 
 pub(super) fn all() -> Vec<KernelEntry> {
     let (logits, probs) = (
@@ -11,9 +17,13 @@ pub(super) fn all() -> Vec<KernelEntry> {
     );
     let named = str::to_owned;
     vec![
-        entry_with(named("sample_logits_bf16_1024"), ALL, move |name| sampling::sample::<bf16>(name, logits)),
-        entry_with(named("sample_logits_f32_1024"), ALL, move |name| sampling::sample::<f32>(name, logits)),
-        entry_with(named("sample_probs_f32_128"), ALL, move |name| sampling::sample::<f32>(name, probs)),
+        entry_with(named("sample_logits_bf16_1024"), ALL, sample_logits::<bf16>(1, 1024)),
+        entry_with(named("sample_logits_f32_1024"), ALL, sample_logits::<f32>(1, 1024)),
+        entry_with(named("sample_logits_f32_512_cluster_2"), CLUSTERS, sample_logits::<f32>(2, 512)),
+        entry_with(named("sample_logits_f32_256_cluster_8"), CLUSTERS, sample_logits::<f32>(8, 256)),
+        entry_with(named("sample_probs_f32_128"), ALL, |name| {
+            sampling::sample::<f32>(name, RowKind::Probs, RowCtas { ctas: 1, threads: 128 })
+        }),
         entry_with(named("distribution_logits_bf16_f32_1024"), ALL, move |name| {
             sampling::distribution::<bf16, f32>(name, logits)
         }),

@@ -4,12 +4,12 @@
 //! suffices; otherwise they read the row again.
 
 use super::{
-    cta::{CtaCollectives, RELAXED},
+    cta::CtaCollectives,
     mass::{Number, key, of_key},
     row_reader::RowReader,
 };
 use tilewright_ptx::{
-    build::{Builder, Shared, Value, Var},
+    build::{Shared, Value, Var},
     isa::memory::AtomicOp,
 };
 
@@ -19,46 +19,83 @@ pub(super) const LIST_CAPACITY: u32 = 2048;
 /// Value of an element, computed from its index and stored number.
 pub(super) type ValueFn<'a, 'k> = &'a dyn Fn(Value<'k, u32>, Value<'k, f32>) -> Value<'k, f32>;
 
-/// List of elements in shared memory.
+/// List of elements in shared memory; every CTA of the row has a copy.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CandidateList<'k> {
-    k: &'k Builder,
+    pub(super) cta: CtaCollectives<'k>,
     indices: Shared<'k, u32>,
     values: Shared<'k, f32>,
-    count: Shared<'k, u32>,
+    /// Number of appended elements, in the first CTA; a second number for a second list.
+    added: Shared<'k, u32>,
+    is_second: Var<'k, u32>,
+    /// Its final value.
+    count: Var<'k, u32>,
 }
 
 impl<'k> CandidateList<'k> {
     #[track_caller]
-    pub(super) fn new(k: &'k Builder) -> Self {
+    pub(super) fn new(cta: &CtaCollectives<'k>) -> Self {
+        let k = cta.k;
         Self {
-            k,
+            cta: *cta,
             indices: k.shared("listed_places", LIST_CAPACITY as usize, 16),
             values: k.shared("listed_numbers", LIST_CAPACITY as usize, 16),
-            count: k.shared("listed", 1, 4),
+            added: k.shared("listed", 2, 4),
+            is_second: k.var("is_second", 0_u32),
+            count: k.var("listed_count", 0_u32),
         }
     }
 
-    /// Clears the list; the caller synchronizes before and after.
+    /// Clears the list; [`CtaCollectives::sync`] must follow.
     #[track_caller]
     pub(super) fn clear(&self) {
-        self.k.when(self.k.thread().eq(0), || self.count.store(0_u32));
+        let k = self.cta.k;
+        self.is_second.set(0);
+        k.when(k.thread().lt(2), || self.added.at(k.thread()).store(0_u32));
     }
 
-    /// Appends an element; beyond the capacity it is counted only.
+    /// Begins a second list, once after [`Self::clear`]; the elements of the first are lost.
     #[track_caller]
-    pub(super) fn add(&self, index: Value<'k, u32>, value: Value<'k, f32>) {
-        let at = self.count.atomic(AtomicOp::AddU32, 1_u32, RELAXED);
-        self.k.when(at.lt(LIST_CAPACITY), || {
-            self.indices.at(at).store(index);
-            self.values.at(at).store(value);
+    pub(super) fn begin_second(&self) {
+        self.is_second.set(1);
+    }
+
+    /// The number of appended elements in the first CTA.
+    #[track_caller]
+    fn added(&self) -> Shared<'k, u32> {
+        self.cta.of_cta(self.added.at(self.is_second.get()), self.cta.k.constant(0))
+    }
+
+    /// Appends the elements that are marked; beyond the capacity they are counted only. One addition to the number of
+    /// elements serves all of them: its latency is that of another CTA's shared memory.
+    #[track_caller]
+    pub(super) fn add(&self, elements: &[ListedElement<'k>]) {
+        let (k, cta) = (self.cta.k, &self.cta);
+        let one = |element: &ListedElement<'k>| element.is_listed.select(1_u32, 0_u32);
+        let count = elements[1..].iter().fold(one(&elements[0]), |sum, element| sum + one(element));
+        k.when(count.ne(0), || {
+            let at = k.var("at", self.added().atomic(AtomicOp::AddU32, count, cta.relaxed()));
+            for element in elements {
+                k.when(element.is_listed & at.get().lt(LIST_CAPACITY), || {
+                    cta.of_all_ctas(self.indices.at(at.get())).for_each(|copy| copy.store(element.index));
+                    cta.of_all_ctas(self.values.at(at.get())).for_each(|copy| copy.store(element.value));
+                    at.set(at.get() + 1);
+                });
+            }
         });
     }
 
-    /// Number of appended elements; the caller synchronizes before.
+    /// Completes the appending.
+    #[track_caller]
+    pub(super) fn complete(&self) {
+        self.cta.sync();
+        self.count.set(self.added().load());
+    }
+
+    /// Number of appended elements.
     #[track_caller]
     pub(super) fn count(&self) -> Value<'k, u32> {
-        self.count.load()
+        self.count.get()
     }
 
     /// Entry `at`.
@@ -66,6 +103,14 @@ impl<'k> CandidateList<'k> {
     pub(super) fn get(&self, at: Value<'k, u32>) -> (Value<'k, u32>, Value<'k, f32>) {
         (self.indices.at(at).load(), self.values.at(at).load())
     }
+}
+
+/// An element of a thread, and whether to list it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ListedElement<'k> {
+    pub(super) is_listed: Value<'k, bool>,
+    pub(super) index: Value<'k, u32>,
+    pub(super) value: Value<'k, f32>,
 }
 
 /// The candidate elements of a row.
@@ -91,7 +136,7 @@ impl<'k, T: Number> Candidates<'k, T> {
         k.when_else(
             self.listed.get(),
             || {
-                k.repeat((k.thread(), self.list.count()), self.cta.threads, |at| {
+                k.repeat((self.cta.row_thread(), self.list.count()), self.cta.row_threads(), |at| {
                     let (index, value) = self.list.get(at);
                     body(index, value);
                 });
@@ -100,12 +145,33 @@ impl<'k, T: Number> Candidates<'k, T> {
         );
     }
 
-    /// Total mass of all elements.
+    /// Total mass of all elements. Those of the warps' ranges of the row are kept for [`Self::first`].
     #[track_caller]
     pub(super) fn sum(&self, value: ValueFn<'_, 'k>, mass: MassFn<'_, 'k>) -> Value<'k, u64> {
-        let total = self.cta.total();
-        self.each(value, |index, value| total.add(mass(index, value)));
-        total.of_all()
+        let (k, cta) = (self.cta.k, self.cta);
+        let (total, found) = (cta.total(), k.var("sum", 0_u64));
+        k.when_else(
+            self.listed.get(),
+            || {
+                found.set(self.sum_of_list(mass));
+            },
+            || {
+                self.row.each(1, |index, x| total.add(mass(index, value(index, x))));
+                found.set(total.of_all());
+            },
+        );
+        found.get()
+    }
+
+    /// Total mass of the list; every CTA has all of it.
+    #[track_caller]
+    pub(super) fn sum_of_list(&self, mass: MassFn<'_, 'k>) -> Value<'k, u64> {
+        let (k, total) = (self.cta.k, self.cta.total());
+        k.repeat((k.thread(), self.list.count()), self.cta.threads, |at| {
+            let (index, value) = self.list.get(at);
+            total.add(mass(index, value));
+        });
+        self.cta.sum_of_cta(total.of_thread())
     }
 
     /// Largest value such that elements at or above it have a total mass of at least `target`, and the mass above it.
@@ -152,7 +218,8 @@ impl<'k, T: Number> Candidates<'k, T> {
         self.listed.get() & self.list.count().le(self.cta.max_ranked())
     }
 
-    /// First index at which the running sum of masses reaches `target`, in 1..=total.
+    /// First index at which the running sum of masses reaches `target`, in 1..=total. The last sum over
+    /// the row was that of these masses.
     #[track_caller]
     pub(super) fn first(
         &self,
@@ -160,32 +227,11 @@ impl<'k, T: Number> Candidates<'k, T> {
         mass: MassFn<'_, 'k>,
         target: Value<'k, u64>,
     ) -> Value<'k, u32> {
-        let k = self.cta.k;
-        self.first_from(value, mass, target, k.constant(false))
-    }
-
-    /// [`Self::first`]; if `are_stored`, [`CtaCollectives::store_range_mass`] has the masses of the row.
-    #[track_caller]
-    pub(super) fn first_from(
-        &self,
-        value: ValueFn<'_, 'k>,
-        mass: MassFn<'_, 'k>,
-        target: Value<'k, u64>,
-        are_stored: Value<'k, bool>,
-    ) -> Value<'k, u32> {
-        let k = self.cta.k;
-        let first = k.var("first", 0_u32);
-        k.when_else(
+        let first = self.cta.k.var("first", 0_u32);
+        self.cta.k.when_else(
             self.listed.get(),
             || first.set(!self.first_of_list(mass, target)),
-            || {
-                k.when(!are_stored, || {
-                    let total = self.cta.total();
-                    self.row.each(2, |index, x| total.add(mass(index, value(index, x))));
-                    self.cta.store_range_mass(total.of_thread());
-                });
-                first.set(self.first_of_row(value, mass, target));
-            },
+            || first.set(self.first_of_row(value, mass, target)),
         );
         first.get()
     }
@@ -206,7 +252,7 @@ impl<'k, T: Number> Candidates<'k, T> {
             },
             || {
                 let by_digits = self.cta.threshold(target, |count| {
-                    k.repeat((k.thread(), self.list.count()), self.cta.threads, |at| {
+                    k.repeat((self.cta.row_thread(), self.list.count()), self.cta.row_threads(), |at| {
                         let (index, value) = self.list.get(at);
                         let mass = mass(index, value);
                         k.when(mass.ne(0), || count(!index, mass));
@@ -218,7 +264,7 @@ impl<'k, T: Number> Candidates<'k, T> {
         found.get()
     }
 
-    /// [`Candidates::first`] in the row, given the stored masses: finds the warp, then the thread, then the index.
+    /// [`Candidates::first`] in the row: finds the warp, then the thread, then the index.
     #[track_caller]
     fn first_of_row(
         &self,

@@ -97,9 +97,10 @@ impl<'k, D: Number, T: Number> Chain<'k, D, T> {
         let (target_batch, target_position) = (stride("target_batch"), stride("target_position"));
         let (n, vocab) = (k.param::<u32>("n"), k.param::<u32>("vocab"));
         let at = k.cta().to_u64();
+        let cta = CtaCollectives::new(k, config.threads, 1);
         Self {
-            cta: CtaCollectives::new(k, config.threads),
-            list: CandidateList::new(k),
+            cta,
+            list: CandidateList::new(&cta),
             kind: config.kind,
             drafts: drafts.at_wide(at * draft_batch),
             target: target.at_wide(at * target_batch),
@@ -158,7 +159,7 @@ impl<'k, D: Number, T: Number> Chain<'k, D, T> {
     #[track_caller]
     fn draft_mass(&self, row: &RowReader<'k, D>) -> Value<'k, f64> {
         let k = self.cta.k;
-        let stats = RowStats::new(&self.cta, row, RowKind::Probs);
+        let stats = RowStats::new(&self.list, row, RowKind::Probs);
         self.stop_at(&stats, row, 0);
         let mass_scale = MassScale::new(self.vocab, stats.max + 0.0);
         let total = self.cta.total();
@@ -187,10 +188,10 @@ impl<'k, D: Number, T: Number> Chain<'k, D, T> {
         let position = state.position.get();
         let row =
             RowReader::new(&cta, self.target.at_wide(position.to_u64() * self.target_position), self.vocab);
-        let stats = RowStats::new(&cta, &row, self.kind);
+        let stats = RowStats::new(&self.list, &row, self.kind);
         self.stop_at(&stats, &row, 1);
         k.when(stats.outcome.eq(VALID), || {
-            let weights = Weights::new((cta, self.list), row, (self.kind, &stats), &self.request);
+            let weights = Weights::new(self.list, row, (self.kind, &stats), &self.request);
             let kept = weights.apply_filters();
             let [test, draw] = self.request.stream.pair(k, position);
             let accepted = k.var("is_kept", false);
@@ -262,7 +263,10 @@ impl<'k, D: Number, T: Number> Chain<'k, D, T> {
         k.when_else(
             total.get().ne(0),
             || token.set(weights.candidates.first(&value, &mass, fraction_of(draw, total.get()) + 1)),
-            || token.set(weights.draw(kept, draw)),
+            || {
+                k.when(has_draft, || _ = weights.mass_of(kept)); // the last sum, for the draw
+                token.set(weights.draw(kept, draw));
+            },
         );
         token.get()
     }

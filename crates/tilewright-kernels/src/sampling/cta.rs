@@ -1,11 +1,15 @@
-//! CTA collectives: reductions, prefix sums, broadcasts and radix-select thresholds.
+//! Collectives of the threads of a row: reductions, prefix sums, broadcasts and radix-select thresholds.
 //!
-//! Every thread of the CTA must call a collective. Each begins with a barrier and returns the same value in all
-//! threads unless stated otherwise. Sums are integers, so their order does not matter.
+//! A row belongs to one CTA or to a cluster. Every thread must call a collective. Each begins with a barrier and returns
+//! the same value in all threads unless stated otherwise. Sums are integers, so their order does not matter.
+//!
+//! CTAs exchange partial results through copies: every CTA writes its part to all of them, so all compute the same from
+//! their own copy. Masses alternate between two sets of copies: a CTA that is ahead by one exchange does not overwrite
+//! what others still read. A barrier of a cluster takes about 1 µs.
 
 use super::cta_sum::CtaSum;
 use tilewright_ptx::{
-    build::{Builder, Shared, Value},
+    build::{Builder, IntoOperand, Shared, Stored, Value, Var},
     isa::{
         memory::{AtomicOp, Order, Scope},
         warp::{Shuffle, WarpReduction},
@@ -18,104 +22,270 @@ fn digit_bits(threads: u32) -> u32 {
 }
 
 /// Maximum entries of [`CtaCollectives::threshold_by_rank`].
-const MAX_RANKED: u32 = 256;
+pub(super) const MAX_RANKED: u32 = 512;
 
 /// Maximum lanes that compare an entry with the others; a power of two.
-const MAX_LANES_PER_ENTRY: u32 = 8;
+pub(super) const MAX_LANES_PER_ENTRY: u32 = 8;
 
-/// Maximum groups of [`CtaCollectives::group_maxima`].
+/// Maximum groups of [`CtaCollectives::max_by_groups`] with more than one per warp.
 const MAX_GROUPS: u32 = 128;
+
+/// Maximum threads per row: the groups of its warps can be ranked.
+pub(super) const MAX_ROW_THREADS: u32 = 8192;
 
 pub(super) const RELAXED: (Order, Scope) = (Order::Relaxed, Scope::Cta);
 
-/// The threads of a CTA and the shared memory of their collectives.
+/// The threads of a row and the shared memory of their collectives.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CtaCollectives<'k> {
     pub(super) k: &'k Builder,
+    /// Threads per CTA.
     pub(super) threads: u32,
+    /// CTAs per row.
+    ctas: u32,
     /// Bits per radix digit; there are 2^digit buckets.
-    digit: u32,
+    pub(super) digit: u32,
+    /// Index of the set of copies of masses.
+    set: Var<'k, u32>,
+    /// A word of each warp of the row.
     partials: Shared<'k, u32>,
-    wide_partials: Shared<'k, u64>,
-    /// Kept masses of the warps' ranges of the row.
+    /// A mass of each warp of the row; of its range, where a pass over the row has summed it.
     range_masses: Shared<'k, u64>,
+    /// A second mass of each warp of the row.
+    wide_partials: Shared<'k, u64>,
+    /// Maximum keys of groups of threads.
+    group_keys: Shared<'k, u32>,
+    /// Sums of the warps of this CTA.
+    scan_partials: Shared<'k, u64>,
     /// Broadcast slot: a bucket or an index, and the sum before it.
     found: Shared<'k, u32>,
     before: Shared<'k, u64>,
+    pub(super) found_mass: Shared<'k, u64>,
     /// Low and high words of the bucket sums.
-    low: Shared<'k, u32>,
-    high: Shared<'k, u32>,
-    /// Keys of ranked entries; their masses are in `low` and `high`.
-    ranked_keys: Shared<'k, u32>,
+    pub(super) low: Shared<'k, u32>,
+    pub(super) high: Shared<'k, u32>,
+    /// Keys of ranked entries, and the words of their masses.
+    pub(super) ranked_keys: Shared<'k, u32>,
+    pub(super) ranked_low: Shared<'k, u32>,
+    pub(super) ranked_high: Shared<'k, u32>,
 }
 
 impl<'k> CtaCollectives<'k> {
+    /// The threads of `ctas` CTAs, a power of two; the kernel ends with [`Self::finish`].
     #[track_caller]
-    pub(super) fn new(k: &'k Builder, threads: u32) -> Self {
+    pub(super) fn new(k: &'k Builder, threads: u32, ctas: u32) -> Self {
         let digit = digit_bits(threads);
-        let buckets = 1 << digit;
-        Self {
+        let (buckets, warps) = (1 << digit, (ctas * threads / 32) as usize);
+        let ranked = |name| k.shared(name, MAX_RANKED as usize, 16);
+        let cta = Self {
             k,
             threads,
+            ctas,
             digit,
-            partials: k.shared("words", 32, 4),
-            wide_partials: k.shared("wide", 32, 8),
-            range_masses: k.shared("range_masses", 32, 8),
+            set: k.var("set", 0_u32),
+            partials: k.shared("words", warps, 4),
+            range_masses: k.shared("range_masses", 2 * warps, 8),
+            wide_partials: k.shared("wide", 2 * warps, 8),
+            group_keys: k.shared("group_keys", MAX_RANKED as usize, 4),
+            scan_partials: k.shared("scan", 32, 8),
             found: k.shared("found", 1, 4),
             before: k.shared("before", 1, 8),
+            found_mass: k.shared("found_mass", 1, 8),
             low: k.shared("bucket_low", buckets, 16),
             high: k.shared("bucket_high", buckets, 16),
-            ranked_keys: k.shared("ranked_keys", MAX_RANKED as usize, 16),
+            ranked_keys: ranked("ranked_keys"),
+            ranked_low: ranked("ranked_low"),
+            ranked_high: ranked("ranked_high"),
+        };
+        if ctas > 1 {
+            k.clusters_of(ctas);
+            k.arrive_cluster_relaxed();
+        }
+        cta
+    }
+
+    /// Waits until no CTA of the row uses the shared memory of another.
+    #[track_caller]
+    pub(super) fn finish(&self) {
+        if self.ctas > 1 {
+            self.k.arrive_cluster_relaxed();
+            self.k.wait_cluster();
         }
     }
 
-    pub(super) fn warps(&self) -> u32 {
+    /// The row of this CTA.
+    #[track_caller]
+    pub(super) fn row(&self) -> Value<'k, u32> {
+        self.k.cta() / self.ctas
+    }
+
+    /// Index of this thread in the row.
+    #[track_caller]
+    pub(super) fn row_thread(&self) -> Value<'k, u32> {
+        self.of_row(self.k.thread(), self.threads)
+    }
+
+    /// Index of this warp in the row.
+    #[track_caller]
+    pub(super) fn row_warp(&self) -> Value<'k, u32> {
+        self.of_row(self.k.warp_index(), self.warps())
+    }
+
+    #[track_caller]
+    fn of_row(&self, index: Value<'k, u32>, per_cta: u32) -> Value<'k, u32> {
+        if self.ctas == 1 { index } else { index + self.k.cluster_rank() * per_cta }
+    }
+
+    pub(super) fn row_threads(&self) -> u32 {
+        self.ctas * self.threads
+    }
+
+    pub(super) fn row_warps(&self) -> u32 {
+        self.row_threads() / 32
+    }
+
+    fn warps(&self) -> u32 {
         self.threads / 32
     }
 
-    /// Minimum, maximum or sum of the words of all threads.
+    /// `at` in the shared memory of the CTA with this rank.
     #[track_caller]
-    pub(super) fn reduce(&self, op: WarpReduction, value: Value<'k, u32>) -> Value<'k, u32> {
-        let k = self.k;
-        let of_warp = k.reduce_warp(op, value);
-        k.sync_threads();
-        k.when(k.lane().eq(0), || self.partials.at(k.thread() >> 5).store(of_warp));
-        k.sync_threads();
-        let of_lane = self.partials.at(k.lane().min(self.warps() - 1)).load();
-        let counted = match op {
-            WarpReduction::Add => k.lane().lt(self.warps()).select(of_lane, 0_u32),
-            _ => of_lane,
+    pub(super) fn of_cta<T: Stored>(&self, at: Shared<'k, T>, rank: Value<'k, u32>) -> Shared<'k, T> {
+        if self.ctas == 1 { at } else { at.of_cta(rank) }
+    }
+
+    /// `at` in the shared memory of every CTA.
+    #[track_caller]
+    pub(super) fn of_all_ctas<T: Stored>(&self, at: Shared<'k, T>) -> impl Iterator<Item = Shared<'k, T>> {
+        (0..self.ctas).map(move |rank| self.of_cta(at, self.k.constant(rank)))
+    }
+
+    /// Order and scope of atomic operations on shared memory of the row.
+    pub(super) fn relaxed(&self) -> (Order, Scope) {
+        if self.ctas == 1 { RELAXED } else { (Order::Relaxed, Scope::Cluster) }
+    }
+
+    /// Barrier of the threads of the row.
+    #[track_caller]
+    pub(super) fn sync(&self) {
+        if self.ctas == 1 { self.k.sync_threads() } else { self.k.sync_cluster() }
+    }
+
+    /// Stores a word of this warp, the same in all lanes, in all copies.
+    #[track_caller]
+    fn publish<T: Stored>(&self, copies: Shared<'k, T>, word: Value<'k, T>) {
+        let (copy, lane) = (copies.at(self.row_warp()), self.k.lane());
+        self.k.when(lane.lt(self.ctas), || self.of_cta(copy, lane).store(word));
+    }
+
+    /// The words of the warps of the row that this lane reduces: adjacent ones, `rest` beyond the last warp.
+    #[track_caller]
+    fn of_lane<T: Stored>(&self, copies: Shared<'k, T>, rest: impl IntoOperand<T>) -> Vec<Value<'k, T>> {
+        let (each, lane) = (self.row_warps().div_ceil(32), self.k.lane());
+        let load = |i| {
+            let warp = lane * each + i;
+            let word = copies.at(warp.min(self.row_warps() - 1)).load();
+            warp.lt(self.row_warps()).select(word, rest)
         };
-        k.reduce_warp(op, counted)
+        (0..each).map(load).collect()
     }
 
-    /// Sum over all threads.
+    /// Minimum of the words of all threads.
     #[track_caller]
-    pub(super) fn sum(&self, value: Value<'k, u64>) -> Value<'k, u64> {
+    pub(super) fn min(&self, word: Value<'k, u32>) -> Value<'k, u32> {
         let k = self.k;
-        let of_warp = self.warp_sum(value);
-        k.sync_threads();
-        k.when(k.lane().eq(0), || self.wide_partials.at(k.thread() >> 5).store(of_warp));
-        k.sync_threads();
-        self.warp_sum(self.of_lane(self.wide_partials))
+        let of_warp = k.reduce_warp(WarpReduction::MinU32, word);
+        self.sync();
+        self.publish(self.partials, of_warp);
+        self.sync();
+        let words = self.of_lane(self.partials, u32::MAX);
+        k.reduce_warp(WarpReduction::MinU32, words.into_iter().reduce(|a, b| a.min(b)).unwrap_or(of_warp))
     }
 
-    /// Stores the mass of this warp's range of the row. Not a collective.
+    /// Sum over all threads. The sums of the warps are kept for [`Self::find_range`].
     #[track_caller]
-    pub(super) fn store_range_mass(&self, of_thread: Value<'k, u64>) {
-        let k = self.k;
-        let of_warp = self.warp_sum(of_thread);
-        k.when(k.lane().eq(0), || self.range_masses.at(k.thread() >> 5).store(of_warp));
+    pub(super) fn sum(&self, mass: Value<'k, u64>) -> Value<'k, u64> {
+        self.publish_mass(mass);
+        self.sync();
+        self.sum_of_ranges()
     }
 
-    /// The warp in whose range the running sum of stored masses reaches `target`, and the sum before that range.
+    /// Stores the mass of this warp's range of the row; [`Self::sync`] must follow.
+    #[track_caller]
+    pub(super) fn publish_mass(&self, of_thread: Value<'k, u64>) {
+        self.set.set(self.set.get() ^ 1);
+        self.publish(self.copies(self.range_masses), self.warp_sum(of_thread));
+    }
+
+    /// [`Self::publish_mass`] of the first mass, and a second one, for [`Self::sums`].
+    #[track_caller]
+    pub(super) fn publish_masses(&self, [mass, second]: [Value<'k, u64>; 2]) {
+        self.publish_mass(mass);
+        self.publish(self.copies(self.wide_partials), self.warp_sum(second));
+    }
+
+    /// The copies that the last [`Self::publish_mass`] has written.
+    #[track_caller]
+    fn copies(&self, sets: Shared<'k, u64>) -> Shared<'k, u64> {
+        sets.at(self.set.get() * self.row_warps())
+    }
+
+    /// Adds to the mass of a warp's range in the copy of this CTA.
+    #[track_caller]
+    pub(super) fn add_to_range(&self, warp: Value<'k, u32>, mass: Value<'k, u64>) {
+        self.copies(self.range_masses).at(warp).reduce(AtomicOp::AddU64, mass, RELAXED);
+    }
+
+    /// Sum of the masses of all ranges.
+    #[track_caller]
+    pub(super) fn sum_of_ranges(&self) -> Value<'k, u64> {
+        self.sum_of(self.copies(self.range_masses))
+    }
+
+    /// The sums of [`Self::publish_masses`].
+    #[track_caller]
+    pub(super) fn sums(&self) -> [Value<'k, u64>; 2] {
+        [self.range_masses, self.wide_partials].map(|masses| self.sum_of(self.copies(masses)))
+    }
+
+    /// Sum over the threads of this CTA.
+    #[track_caller]
+    pub(super) fn sum_of_cta(&self, mass: Value<'k, u64>) -> Value<'k, u64> {
+        let (k, of_warp) = (self.k, self.warp_sum(mass));
+        k.sync_threads();
+        k.when(k.lane().eq(0), || self.scan_partials.at(k.thread() >> 5).store(of_warp));
+        k.sync_threads();
+        let of_lane = self.scan_partials.at(k.lane().min(self.warps() - 1)).load();
+        self.warp_sum(k.lane().lt(self.warps()).select(of_lane, 0_u64))
+    }
+
+    #[track_caller]
+    fn sum_of(&self, masses: Shared<'k, u64>) -> Value<'k, u64> {
+        let of_lane = self.of_lane(masses, 0_u64);
+        self.warp_sum(of_lane.into_iter().fold(self.k.constant(0_u64), |sum, mass| sum + mass))
+    }
+
+    /// The warp in whose range the running sum of the masses of ranges reaches `target`, and the sum before that range.
     #[track_caller]
     pub(super) fn find_range(&self, target: Value<'k, u64>) -> (Value<'k, u32>, Value<'k, u64>) {
         let k = self.k;
-        k.sync_threads();
-        let through = self.warp_scan(self.of_lane(self.range_masses));
-        let warp = k.constant(32) - k.ballot(through.lt(target)).leading_zeros();
-        (warp.min(self.warps() - 1), self.sum_before(warp, through))
+        let masses = self.of_lane(self.copies(self.range_masses), 0_u64);
+        let each = masses.len() as u32;
+        let of_lane = masses[1..].iter().fold(masses[0], |sum, &mass| sum + mass);
+        let through = self.warp_scan(of_lane);
+        let lane = k.constant(32) - k.ballot(through.lt(target)).leading_zeros();
+        // the range among those of this lane; only those of `lane` are used
+        let (at, before) = (k.var("range", 0_u32), k.var("before", through - of_lane));
+        for &mass in &masses[..masses.len() - 1] {
+            let next = before.get() + mass;
+            k.when(next.lt(target), || {
+                at.set(at.get() + 1);
+                before.set(next);
+            });
+        }
+        let lane = lane.min(31);
+        let before = k.pack32(before.get().low().of_lane(lane), before.get().high().of_lane(lane));
+        ((lane * each + at.get().of_lane(lane)).min(self.row_warps() - 1), before)
     }
 
     /// Sum over the warp, in every lane.
@@ -127,33 +297,20 @@ impl<'k> CtaCollectives<'k> {
         [16, 8, 4, 2, 1].into_iter().fold(value, |x, mask| x + other(x, mask))
     }
 
-    /// Partial value of the warp with the index of this lane, 0 beyond the last warp.
-    #[track_caller]
-    fn of_lane(&self, partials: Shared<'k, u64>) -> Value<'k, u64> {
-        let lane = self.k.lane();
-        let value = partials.at(lane.min(self.warps() - 1)).load();
-        lane.lt(self.warps()).select(value, 0_u64)
-    }
-
-    /// Exclusive prefix sum over threads.
+    /// Exclusive prefix sum over the threads of this CTA.
     #[track_caller]
     pub(super) fn exclusive_sum(&self, value: Value<'k, u64>) -> Value<'k, u64> {
-        let k = self.k;
+        let (k, lane) = (self.k, self.k.lane());
         let through = self.warp_scan(value);
         k.sync_threads();
-        k.when(k.lane().eq(31), || self.wide_partials.at(k.thread() >> 5).store(through));
+        k.when(lane.eq(31), || self.scan_partials.at(k.thread() >> 5).store(through));
         k.sync_threads();
-        let warps = self.warp_scan(self.of_lane(self.wide_partials));
+        let of_warp = self.scan_partials.at(lane.min(self.warps() - 1)).load();
+        let of_warps = self.warp_scan(of_warp);
         let warp = k.warp_index();
-        self.sum_before(warp, warps) + (through - value)
-    }
-
-    /// The sum before lane `lane`, from the inclusive sums of the lanes.
-    #[track_caller]
-    fn sum_before(&self, lane: Value<'k, u32>, through: Value<'k, u64>) -> Value<'k, u64> {
-        let previous = (lane.max(1) - 1).named("previous");
-        let before = self.k.pack32(through.low().of_lane(previous), through.high().of_lane(previous));
-        lane.eq(0).select(0_u64, before)
+        let previous = (warp.max(1) - 1).named("previous");
+        let before = k.pack32(of_warps.low().of_lane(previous), of_warps.high().of_lane(previous));
+        warp.eq(0).select(0_u64, before) + (through - value)
     }
 
     /// Inclusive prefix sum over lanes.
@@ -167,7 +324,7 @@ impl<'k> CtaCollectives<'k> {
         })
     }
 
-    /// Broadcasts `index` and the sum before it from the one thread that calls `publish`.
+    /// Broadcasts `index` and the sum before it in this CTA, from its one thread that calls `publish`.
     #[track_caller]
     pub(super) fn broadcast(
         &self,
@@ -188,205 +345,44 @@ impl<'k> CtaCollectives<'k> {
         (self.found.load(), self.before.load())
     }
 
-    /// Radix select: the largest key such that keys at or above it have a total mass of at least `target`, and the
-    /// mass above that key. `each` passes the keys and masses of a thread's elements, the same in each pass. `target`
-    /// is in 1..=total.
-    #[track_caller]
-    pub(super) fn threshold(
-        &self,
-        target: Value<'k, u64>,
-        each: impl FnOnce(&dyn Fn(Value<'k, u32>, Value<'k, u64>)),
-    ) -> (Value<'k, u32>, Value<'k, u64>) {
-        let k = self.k;
-        let (prefix, above) = (k.var("prefix", 0_u32), k.var("above", 0_u64));
-        let shift = k.var("shift", (32 - 1) / self.digit * self.digit);
-        k.loop_(|| {
-            let (begun, at) = (prefix.get(), shift.get());
-            // shifts above 31 give 0: the first pass includes all keys
-            let has_prefix = |key: Value<'k, u32>| (key >> (at + self.digit)).eq(begun);
-            let bucket_of = |key: Value<'k, u32>| (key >> at) & (self.buckets() - 1);
-            let (bucket, before) = self.select_bucket(target - above.get(), |count| {
-                each(&|key, mass| k.when(has_prefix(key), || count(bucket_of(key), mass)));
-            });
-            prefix.set((begun << self.digit) | bucket);
-            above.set(above.get() + before);
-            k.break_if(at.eq(0));
-            shift.set(at - self.digit);
-        });
-        (prefix.get(), above.get())
-    }
-
-    /// Buckets of [`Self::select_bucket`].
-    pub(super) fn buckets(&self) -> u32 {
-        1 << self.digit
-    }
-
-    /// The highest bucket such that it and all above have a total mass of at least `target`, and the mass above it. `each`
-    /// passes the buckets and masses of a thread's elements. `target` is in 1..=total.
-    #[track_caller]
-    pub(super) fn select_bucket(
-        &self,
-        target: Value<'k, u64>,
-        each: impl FnOnce(&dyn Fn(Value<'k, u32>, Value<'k, u64>)),
-    ) -> (Value<'k, u32>, Value<'k, u64>) {
-        let k = self.k;
-        k.sync_threads();
-        for bucket in (0..self.buckets()).step_by(self.threads as usize) {
-            self.low.at(k.thread() + bucket).store(0_u32);
-            self.high.at(k.thread() + bucket).store(0_u32);
-        }
-        k.sync_threads();
-        each(&|bucket, mass| self.add(bucket, mass));
-        k.sync_threads();
-        self.find_bucket(target)
-    }
-
-    /// Maximum `count` of [`Self::threshold_by_rank`]: one entry per thread.
-    pub(super) fn max_ranked(&self) -> u32 {
-        MAX_RANKED.min(self.threads)
-    }
-
-    /// Number of groups of [`Self::group_maxima`].
+    /// Number of groups of adjacent threads of the row, each within a warp.
     pub(super) fn groups(&self) -> u32 {
-        MAX_GROUPS.min(self.threads)
+        MAX_GROUPS.min(self.threads).max(self.row_warps())
     }
 
-    /// Maximum key of each group of adjacent threads: group i in thread i, unspecified in threads beyond the groups.
+    /// Maximum key of all threads, with those of groups for [`Self::group_key`]. `prepare` runs between the barriers. Kernels
+    /// of clusters call it once.
     #[track_caller]
-    pub(super) fn group_maxima(&self, key: Value<'k, u32>) -> Value<'k, u32> {
-        let (k, size) = (self.k, self.threads / self.groups());
+    pub(super) fn max_by_groups(&self, key: Value<'k, u32>, prepare: impl FnOnce()) -> Value<'k, u32> {
+        let (k, size) = (self.k, self.row_threads() / self.groups());
         let steps = (0..size.ilog2()).map(|step| 1 << step);
         let of_group = steps.fold(key, |key, mask: u32| key.max(key.shuffle_xor(mask)));
-        k.sync_threads();
-        k.when((k.thread() & (size - 1)).eq(0), || {
-            self.ranked_keys.at(k.thread() / size).store(of_group);
-        });
-        k.sync_threads();
-        self.ranked_keys.at(k.thread().min(self.groups() - 1)).load()
-    }
-
-    /// [`Self::threshold`] for `count` entries, at most [`Self::max_ranked`]: thread i passes entry i.
-    ///
-    /// The lanes of an entry add the masses of the entries above it, which needs fewer barriers than radix select.
-    #[track_caller]
-    pub(super) fn threshold_by_rank(
-        &self,
-        target: Value<'k, u64>,
-        count: Value<'k, u32>,
-        entry: impl FnOnce(Value<'k, u32>) -> (Value<'k, u32>, Value<'k, u64>),
-    ) -> (Value<'k, u32>, Value<'k, u64>) {
-        let (k, thread) = (self.k, self.k.thread());
-        let padded = (count + 3) & !3;
-        k.sync_threads();
-        k.when(thread.lt(padded), || {
-            let (key, mass) = (k.var("key", 0_u32), k.var("mass", 0_u64));
-            k.when(thread.lt(count), || {
-                let (own_key, own_mass) = entry(thread);
-                key.set(own_key);
-                mass.set(own_mass);
-            });
-            self.ranked_keys.at(thread).store(key.get());
-            self.low.at(thread).store(mass.get().low());
-            self.high.at(thread).store(mass.get().high());
-        });
-        self.broadcast(|publish| {
-            // count is at most the number of threads: an entry has at least one lane
-            let spare = (count - 1).leading_zeros() - (32 - self.threads.ilog2());
-            let lanes_log2 = spare.min(MAX_LANES_PER_ENTRY.ilog2());
-            let of_warp = (thread & !31) >> lanes_log2;
-            k.when(of_warp.lt(count), || {
-                let at = thread >> lanes_log2;
-                let entry = RankedEntry { at, lanes: k.constant(1_u32) << lanes_log2 };
-                let [key, low, high] =
-                    [self.ranked_keys, self.low, self.high].map(|of| of.at(at.min(count - 1)).load());
-                let [above, preceding] = self.masses_above(entry, key, padded);
-                // ties in entry order, so exactly one entry publishes
-                let (before, mass) = (above + preceding, k.pack32(low, high));
-                let reaches_target = before.lt(target) & (before + mass).ge(target);
-                let first_lane = (thread & (entry.lanes - 1)).eq(0);
-                k.when(reaches_target & first_lane & at.lt(count), || publish(key, above));
-            });
-        })
-    }
-
-    /// Masses of the ranked entries above `key`, and of the ties before `entry`, in all lanes of the entry; `padded` is a
-    /// multiple of 4.
-    #[track_caller]
-    fn masses_above(
-        &self,
-        entry: RankedEntry<'k>,
-        key: Value<'k, u32>,
-        padded: Value<'k, u32>,
-    ) -> [Value<'k, u64>; 2] {
-        let k = self.k;
-        let sums = ["above", "preceding"].map(|name| k.var(name, 0_u64));
-        let lane = k.thread() & (entry.lanes - 1);
-        k.repeat((lane * 4, padded), entry.lanes * 4, |begin| {
-            let keys = self.ranked_keys.at(begin).load_vector::<4>();
-            let low = self.low.at(begin).load_vector::<4>();
-            let high = self.high.at(begin).load_vector::<4>();
-            for i in 0..4 {
-                let other = k.pack32(low[i], high[i]);
-                let precedes = keys[i].eq(key) & (begin + i as u32).lt(entry.at);
-                sums[0].set(sums[0].get() + keys[i].gt(key).select(other, 0_u64));
-                sums[1].set(sums[1].get() + precedes.select(other, 0_u64));
-            }
-        });
-        let mask = k.var("mask", entry.lanes >> 1);
-        k.loop_(|| {
-            let distance = mask.get();
-            k.break_if(distance.eq(0));
-            for sum in sums {
-                let [low, high] = [sum.get().low(), sum.get().high()].map(|word| word.shuffle_xor(distance));
-                sum.set(sum.get() + k.pack32(low, high));
-            }
-            mask.set(distance >> 1);
-        });
-        sums.map(|sum| sum.get())
-    }
-
-    /// Adds to a bucket: the low word, then the carry and the high word.
-    #[track_caller]
-    fn add(&self, bucket: Value<'k, u32>, mass: Value<'k, u64>) {
-        let k = self.k;
-        if mass.known() == Some(1) {
-            return self.low.at(bucket).reduce(AtomicOp::AddU32, 1_u32, RELAXED);
+        let (group, member) = (self.row_thread() / size, k.thread() & (size - 1));
+        if self.ctas == 1 {
+            k.sync_threads();
+        } else {
+            k.wait_cluster(); // all CTAs have started
         }
-        let old = self.low.at(bucket).atomic(AtomicOp::AddU32, mass.low(), RELAXED);
-        let carried = mass.high() + (old + mass.low()).lt(old).select(1_u32, 0_u32);
-        k.when(carried.ne(0), || self.high.at(bucket).reduce(AtomicOp::AddU32, carried, RELAXED));
+        prepare();
+        for first in (0..self.ctas).step_by(size as usize) {
+            let rank = member + first;
+            let store = || self.of_cta(self.group_keys.at(group), rank).store(of_group);
+            k.when(rank.lt(self.ctas), store);
+        }
+        self.sync();
+        let keys = (0..self.groups() / 32).map(|i| self.group_keys.at(k.lane() + 32 * i).load());
+        k.reduce_warp(WarpReduction::MaxU32, keys.fold(key, |a, b| a.max(b)))
     }
 
-    /// Highest bucket whose sum from the top reaches `target`, and the sum above it.
+    /// Maximum key of a group.
     #[track_caller]
-    fn find_bucket(&self, target: Value<'k, u64>) -> (Value<'k, u32>, Value<'k, u64>) {
-        let k = self.k;
-        let each = self.buckets() / self.threads;
-        let top = k.constant(self.buckets() - 1) - k.thread() * each;
-        let held: Vec<_> =
-            (0..each).map(|i| k.pack32(self.low.at(top - i).load(), self.high.at(top - i).load())).collect();
-        let all = held.iter().skip(1).fold(held[0], |sum, &held| sum + held);
-        let before = self.exclusive_sum(all);
-        self.broadcast(|publish| {
-            let mut before = before;
-            for (i, &held) in (0..each).zip(&held) {
-                let after = before + held;
-                k.when(before.lt(target) & after.ge(target), || publish(top - i, before));
-                before = after;
-            }
-        })
+    pub(super) fn group_key(&self, group: Value<'k, u32>) -> Value<'k, u32> {
+        self.group_keys.at(group).load()
     }
 
-    /// Per-thread accumulator of a CTA-wide sum.
+    /// Per-thread accumulator of a sum over the row's threads.
     #[track_caller]
     pub(super) fn total(&self) -> CtaSum<'k> {
         CtaSum::new(*self)
     }
-}
-
-/// Entry of [`CtaCollectives::threshold_by_rank`], and the number of adjacent lanes that share it.
-#[derive(Debug, Clone, Copy)]
-struct RankedEntry<'k> {
-    at: Value<'k, u32>,
-    lanes: Value<'k, u32>,
 }

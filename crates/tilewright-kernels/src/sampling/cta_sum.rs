@@ -1,9 +1,9 @@
-//! Sums over all threads of a CTA, from one accumulator per thread.
+//! Sums over all threads of a row, from one accumulator per thread.
 
 use super::cta::CtaCollectives;
 use tilewright_ptx::build::{Value, Var};
 
-/// Per-thread accumulator of a CTA-wide sum.
+/// Per-thread accumulator of a sum over the row's threads.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CtaSum<'k> {
     cta: CtaCollectives<'k>,

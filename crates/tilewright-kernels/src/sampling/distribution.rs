@@ -32,15 +32,16 @@ pub fn distribution<T: Number, O: Number>(name: &str, config: SampleConfig) -> R
         let (stride, out_stride) = (k.param::<u64>("stride"), k.param::<u64>("out_stride"));
         let vocab = k.param::<u32>("vocab");
         let at = k.cta().to_u64();
-        let (cta, list) = (CtaCollectives::new(k, config.threads), CandidateList::new(k));
+        let cta = CtaCollectives::new(k, config.threads, 1);
+        let list = CandidateList::new(&cta);
         let row = RowReader::new(&cta, scores.at_wide(at * stride), vocab);
         let request = SamplingRequest::load(requests, k.cta());
-        let stats = RowStats::new(&cta, &row, config.kind);
+        let stats = RowStats::new(&list, &row, config.kind);
         let writer = RowWriter::new(&row, out.at_wide(at * out_stride));
         k.when_else(
             stats.outcome.eq(VALID),
             || {
-                let weights = Weights::new((cta, list), row, (config.kind, &stats), &request);
+                let weights = Weights::new(list, row, (config.kind, &stats), &request);
                 let kept = weights.apply_filters();
                 let normalizer = weights.mass_scale.normalizer(kept.mass);
                 writer.replace(&row, |index, x| {

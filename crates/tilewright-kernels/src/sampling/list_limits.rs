@@ -1,8 +1,10 @@
 //! The second pass over a row: fills the candidate list, and sums the masses of the row.
 
 use super::{
-    candidates::{CandidateList, Candidates},
+    candidates::{CandidateList, Candidates, ListedElement},
+    cta_sum::CtaSum,
     mass::{MassScale, Number},
+    weight_buckets::CountedBuckets,
     weights::WeightRule,
 };
 use tilewright_ptx::build::{Value, Var};
@@ -18,10 +20,14 @@ pub(super) struct ListLimits<'k> {
     pub(super) min_score: Var<'k, f32>,
     /// Whether only elements that reach `min_score` are read: the total mass is not used.
     pub(super) skips_rest: Var<'k, bool>,
+    /// Whether elements are counted in these buckets, if all are read.
+    pub(super) is_counted: Value<'k, bool>,
+    pub(super) counted: CountedBuckets<'k>,
 }
 
 impl<'k> ListLimits<'k> {
-    /// Fills the list; returns the masses of the row, 0 with `skips_rest`.
+    /// Fills the list, which is empty; returns the masses of the row, 0 with `skips_rest`. Those of the warps' ranges are
+    /// kept for [`Candidates::first`].
     #[track_caller]
     pub(super) fn fill<T: Number>(
         &self,
@@ -31,46 +37,52 @@ impl<'k> ListLimits<'k> {
     ) -> RowMasses<'k> {
         let Candidates { cta, row, list, .. } = candidates;
         let k = cta.k;
-        k.sync_threads();
-        list.clear();
-        k.sync_threads();
-        let sums = ["total", "listed_mass", "thread_mass"].map(|name| k.var(name, 0_u64));
-        let set = |masses: [_; 3]| sums.iter().zip(masses).for_each(|(sum, mass)| sum.set(mass));
+        let (all, of_list) = (cta.total(), cta.total());
+        let masses = ["total", "listed_mass"].map(|name| k.var(name, 0_u64));
+        let is_summed = !self.skips_rest.get();
         k.when_else(
             rule.greedy,
             || {
-                k.when(k.thread().eq(0), || list.add(rule.first, k.constant(1.0)));
-                let all = mass_scale.mass(k.constant(1.0));
-                set([all, all, k.constant(0)]);
+                k.when(cta.row_thread().eq(0), || {
+                    list.add(&[ListedElement {
+                        is_listed: k.constant(true),
+                        index: rule.first,
+                        value: k.constant(1.0),
+                    }]);
+                    [all, of_list].iter().for_each(|sum| sum.add(mass_scale.mass(k.constant(1.0))));
+                });
             },
             || {
                 k.when_else(
-                    self.skips_rest.get(),
+                    is_summed,
+                    || self.fill_and_sum(candidates, (rule, mass_scale), [all, of_list]),
                     || {
                         let selected = thread_max.ge(self.min_score.get());
                         row.each_of_threads(selected, |index, x| self.offer(list, rule, (index, x), &|| {}));
                     },
-                    || set(self.fill_and_sum(candidates, rule, mass_scale)),
                 );
             },
         );
-        k.sync_threads();
-        let [total, listed, of_thread] = sums.map(|sum| sum.get());
-        RowMasses { total, listed, of_thread }
+        k.when(is_summed, || cta.publish_masses([all, of_list].map(|sum| sum.of_thread())));
+        list.complete();
+        k.when(is_summed, || masses.iter().zip(cta.sums()).for_each(|(var, sum)| var.set(sum)));
+        let [total, listed] = masses.map(|sum| sum.get());
+        RowMasses { total, listed }
     }
 
-    /// Fills the list and sums all masses: of the row, of the list and of this thread's elements.
+    /// Fills the list and sums the masses of this thread: all, and those in the list.
     #[track_caller]
     fn fill_and_sum<T: Number>(
         &self,
         Candidates { cta, row, list, .. }: &Candidates<'k, T>,
-        rule: &WeightRule<'k>,
-        mass_scale: MassScale<'k>,
-    ) -> [Value<'k, u64>; 3] {
-        let (all, of_list) = (cta.total(), cta.total());
+        (rule, mass_scale): (&WeightRule<'k>, MassScale<'k>),
+        [all, of_list]: [CtaSum<'k>; 2],
+    ) {
         let part = |first: Value<'k, u32>, numbers: &[Value<'k, f32>]| {
-            let masses: Vec<_> = numbers.iter().map(|&x| rule.mass(mass_scale, x)).collect();
+            let weights: Vec<_> = numbers.iter().map(|&x| rule.normal_weight(x)).collect();
+            let masses: Vec<_> = weights.iter().map(|&weight| rule.mass(mass_scale, weight)).collect();
             masses.iter().for_each(|&mass| all.add(mass));
+            cta.k.when(self.is_counted, || weights.iter().for_each(|&weight| self.counted.count(weight)));
             let max = numbers[1..].iter().fold(numbers[0], |max, &x| max.max(x));
             cta.k.when(max.ge(self.min_score.get()), || {
                 for (i, (&x, &mass)) in (0..).zip(numbers.iter().zip(&masses)) {
@@ -83,7 +95,6 @@ impl<'k> ListLimits<'k> {
             (0..).step_by(4).zip(numbers.chunks(4)).for_each(|(i, numbers)| part(first + i, numbers));
         };
         row.visit(IN_FLIGHT / T::PER_VECTOR, group, |index, x| part(index, &[x]));
-        [all.of_all(), of_list.of_all(), all.of_thread()]
     }
 
     /// Appends an element to the list and calls `added` if its weight reaches the limits.
@@ -99,7 +110,7 @@ impl<'k> ListLimits<'k> {
         k.when(x.ge(self.min_score.get()), || {
             let weight = rule.weight(index, x);
             k.when(weight.ge(self.min_weight.get()), || {
-                list.add(index, weight);
+                list.add(&[ListedElement { is_listed: k.constant(true), index, value: weight }]);
                 added();
             });
         });
@@ -112,6 +123,4 @@ pub(super) struct RowMasses<'k> {
     pub(super) total: Value<'k, u64>,
     /// Mass of the list.
     pub(super) listed: Value<'k, u64>,
-    /// Mass of this thread's elements; 0 for greedy rows.
-    pub(super) of_thread: Value<'k, u64>,
 }

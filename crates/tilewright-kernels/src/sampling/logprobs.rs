@@ -17,7 +17,7 @@ use super::{
     row_stats::{RowKind, RowStats, VALID},
     weights::Weights,
 };
-use tilewright_ptx::{build::Builder, ir::Kernel, isa::warp::WarpReduction, verify::Invalid};
+use tilewright_ptx::{build::Builder, ir::Kernel, verify::Invalid};
 
 /// Words per answer: the row outcome; bits of the maximum logit, bits of the chosen logit, its rank, unused; low and
 /// high word of the kept mass, unused. The mass of the maximum is `2^(mass_bits - 1)`.
@@ -37,16 +37,17 @@ pub fn logprobs<T: Number>(name: &str, threads: u32) -> Result<Kernel, Invalid> 
         let stride = k.param::<u64>("stride");
         let (vocab, most) = (k.param::<u32>("vocab"), k.param::<u32>("most"));
         let at = k.cta().to_u64();
-        let (cta, list) = (CtaCollectives::new(k, threads), CandidateList::new(k));
+        let cta = CtaCollectives::new(k, threads, 1);
+        let list = CandidateList::new(&cta);
         let row = RowReader::new(&cta, logits.at_wide(at * stride), vocab);
         let answer = answers.at_wide(at * LOGPROBS_WORDS as u64);
         let tops = tops.at_wide(at * most.to_u64() * 2_u64);
-        let stats = RowStats::new(&cta, &row, RowKind::Logits);
+        let stats = RowStats::new(&list, &row, RowKind::Logits);
         stats.write(&cta, &row, (answer, k.constant(0)));
         k.when(stats.outcome.eq(VALID), || {
             let [token, count] = choices.at_wide(at * 2_u64).load_vector::<2>();
             let request = SamplingRequest::load(requests, k.cta());
-            let weights = Weights::new((cta, list), row, (RowKind::Logits, &stats), &request);
+            let weights = Weights::new(list, row, (RowKind::Logits, &stats), &request);
             let kept = weights.apply_filters();
             let logit =
                 |index, x| kept.contains(index, weights.weight(index, x)).select(x, f32::NEG_INFINITY);
@@ -58,7 +59,7 @@ pub fn logprobs<T: Number>(name: &str, threads: u32) -> Result<Kernel, Invalid> 
                 let precedes = logit.gt(chosen) | (logit.eq(chosen) & index.lt(token));
                 before.set(before.get() + precedes.select(1_u32, 0_u32));
             });
-            let rank = cta.reduce(WarpReduction::Add, before.get()) + 1;
+            let rank = cta.sum(before.get().to_u64()).low() + 1;
             k.when(k.thread().eq(0), || {
                 let bits = [stats.max.reinterpret(), chosen.reinterpret(), rank, k.constant(0)];
                 answer.plus(4).store_vector::<4>(bits);

@@ -1,4 +1,4 @@
-//! Samplers: one CTA per row of logits or probabilities.
+//! Samplers: one CTA per row of logits or probabilities, or a cluster.
 //!
 //! Results depend neither on the order of threads nor on the device: sums are fixed-point (order-independent), `e^x`
 //! uses IEEE additions and multiplications only, and random numbers are counter-based (Philox). The same row and
@@ -11,6 +11,8 @@
 //! | [`chain()`] | verification of chains of drafted tokens |
 //! | [`mask_tokens`], [`penalise`], [`add_bias`] | in-place edits of logits |
 //!
+//! The CTAs of a cluster share a row of [`sample()`] where rows alone would leave SMs idle ([`RowCtas`]).
+//!
 //! The algorithm of a row:
 //!
 //! 1. `row_stats`: first pass, maximum, validity and a lower bound of the candidates.
@@ -22,12 +24,15 @@
 //! Thresholds of short lists come from counting: each thread adds the masses above its entry. Longer lists and rows use
 //! radix select.
 //!
-//! Modules below: `mass` (fixed point, `e^x`), `product_scale` (f64 products of weights), `cta` (collectives),
+//! Modules below: `weight_buckets` (histograms), `mass` (fixed point, `e^x`), `product_scale` (f64 products of weights),
+//! `cta`, `cta_select`, `cta_rank` (collectives),
 //! `row_reader` and `row_writer`, `rng`.
 
 mod candidates;
 mod chain;
 mod cta;
+mod cta_rank;
+mod cta_select;
 mod cta_sum;
 mod distribution;
 mod edit;
@@ -44,6 +49,7 @@ mod row_stats;
 mod row_writer;
 mod sample;
 mod top_k;
+mod weight_buckets;
 mod weights;
 
 pub use chain::{CHAIN_OUTCOME_WORDS, chain};
@@ -53,7 +59,7 @@ pub use logprobs::{LOGPROBS_WORDS, logprobs};
 pub use mass::{Number, mass_bits};
 pub use request::{JOINT, REQUEST_WORDS, request_words};
 pub use row_stats::{EMPTY, INVALID_VALUE, ROW_OUTCOME_WORDS, RowKind, VALID};
-pub use sample::{SampleConfig, sample};
+pub use sample::{RowCtas, SampleConfig, sample};
 pub use top_k::{LAST_FIRST, SORTED, top_k, top_k_mask};
 
 use tilewright_ptx::verify::Invalid;

@@ -5,7 +5,7 @@
 //! elements before it.
 
 use super::{
-    candidates::{Candidates, LIST_CAPACITY, ValueFn},
+    candidates::{Candidates, LIST_CAPACITY, ListedElement, ValueFn},
     cta::{CtaCollectives, RELAXED},
     mass::{Number, key},
     row_stats::{RowStats, fits},
@@ -61,16 +61,16 @@ impl<'a, 'k, T: Number> Ranking<'a, 'k, T> {
         let use_list = worthwhile & !row_fits;
         let min_value = k.var("least", row_fits.select(f32::NEG_INFINITY, f32::INFINITY));
         k.when(use_list, || min_value.set(stats.list_threshold(&cta, wanted)));
-        k.sync_threads();
+        cta.sync();
         list.clear();
-        k.sync_threads();
+        cta.sync();
         k.when(row_fits | use_list, || {
             row.each(2, |index, x| {
                 let value = value(index, x);
-                k.when(value.ge(min_value.get()), || list.add(index, value));
+                list.add(&[ListedElement { is_listed: value.ge(min_value.get()), index, value }]);
             });
         });
-        k.sync_threads();
+        list.complete();
         let added = list.count();
         listed.set(row_fits | (use_list & added.ge(count) & added.le(LIST_CAPACITY)));
         Self { candidates, value, last_first }

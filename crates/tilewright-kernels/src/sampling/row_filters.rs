@@ -1,157 +1,164 @@
 //! Filters of a row whose candidate list does not suffice, in two passes over the row.
 //!
-//! 1. A histogram of weights finds the bucket of a threshold. Its buckets divide the binary logarithm of weights
-//!    over twice the distance from the largest weight to the mean, for top-k to the least maximum of a thread.
-//!    About 200 elements share a bucket of normally distributed logits.
+//! 1. A histogram of weights finds the bucket of a threshold. For top-p the pass that has summed the row has counted it,
+//!    too (`weight_buckets`); a threshold below those buckets takes a pass with buckets over twice the distance from the
+//!    largest weight to the mean. For top-k the buckets cover twice the distance to the least maximum of a thread.
 //! 2. The elements of that bucket are listed, for top-k those above it, too. If there are more than the list holds,
 //!    radix select finds the threshold.
 
 use super::{
-    candidates::LIST_CAPACITY,
+    candidates::{Candidates, LIST_CAPACITY, ListedElement},
     mass::{Number, key, leading_zeros, of_key},
     row_stats::RowStats,
+    weight_buckets::WeightBuckets,
     weights::Weights,
 };
-use tilewright_ptx::{
-    build::{Value, Var},
-    isa::warp::WarpReduction,
-};
+use tilewright_ptx::build::{Value, Var};
 
-/// Masses of the kept elements, if top-p has computed them; those of the warps' ranges are stored, too.
+/// Elements in flight per thread.
+const IN_FLIGHT: u32 = 8;
+
+/// Mass of the kept elements, if it is the last sum over the row's threads.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct KeptMasses<'k> {
     pub(super) known: Var<'k, bool>,
     pub(super) all: Var<'k, u64>,
 }
 
-/// Buckets of weights, heaviest last.
-#[derive(Debug, Clone, Copy)]
-struct WeightBuckets<'k> {
-    /// Bits of the largest weight.
-    largest: Value<'k, u32>,
-    /// Binary logarithm of the bit patterns per bucket.
-    shift: Value<'k, u32>,
-    last: u32,
-}
-
-impl<'k> WeightBuckets<'k> {
-    /// Buckets over twice as many octaves, at least 1, below the largest weight.
-    #[track_caller]
-    fn new<T: Number>(weights: &Weights<'k, T>, octaves: Value<'k, u32>) -> Self {
-        let last = weights.candidates.cta.buckets() - 1;
-        let shift = (octaves * 2 - 1).leading_zeros();
-        let shift = shift.builder().constant(32 + 23 - (last + 1).ilog2()) - shift;
-        Self { largest: weights.rule.max_weight().reinterpret(), shift, last }
-    }
-
-    /// The bucket of a weight; the first one has all that are too small for others.
-    #[track_caller]
-    fn of(&self, weight: Value<'k, f32>) -> Value<'k, u32> {
-        let bits = weight.reinterpret::<u32>();
-        let below = (self.largest.max(bits) - bits) >> self.shift;
-        below.builder().constant(self.last) - below.min(self.last)
-    }
-}
-
 impl<'k, T: Number> Weights<'k, T> {
-    /// Calls `body` with index, value and bucket of each element of this thread.
+    /// Calls `body` with the first index, the values and the buckets of up to 4 adjacent elements of this thread.
     #[track_caller]
     fn each_bucket(
         &self,
         buckets: WeightBuckets<'k>,
-        body: impl Fn(Value<'k, u32>, Value<'k, f32>, Value<'k, u32>),
+        body: impl Fn(Value<'k, u32>, &[(Value<'k, f32>, Value<'k, u32>)]),
     ) {
-        let bucket_of = |x| buckets.of(self.rule.normal_weight(x));
-        self.candidates.row.each(2, |index, x| body(index, x, bucket_of(x)));
+        let part = |first: Value<'k, u32>, numbers: &[Value<'k, f32>]| {
+            let of = |&x: &Value<'k, f32>| (x, buckets.of(self.rule.normal_weight(x)));
+            body(first, &numbers.iter().map(of).collect::<Vec<_>>());
+        };
+        let group = |first: Value<'k, u32>, numbers: &[Value<'k, f32>]| {
+            (0..).step_by(4).zip(numbers.chunks(4)).for_each(|(i, numbers)| part(first + i, numbers));
+        };
+        self.candidates.row.visit(IN_FLIGHT / T::PER_VECTOR, group, |index, x| part(index, &[x]));
     }
 
-    /// Replaces the list; `offer` gets all elements of this thread and a function that appends one.
+    /// Lists the elements whose buckets pass `is_listed`.
     #[track_caller]
-    fn relist(
+    fn list(
         &self,
-        buckets: WeightBuckets<'k>,
-        offer: impl Fn((Value<'k, f32>, Value<'k, u32>), &dyn Fn()),
+        first: Value<'k, u32>,
+        elements: &[(Value<'k, f32>, Value<'k, u32>)],
+        is_listed: impl Fn(Value<'k, u32>) -> Value<'k, bool>,
     ) {
-        let (k, list) = (self.candidates.cta.k, &self.candidates.list);
-        k.sync_threads();
-        list.clear();
-        k.sync_threads();
-        self.each_bucket(buckets, |index, x, bucket| {
-            offer((x, bucket), &|| list.add(index, self.weight(index, x)));
+        let any =
+            elements[1..].iter().fold(is_listed(elements[0].1), |any, &(_, bucket)| any | is_listed(bucket));
+        self.candidates.cta.k.when(any, || {
+            let element = |(i, &(x, bucket)): (u32, &(Value<'k, f32>, Value<'k, u32>))| {
+                let index = first + i;
+                ListedElement { is_listed: is_listed(bucket), index, value: self.weight(index, x) }
+            };
+            self.candidates.list.add(&(0..).zip(elements).map(element).collect::<Vec<_>>());
         });
-        k.sync_threads();
+    }
+
+    /// Mass of an element.
+    #[track_caller]
+    fn mass(&self, x: Value<'k, f32>) -> Value<'k, u64> {
+        self.rule.mass(self.mass_scale, self.rule.normal_weight(x))
     }
 
     /// Lists the `top_k` largest elements, if they fit.
     #[track_caller]
     pub(super) fn list_top_k(&self, stats: &RowStats<'k>) {
-        let (k, cta) = (self.candidates.cta.k, &self.candidates.cta);
-        let least = of_key(cta.reduce(WarpReduction::MinU32, key(stats.thread_max)));
+        let Candidates { cta, list, listed, .. } = &self.candidates;
+        let k = cta.k;
+        let least = of_key(cta.min(key(stats.thread_max)));
         let [largest, least] = [self.rule.max_weight(), self.rule.normal_weight(least)];
-        let [largest, least] = [largest, least].map(|weight| weight.reinterpret::<u32>());
-        let buckets = WeightBuckets::new(self, ((largest.max(least) - least) >> 23) + 1);
+        let [high, low] = [largest, least].map(|weight| weight.reinterpret::<u32>());
+        let buckets = WeightBuckets::over(cta, largest, ((high.max(low) - low) >> 23) + 1);
         let (lowest, _) = cta.select_bucket(self.request.top_k.to_u64(), |count| {
-            self.each_bucket(buckets, |_, _, bucket| count(bucket, k.constant(1)));
-        });
-        let of_list = cta.total();
-        self.relist(buckets, |(x, bucket), append| {
-            k.when(bucket.ge(lowest), || {
-                append();
-                of_list.add(self.rule.mass(self.mass_scale, x));
+            self.each_bucket(buckets, |_, elements| {
+                elements.iter().for_each(|&(_, bucket)| count(bucket, k.constant(1)));
             });
+        });
+        list.begin_second();
+        let of_list = cta.total();
+        self.each_bucket(buckets, |first, elements| {
+            self.list(first, elements, |bucket| bucket.ge(lowest));
+            for &(x, bucket) in elements {
+                k.when(bucket.ge(lowest), || of_list.add(self.mass(x)));
+            }
         });
         self.listed_mass.set(of_list.of_all());
-        self.candidates.listed.set(self.candidates.list.count().le(LIST_CAPACITY));
+        list.complete();
+        listed.set(list.count().le(LIST_CAPACITY));
     }
 
-    /// The threshold of top-p with a mass of `target` among all elements, and the masses of the kept elements.
+    /// The threshold of top-p with a mass of `target` among all elements, and the mass of the kept elements.
     #[track_caller]
     pub(super) fn top_p_of_row(&self, target: Value<'k, u64>) -> Value<'k, f32> {
-        let (k, candidates) = (self.candidates.cta.k, &self.candidates);
-        // the mass of a row of largest weights is at most 2^63
-        let buckets = WeightBuckets::new(self, leading_zeros(self.masses.total));
-        let (decisive, above) = candidates.cta.select_bucket(target, |count| {
-            self.each_bucket(buckets, |_, x, bucket| count(bucket, self.rule.mass(self.mass_scale, x)));
+        let Candidates { cta, list, listed, .. } = &self.candidates;
+        let k = cta.k;
+        let ([highest, lowest], buckets) = self.buckets_of_threshold(target);
+        list.begin_second();
+        let heavier = cta.total();
+        self.each_bucket(buckets, |first, elements| {
+            for &(x, bucket) in elements {
+                heavier.add(bucket.gt(highest).select(self.mass(x), 0_u64));
+            }
+            self.list(first, elements, |bucket| bucket.le(highest) & bucket.ge(lowest));
         });
-        let of_thread = k.var("kept_of_thread", 0_u64);
-        self.relist(buckets, |(x, bucket), append| {
-            k.when(bucket.gt(decisive), || {
-                of_thread.set(of_thread.get() + self.rule.mass(self.mass_scale, x));
-            });
-            k.when(bucket.eq(decisive), append);
-        });
+        let above = heavier.of_all();
+        list.complete();
         let (value, mass) = (|index, x| self.weight(index, x), |_, weight| self.mass_scale.mass(weight));
-        let found = k.var("top_p_threshold", 0.0_f32);
-        k.when_else(
-            candidates.list.count().le(LIST_CAPACITY),
-            || {
-                candidates.listed.set(true);
-                let threshold = candidates.threshold(&value, &mass, target - above).0;
-                found.set(threshold);
-                let kept =
-                    |index, weight: Value<'k, f32>| weight.ge(threshold).select(mass(index, weight), 0_u64);
-                self.kept.all.set(above + candidates.sum(&value, &kept));
-                candidates.listed.set(false);
-                candidates.cta.store_range_mass(of_thread.get() + self.listed_of_thread(threshold));
-                self.kept.known.set(true);
-            },
-            || found.set(candidates.threshold(&value, &mass, target).0),
-        );
-        found.get()
+        k.when(list.count().le(LIST_CAPACITY) & above.lt(target), || {
+            listed.set((above + self.candidates.sum_of_list(&mass)).ge(target));
+        });
+        let is_listed = listed.get();
+        let rest = is_listed.select(target - above, target);
+        let threshold = self.candidates.threshold(&value, &mass, rest).0;
+        listed.set(false);
+        k.when(is_listed, || {
+            self.kept.all.set(self.sum_with_listed(threshold));
+            self.kept.known.set(true);
+        });
+        threshold
     }
 
-    /// The mass of listed elements from `threshold` on: this lane's share of those in its warp's range of the row.
+    /// The highest and the lowest bucket that may hold the threshold of top-p with a mass of `target`, and the buckets.
     #[track_caller]
-    fn listed_of_thread(&self, threshold: Value<'k, f32>) -> Value<'k, u64> {
-        let (k, candidates) = (self.candidates.cta.k, &self.candidates);
-        let (begin, end) = candidates.row.of_warp(k.warp_index());
-        let mass = k.var("listed_of_thread", 0_u64);
-        k.repeat((k.lane(), candidates.list.count()), 32, |at| {
-            let (index, weight) = candidates.list.get(at);
-            k.when(index.ge(begin) & index.lt(end) & weight.ge(threshold), || {
-                mass.set(mass.get() + self.mass_scale.mass(weight));
+    fn buckets_of_threshold(&self, target: Value<'k, u64>) -> ([Value<'k, u32>; 2], WeightBuckets<'k>) {
+        let (k, cta, total) = (self.candidates.cta.k, &self.candidates.cta, self.masses.total);
+        let range = self.counted.find(self.mass_scale, target, total).map(|bucket| k.var("bucket", bucket));
+        let shift = k.var("shift", self.counted.buckets.shift);
+        k.when(range[0].get().eq(0), || {
+            // the mass of a row of largest weights is at most 2^63
+            let buckets = WeightBuckets::over(cta, self.rule.max_weight(), leading_zeros(total));
+            let (decisive, _) = cta.select_bucket(target, |count| {
+                self.each_bucket(buckets, |_, elements| {
+                    elements.iter().for_each(|&(x, bucket)| count(bucket, self.mass(x)));
+                });
+            });
+            range.iter().for_each(|bucket| bucket.set(decisive));
+            shift.set(buckets.shift);
+        });
+        (range.map(|bucket| bucket.get()), self.counted.buckets.with_shift(shift.get()))
+    }
+
+    /// Adds the listed elements from `threshold` on to the last sum over the row, whose warps' parts are kept.
+    #[track_caller]
+    fn sum_with_listed(&self, threshold: Value<'k, f32>) -> Value<'k, u64> {
+        let Candidates { cta, row, list, .. } = &self.candidates;
+        let k = cta.k;
+        // each CTA adds the full list to its copy
+        k.repeat((k.thread(), list.count()), cta.threads, |at| {
+            let (index, weight) = list.get(at);
+            k.when(weight.ge(threshold), || {
+                cta.add_to_range(row.warp_of(index), self.mass_scale.mass(weight));
             });
         });
-        mass.get()
+        k.sync_threads();
+        cta.sum_of_ranges()
     }
 }

@@ -1,4 +1,4 @@
-//! Partition of a row among the threads of a CTA: each warp owns a contiguous range, in warp order.
+//! Partition of a row among its threads: each warp owns a contiguous range, in warp order.
 //!
 //! Rows have any alignment and length. The elements before the first 16-byte boundary belong to the first warp, those
 //! after the last full vector to the last warp. Vectors are assigned in runs of 32 per warp, so loads are coalesced.
@@ -6,15 +6,14 @@
 use super::{cta::CtaCollectives, mass::Number};
 use crate::tile::chunk;
 use tilewright_ptx::{
-    build::{Builder, Global, Value},
+    build::{Global, Value},
     isa::memory::Access,
 };
 
 /// A row of `vocab` elements.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RowReader<'k, T> {
-    k: &'k Builder,
-    warps: u32,
+    cta: CtaCollectives<'k>,
     begin: Global<'k, T>,
     pub(super) vocab: Value<'k, u32>,
     /// Elements before the first aligned vector.
@@ -27,12 +26,12 @@ pub(super) struct RowReader<'k, T> {
 impl<'k, T: Number> RowReader<'k, T> {
     #[track_caller]
     pub(super) fn new(cta: &CtaCollectives<'k>, begin: Global<'k, T>, vocab: Value<'k, u32>) -> Self {
-        let (k, threads) = (cta.k, cta.threads);
+        let threads = cta.row_threads();
         let ahead = (begin.address().low() - 1) ^ u32::MAX; // bytes, modulo 16
         let head = ((ahead & 15) / (16 / T::PER_VECTOR)).min(vocab).named("head");
         let vectors = ((vocab - head) / T::PER_VECTOR).named("vectors");
         let share = ((vectors + (threads - 1)) / threads * 32).named("share");
-        Self { k, warps: cta.warps(), begin, vocab, head, vectors, share }
+        Self { cta: *cta, begin, vocab, head, vectors, share }
     }
 
     /// Element `i`.
@@ -55,17 +54,17 @@ impl<'k, T: Number> RowReader<'k, T> {
     /// Index of the element outside of vectors that this thread owns, and whether there is one.
     #[track_caller]
     fn single(&self) -> (Value<'k, u32>, Value<'k, bool>) {
-        let (warp, lane) = (self.k.warp_index(), self.k.lane());
+        let (warp, lane) = (self.cta.row_warp(), self.cta.k.lane());
         let first = warp.eq(0);
         let index = first.select(lane, self.tail() + lane);
-        let there = (first & lane.lt(self.head)) | (warp.eq(self.warps - 1) & index.lt(self.vocab));
+        let there = (first & lane.lt(self.head)) | (warp.eq(self.cta.row_warps() - 1) & index.lt(self.vocab));
         (index, there)
     }
 
     /// Range of the vectors of this warp.
     #[track_caller]
     fn vectors_of_warp(&self) -> (Value<'k, u32>, Value<'k, u32>) {
-        let begin = self.k.warp_index() * self.share;
+        let begin = self.cta.row_warp() * self.share;
         (begin, (begin + self.share).min(self.vectors))
     }
 
@@ -78,7 +77,7 @@ impl<'k, T: Number> RowReader<'k, T> {
         group: impl Fn(Value<'k, u32>, &[Value<'k, f32>]),
         single: impl Fn(Value<'k, u32>, Value<'k, f32>),
     ) {
-        let k = self.k;
+        let k = self.cta.k;
         let (index, there) = self.single();
         k.when(there, || single(index, self.element(index)));
 
@@ -116,7 +115,7 @@ impl<'k, T: Number> RowReader<'k, T> {
         selected: Value<'k, bool>,
         body: impl Fn(Value<'k, u32>, Value<'k, f32>),
     ) {
-        let k = self.k;
+        let k = self.cta.k;
         let (index, there) = self.single();
         k.when(there & selected, || body(index, self.element(index)));
         let (begin, end) = self.vectors_of_warp();
@@ -135,6 +134,13 @@ impl<'k, T: Number> RowReader<'k, T> {
         });
     }
 
+    /// The warp that owns an element.
+    #[track_caller]
+    pub(super) fn warp_of(&self, index: Value<'k, u32>) -> Value<'k, u32> {
+        let vector = (index.max(self.head) - self.head) / T::PER_VECTOR;
+        (vector / self.share.max(1)).min(self.cta.row_warps() - 1)
+    }
+
     /// Index range of a warp.
     #[track_caller]
     pub(super) fn of_warp(&self, warp: Value<'k, u32>) -> (Value<'k, u32>, Value<'k, u32>) {
@@ -142,7 +148,7 @@ impl<'k, T: Number> RowReader<'k, T> {
         let begin_of =
             |warp: Value<'k, u32>| self.head + (warp * self.share).min(self.vectors) * T::PER_VECTOR;
         let begin = warp.eq(0).select(0_u32, begin_of(warp));
-        let end = warp.eq(self.warps - 1).select(self.vocab, begin_of(warp + 1).min(tail));
+        let end = warp.eq(self.cta.row_warps() - 1).select(self.vocab, begin_of(warp + 1).min(tail));
         (begin, end)
     }
 }

@@ -1,15 +1,12 @@
 //! First pass over a row: maximum, validity check and a lower bound for the candidate list.
 
 use super::{
-    candidates::LIST_CAPACITY,
+    candidates::{CandidateList, LIST_CAPACITY},
     cta::CtaCollectives,
     mass::{Number, key, of_key},
     row_reader::RowReader,
 };
-use tilewright_ptx::{
-    build::{Global, Value},
-    isa::warp::WarpReduction,
-};
+use tilewright_ptx::build::{Global, Value};
 
 /// Elements in flight per thread.
 const IN_FLIGHT: u32 = 32;
@@ -48,9 +45,15 @@ pub(super) struct RowStats<'k> {
 }
 
 impl<'k> RowStats<'k> {
-    /// Reads the row.
+    /// Reads the row, and clears list and buckets. `next` issues loads that arrive during the exchange of maxima.
     #[track_caller]
-    pub(super) fn new<T: Number>(cta: &CtaCollectives<'k>, row: &RowReader<'k, T>, kind: RowKind) -> Self {
+    pub(super) fn with<T: Number, R>(
+        list: &CandidateList<'k>,
+        row: &RowReader<'k, T>,
+        kind: RowKind,
+        next: impl FnOnce() -> R,
+    ) -> (Self, R) {
+        let cta = &list.cta;
         let k = cta.k;
         let is_invalid = |x: Value<'k, f32>| match kind {
             RowKind::Logits => !x.lt(f32::INFINITY),
@@ -65,7 +68,11 @@ impl<'k> RowStats<'k> {
         let (thread_max, thread_invalid) = (max.get(), any_invalid.get());
         // no number has the key u32::MAX
         let reported = thread_invalid.select(k.constant(u32::MAX), key(thread_max));
-        let row_key = cta.reduce(WarpReduction::MaxU32, reported);
+        let next = next();
+        let row_key = cta.max_by_groups(reported, || {
+            list.clear();
+            cta.clear_buckets();
+        });
         let (row_invalid, row_max) = (row_key.eq(u32::MAX), of_key(row_key));
         let first_invalid = k.var("first_invalid", u32::MAX);
         k.when(row_invalid, || {
@@ -78,7 +85,13 @@ impl<'k> RowStats<'k> {
         };
         let status = empty.select(EMPTY, VALID);
         let outcome = row_invalid.select(k.constant(INVALID_VALUE), status);
-        Self { max: row_max, outcome, first_invalid: first_invalid.get(), thread_max }
+        (Self { max: row_max, outcome, first_invalid: first_invalid.get(), thread_max }, next)
+    }
+
+    /// [`Self::with`] without loads.
+    #[track_caller]
+    pub(super) fn new<T: Number>(list: &CandidateList<'k>, row: &RowReader<'k, T>, kind: RowKind) -> Self {
+        Self::with(list, row, kind, || {}).0
     }
 
     /// First index of the maximum; reads the elements of the threads that hold it.
@@ -102,8 +115,7 @@ impl<'k> RowStats<'k> {
         k.when_else(
             wanted.le(cta.groups() * 3 / 4),
             || {
-                let group_key = cta.group_maxima(thread_key);
-                let entry = |_| (group_key, k.constant(1_u64));
+                let entry = |group| (cta.group_key(group), k.constant(1_u64));
                 bound.set(cta.threshold_by_rank(wanted.to_u64(), k.constant(cta.groups()), entry).0);
             },
             || {
@@ -132,7 +144,7 @@ impl<'k> RowStats<'k> {
         (to, token): (Global<'k, u32>, Value<'k, u32>),
     ) {
         let k = cta.k;
-        k.when(k.thread().eq(0), || {
+        k.when(cta.row_thread().eq(0), || {
             let bits = k.var("bits", 0_u32);
             let is_invalid = self.outcome.eq(INVALID_VALUE);
             k.when(is_invalid, || bits.set(row.element(self.first_invalid).reinterpret::<u32>()));
@@ -163,5 +175,5 @@ fn first_index<'k, T: Number>(
     row.each_of_threads(selected, |index, x| {
         first.set(first.get().min(matches(x).select(index, u32::MAX)));
     });
-    cta.reduce(WarpReduction::MinU32, first.get())
+    cta.min(first.get())
 }

@@ -33,10 +33,11 @@ pub fn top_k<T: Number>(name: &str, threads: u32) -> Result<Kernel, Invalid> {
         let (stride, values_stride) = (k.param::<u64>("stride"), k.param::<u64>("values_stride"));
         let (vocab, count, flags) = (k.param::<u32>("vocab"), k.param::<u32>("k"), k.param::<u32>("flags"));
         let at = k.cta().to_u64();
-        let (cta, list) = (CtaCollectives::new(k, threads), CandidateList::new(k));
+        let cta = CtaCollectives::new(k, threads, 1);
+        let list = CandidateList::new(&cta);
         let row = RowReader::new(&cta, scores.at_wide(at * stride), vocab);
         let (values, indices) = (values.at_wide(at * values_stride), indices.at_wide(at * count.to_u64()));
-        let stats = RowStats::new(&cta, &row, RowKind::Scores);
+        let stats = RowStats::new(&list, &row, RowKind::Scores);
         k.when_else(
             stats.outcome.eq(VALID),
             || {
@@ -71,10 +72,11 @@ pub fn top_k_mask<T: Number>(name: &str, threads: u32) -> Result<Kernel, Invalid
         let (stride, out_stride) = (k.param::<u64>("stride"), k.param::<u64>("out_stride"));
         let vocab = k.param::<u32>("vocab");
         let at = k.cta().to_u64();
-        let (cta, list) = (CtaCollectives::new(k, threads), CandidateList::new(k));
+        let cta = CtaCollectives::new(k, threads, 1);
+        let list = CandidateList::new(&cta);
         let row = RowReader::new(&cta, scores.at_wide(at * stride), vocab);
         let count = counts.at(k.cta()).load().min(vocab);
-        let stats = RowStats::new(&cta, &row, RowKind::Scores);
+        let stats = RowStats::new(&list, &row, RowKind::Scores);
         let writer = RowWriter::new(&row, out.at_wide(at * out_stride));
         k.when_else(
             stats.outcome.eq(VALID),

@@ -12,7 +12,9 @@ use super::{
     row_filters::KeptMasses,
     row_reader::RowReader,
     row_stats::{RowKind, RowStats, fits},
+    weight_buckets::CountedBuckets,
 };
+use std::f32::consts::LN_2;
 use tilewright_ptx::build::{Value, Var};
 
 /// Least weight of logits that [`WeightRule::separates`].
@@ -71,13 +73,13 @@ impl<'k> WeightRule<'k> {
         }
     }
 
-    /// Mass of an element of a row that is not greedy.
+    /// Mass of a [`Self::normal_weight`].
     #[track_caller]
-    pub(super) fn mass(&self, mass_scale: MassScale<'k>, x: Value<'k, f32>) -> Value<'k, u64> {
+    pub(super) fn mass(&self, mass_scale: MassScale<'k>, weight: Value<'k, f32>) -> Value<'k, u64> {
         match self.kind {
             // masses of weights below 2^-100 are 0
-            RowKind::Logits => mass_scale.mass_of_normal(self.normal_weight(x)),
-            RowKind::Probs | RowKind::Scores => mass_scale.mass(self.normal_weight(x)),
+            RowKind::Logits => mass_scale.mass_of_normal(weight),
+            RowKind::Probs | RowKind::Scores => mass_scale.mass(weight),
         }
     }
 
@@ -90,6 +92,19 @@ impl<'k> WeightRule<'k> {
         match self.kind {
             RowKind::Logits => bound - self.temperature * 2_f32.powi(-10),
             RowKind::Probs | RowKind::Scores => bound,
+        }
+    }
+
+    /// A number below which every score has a smaller weight than `weight`, if [`Self::separates`] it.
+    #[track_caller]
+    fn score_below(&self, weight: Value<'k, f32>) -> Value<'k, f32> {
+        match self.kind {
+            RowKind::Logits => {
+                // the power of two at or below the weight
+                let exponent = ((weight.reinterpret::<u32>() >> 23).reinterpret::<i32>() - 127).to_f32();
+                self.min_score(self.max + exponent * self.temperature * LN_2)
+            }
+            RowKind::Probs | RowKind::Scores => weight,
         }
     }
 
@@ -150,6 +165,8 @@ pub(super) struct Weights<'k, T> {
     pub(super) mass_scale: MassScale<'k>,
     pub(super) request: SamplingRequest<'k>,
     filters: Filters<'k>,
+    /// Counted if top-p applies to all elements and top-k is off.
+    pub(super) counted: CountedBuckets<'k>,
     pub(super) masses: RowMasses<'k>,
     /// Mass of the list, which may have been replaced.
     pub(super) listed_mass: Var<'k, u64>,
@@ -160,11 +177,12 @@ impl<'k, T: Number> Weights<'k, T> {
     /// Reads a valid row: computes the total mass and fills the candidate list.
     #[track_caller]
     pub(super) fn new(
-        (cta, list): (CtaCollectives<'k>, CandidateList<'k>),
+        list: CandidateList<'k>,
         row: RowReader<'k, T>,
         (kind, stats): (RowKind, &RowStats<'k>),
         request: &SamplingRequest<'k>,
     ) -> Self {
+        let cta = list.cta;
         let k = cta.k;
         let rule = WeightRule::new((&cta, &row), (kind, stats), request);
         let request = request.without_filters(k, rule.greedy);
@@ -173,7 +191,7 @@ impl<'k, T: Number> Weights<'k, T> {
         let candidates = Candidates::new(cta, list, row);
 
         let row_fits = fits(row.vocab);
-        let wanted = filters.top_k.select(request.top_k, cta.threads / 2);
+        let wanted = filters.top_k.select(request.top_k, cta.groups() * 3 / 4);
         let (wanted, worthwhile) = RowStats::list_size(&cta, wanted);
         let use_list = filters.any() & worthwhile & !row_fits;
         let limits = ListLimits {
@@ -181,14 +199,24 @@ impl<'k, T: Number> Weights<'k, T> {
             min_score: k.var("least_score", row_fits.select(f32::NEG_INFINITY, f32::INFINITY)),
             // without a list, too
             skips_rest: k.var("skips_rest", !use_list & !row_fits & !filters.needs_total()),
+            is_counted: filters.top_p & !filters.top_k & !row_fits,
+            counted: CountedBuckets::new(&cta, rule.max_weight(), row.vocab),
         };
-        k.when(use_list, || {
+        let is_min_p_alone = filters.min_p & !filters.top_k & !filters.top_p;
+        k.when(use_list & !is_min_p_alone, || {
             let bound = stats.list_threshold(&cta, wanted);
             let weight = rule.weight(k.constant(0), bound);
             limits.min_weight.set(weight);
             let separates = rule.separates(weight);
             limits.min_score.set(separates.select(rule.min_score(bound), f32::NEG_INFINITY));
             limits.skips_rest.set(!filters.needs_total() & separates);
+        });
+        k.when(use_list & is_min_p_alone, || {
+            let weight = request.min_p * rule.max_weight();
+            limits.min_weight.set(weight);
+            let separates = rule.separates(weight);
+            limits.min_score.set(separates.select(rule.score_below(weight), f32::NEG_INFINITY));
+            limits.skips_rest.set(separates);
         });
         let masses = limits.fill(&candidates, (&rule, mass_scale), stats.thread_max);
         let count = list.count();
@@ -197,17 +225,16 @@ impl<'k, T: Number> Weights<'k, T> {
         let holds_top_p = !(filters.top_p & filters.top_p_of_all)
             | filters.top_k
             | masses.listed.ge(part_of(request.top_p, masses.total));
-        let holds_min_p =
-            filters.top_k | filters.top_p | (request.min_p * rule.max_weight()).ge(limits.min_weight.get());
-        let suffices = use_list & count.le(LIST_CAPACITY) & holds_top_k & holds_top_p & holds_min_p;
+        let suffices = use_list & count.le(LIST_CAPACITY) & holds_top_k & holds_top_p;
         candidates.listed.set(rule.greedy | row_fits | suffices);
         let listed_mass = k.var("listed_mass", masses.listed);
         let kept = KeptMasses {
             known: k.var("kept_is_known", !filters.any()),
             all: k.var("kept_mass", masses.total),
         };
-        k.when(kept.known.get(), || cta.store_range_mass(masses.of_thread));
-        let weights = Self { candidates, rule, mass_scale, request, filters, masses, listed_mass, kept };
+        let counted = limits.counted;
+        let weights =
+            Self { candidates, rule, mass_scale, request, filters, counted, masses, listed_mass, kept };
         k.when(filters.top_k & !candidates.listed.get(), || weights.list_top_k(stats));
         weights
     }
@@ -287,18 +314,18 @@ impl<'k, T: Number> Weights<'k, T> {
 
     /// Mass of the kept elements.
     #[track_caller]
-    fn mass_of(&self, kept: &KeptSet<'k>) -> Value<'k, u64> {
+    pub(super) fn mass_of(&self, kept: &KeptSet<'k>) -> Value<'k, u64> {
         let mass = |index, weight| kept.contains(index, weight).select(self.mass_scale.mass(weight), 0_u64);
         self.candidates.sum(&|index, x| self.weight(index, x), &mass)
     }
 
-    /// First token at which the running kept mass exceeds `fraction` / 2^64 of the total kept mass.
+    /// First token at which the running kept mass exceeds `fraction` / 2^64 of the total kept mass, which is the last sum
+    /// over the row's threads.
     #[track_caller]
     pub(super) fn draw(&self, kept: &KeptSet<'k>, fraction: Value<'k, u64>) -> Value<'k, u32> {
         let mass = |index, weight| kept.contains(index, weight).select(self.mass_scale.mass(weight), 0_u64);
         let target = super::mass::fraction_of(fraction, kept.mass) + 1;
-        let are_stored = self.kept.known.get();
-        self.candidates.first_from(&|index, x| self.weight(index, x), &mass, target, are_stored)
+        self.candidates.first(&|index, x| self.weight(index, x), &mass, target)
     }
 }
 

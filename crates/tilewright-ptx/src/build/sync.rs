@@ -108,7 +108,25 @@ impl Builder {
     /// Barrier of all threads of the cluster.
     #[track_caller]
     pub fn sync_cluster(&self) {
+        self.arrive_cluster();
+        self.wait_cluster();
+    }
+
+    /// Arrives at the cluster barrier; [`Self::wait_cluster`] must follow before the next arrival.
+    #[track_caller]
+    pub fn arrive_cluster(&self) {
         self.sync(SyncOp::ClusterArrive, &[]);
+    }
+
+    /// [`Self::arrive_cluster`] that makes no earlier memory access visible, so it waits for none.
+    #[track_caller]
+    pub fn arrive_cluster_relaxed(&self) {
+        self.sync(SyncOp::ClusterArriveRelaxed, &[]);
+    }
+
+    /// Waits until all threads of the cluster have arrived.
+    #[track_caller]
+    pub fn wait_cluster(&self) {
         self.sync(SyncOp::ClusterWait, &[]);
     }
 

@@ -109,6 +109,7 @@ fn sync() -> Vec<SyncOp> {
         SyncOp::Barrier,
         SyncOp::BarrierArrive,
         SyncOp::ClusterArrive,
+        SyncOp::ClusterArriveRelaxed,
         SyncOp::ClusterWait,
         SyncOp::MapToCta,
         SyncOp::SetmaxnregInc(240),

@@ -105,6 +105,8 @@ pub enum SyncOp {
     Fence(Fence),
     /// Arrives at the cluster barrier.
     ClusterArrive,
+    /// Arrives without making earlier memory accesses visible.
+    ClusterArriveRelaxed,
     /// Waits until all threads of the cluster have arrived.
     ClusterWait,
     /// Maps a shared address to another CTA of the cluster (`mapa`): operands address, rank.
@@ -142,6 +144,9 @@ impl SyncOp {
             Self::Fence(fence) => fence.form(),
             Self::ClusterArrive => {
                 Form::new("barrier.cluster.arrive.release.aligned", "8.0", "sm_90").aligned()
+            }
+            Self::ClusterArriveRelaxed => {
+                Form::new("barrier.cluster.arrive.relaxed.aligned", "8.0", "sm_90").aligned()
             }
             Self::ClusterWait => Form::new("barrier.cluster.wait.acquire.aligned", "8.0", "sm_90").aligned(),
             Self::MapToCta => Form::new("mapa.shared::cluster.u32 $d, $0, $1", "7.8", "sm_90")

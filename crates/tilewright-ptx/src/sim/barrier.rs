@@ -103,7 +103,7 @@ impl Exec<'_, '_> {
         Ok(Next::Advance)
     }
 
-    pub(super) fn cluster_arrive(&mut self) -> Result<(), FaultCause> {
+    pub(super) fn cluster_arrive(&mut self, releases: bool) -> Result<(), FaultCause> {
         if self.warp.cluster_arrivals > self.warp.cluster_waits {
             let message = "a second arrival at the cluster's barrier without a wait between".to_owned();
             return Err((FaultKind::WrongArrivalCount, message));
@@ -111,8 +111,10 @@ impl Exec<'_, '_> {
         self.warp.cluster_arrivals = self.cluster.barrier.phase + 1;
         self.warp.cluster_waits = self.cluster.barrier.phase;
         self.cluster.barrier.arrived += 1;
-        let first = (self.cluster.id, self.first() as usize);
-        self.warp.clocks.release(FULL, first, &mut self.cluster.barrier.clock);
+        if releases {
+            let first = (self.cluster.id, self.first() as usize);
+            self.warp.clocks.release(FULL, first, &mut self.cluster.barrier.clock);
+        }
         self.settle_cluster();
         Ok(())
     }

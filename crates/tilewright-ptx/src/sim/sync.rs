@@ -21,7 +21,8 @@ impl Exec<'_, '_> {
             SyncOp::BarrierArrive => return self.named_barrier(operands, false),
             SyncOp::Mbarrier(op) => return self.mbarrier(op, results, operands),
             SyncOp::Fence(fence) => self.fence(fence),
-            SyncOp::ClusterArrive => self.cluster_arrive()?,
+            SyncOp::ClusterArrive => self.cluster_arrive(true)?,
+            SyncOp::ClusterArriveRelaxed => self.cluster_arrive(false)?,
             SyncOp::ClusterWait => return self.cluster_wait(),
             SyncOp::MapToCta => {
                 let out = self.map_to_cta(operands)?;

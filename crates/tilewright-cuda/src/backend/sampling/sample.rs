@@ -1,12 +1,12 @@
 //! Token sampling: one launch, then one copy of the outcomes of all rows.
 
-use super::{error_of, kind_of, name_of, row_error, threads_of, vocab_of, with_elements};
+use super::{error_of, kind_of, name_of, row_error, vocab_of, with_elements};
 use crate::{
     backend::{Gpu, geometry::address},
     machine::Machine,
 };
 use tilewright::{Operator, Result, sampling::TokenSampling};
-use tilewright_kernels::sampling::{self, ROW_OUTCOME_WORDS, SampleConfig};
+use tilewright_kernels::sampling::{self, ROW_OUTCOME_WORDS, RowCtas};
 use tilewright_ptx::sim::Arg;
 
 pub(in crate::backend) fn sample<M: Machine>(gpu: &Gpu<M>, operator: TokenSampling<'_>) -> Result<()> {
@@ -18,10 +18,11 @@ pub(in crate::backend) fn sample<M: Machine>(gpu: &Gpu<M>, operator: TokenSampli
     if rows == 0 {
         return Ok(());
     }
-    let config = SampleConfig { kind, threads: threads_of(vocab) };
-    let kernel_name = format!("sample_{}_{}_{}", name_of(kind), view.dtype(), config.threads);
+    let limits = &gpu.limits;
+    let of_row = RowCtas::choose([rows, vocab], limits.arch, limits.multiprocessors);
+    let kernel_name = format!("sample_{}_{}_{}x{}", name_of(kind), view.dtype(), of_row.ctas, of_row.threads);
     let kernel = with_elements!(name, view.dtype(), T => {
-        gpu.kernel(name, &kernel_name, |name| sampling::sample::<T>(name, config))
+        gpu.kernel(name, &kernel_name, |name| sampling::sample::<T>(name, kind, of_row))
     })?;
     let (requests, outcomes) = (gpu.upload_requests(params)?, gpu.allocate(rows * ROW_OUTCOME_WORDS * 4)?);
     let args = [
@@ -31,7 +32,7 @@ pub(in crate::backend) fn sample<M: Machine>(gpu: &Gpu<M>, operator: TokenSampli
         Arg::U64(view.strides()[0] as u64),
         Arg::U32(columns),
     ];
-    gpu.machine.launch(&kernel, [rows as u32, 1, 1], &args)?;
+    gpu.machine.launch(&kernel, [rows as u32 * of_row.ctas, 1, 1], &args)?;
     let outcomes = gpu.read_words(&outcomes, rows * ROW_OUTCOME_WORDS)?;
     for (row, (out, outcome)) in out.iter_mut().zip(outcomes.chunks_exact(ROW_OUTCOME_WORDS)).enumerate() {
         *out = row_error(kind, outcome).map_or(Ok(outcome[1]), |why| Err(error_of(name, row, &why)));

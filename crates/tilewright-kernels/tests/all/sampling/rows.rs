@@ -71,8 +71,8 @@ pub(crate) fn requests(params: &[SamplingParams], memory: &mut Memory) -> u64 {
     memory.alloc_from(&params.iter().flat_map(request_words).collect::<Vec<u32>>())
 }
 
-/// Runs a kernel with one CTA per row.
+/// Runs a kernel with one CTA or cluster per row.
 pub(crate) fn run(kernel: &Kernel, rows: usize, args: &[Arg], (seed, memory): (u64, &mut Memory)) {
-    let done = Launch { kernel, grid: [rows as u32, 1, 1], args, seed }.run(memory);
+    let done = Launch { kernel, grid: [rows as u32 * kernel.cluster, 1, 1], args, seed }.run(memory);
     done.unwrap_or_else(|fault| panic!("{}, seed {seed}: {fault}", kernel.name));
 }

@@ -7,7 +7,7 @@ use tilewright::{
     sampling::{FilterOrder, SamplingParams, TopKTies, sample as on_cpu, sampling_from_probs},
 };
 use tilewright_kernels::sampling::{
-    EMPTY, INVALID_VALUE, ROW_OUTCOME_WORDS, RowKind, SampleConfig, VALID, distribution, sample,
+    EMPTY, INVALID_VALUE, ROW_OUTCOME_WORDS, RowCtas, RowKind, SampleConfig, VALID, distribution, sample,
 };
 use tilewright_ptx::sim::{Arg, Memory};
 
@@ -26,14 +26,27 @@ fn params(count: usize) -> Vec<SamplingParams> {
     (0..count).map(of).collect()
 }
 
+/// The CTAs of a row and the seed of the simulator.
+#[derive(Clone, Copy)]
+struct Launch {
+    of_row: RowCtas,
+    seed: u64,
+}
+
+impl Launch {
+    fn one_cta(threads: u32, seed: u64) -> Self {
+        Self { of_row: RowCtas { ctas: 1, threads }, seed }
+    }
+}
+
 /// Runs the kernel and returns the row outcomes.
 fn outcomes<T: Both>(
     rows: &Rows<T>,
     kind: RowKind,
     params: &[SamplingParams],
-    (threads, seed): (u32, u64),
+    Launch { of_row, seed }: Launch,
 ) -> Vec<u32> {
-    let kernel = sample::<T>("sample", SampleConfig { kind, threads }).expect("a valid kernel");
+    let kernel = sample::<T>("sample", kind, of_row).expect("a valid kernel");
     let mut memory = Memory::new();
     let scores = rows.load(&mut memory);
     let requests = requests(params, &mut memory);
@@ -50,7 +63,7 @@ fn outcomes<T: Both>(
     memory.read(to, count * ROW_OUTCOME_WORDS).expect("verdicts")
 }
 
-fn assert_drawn<T: Both>(rows: &Rows<T>, params: &[SamplingParams], launch: (u32, u64))
+fn assert_drawn<T: Both>(rows: &Rows<T>, params: &[SamplingParams], launch: Launch)
 where
     for<'a> tilewright::tensor::Data<'a>: From<&'a [T]>,
 {
@@ -72,9 +85,9 @@ where
 fn short_rows() {
     for vocab in [1, 2, 7, 8, 9, 50, 257, 2048] {
         let params = params(20);
-        assert_drawn(&Rows::<f32>::new((20, vocab), (1, 2), bell), &params, (64, 0));
-        assert_drawn(&Rows::<f16>::new((20, vocab), (3, 1), bell), &params, (128, 1));
-        assert_drawn(&Rows::<bf16>::new((20, vocab), (0, 0), bell), &params, (256, 2));
+        assert_drawn(&Rows::<f32>::new((20, vocab), (1, 2), bell), &params, Launch::one_cta(64, 0));
+        assert_drawn(&Rows::<f16>::new((20, vocab), (3, 1), bell), &params, Launch::one_cta(128, 1));
+        assert_drawn(&Rows::<bf16>::new((20, vocab), (0, 0), bell), &params, Launch::one_cta(256, 2));
     }
 }
 
@@ -83,8 +96,8 @@ fn long_rows_with_and_without_a_sufficient_list() {
     let falling = |_, i: usize| -(i as f32) * 1e-3; // one thread holds all of the largest
     for threads in [128, 1024] {
         let params = params(30);
-        assert_drawn(&Rows::<bf16>::new((30, 5003), (5, 1), bell), &params, (threads, 3));
-        assert_drawn(&Rows::<f32>::new((30, 5003), (5, 1), falling), &params, (threads, 4));
+        assert_drawn(&Rows::<bf16>::new((30, 5003), (5, 1), bell), &params, Launch::one_cta(threads, 3));
+        assert_drawn(&Rows::<f32>::new((30, 5003), (5, 1), falling), &params, Launch::one_cta(threads, 4));
     }
 }
 
@@ -103,29 +116,58 @@ fn logits_next_to_the_bound_keep_their_ties() {
         })
         .collect();
     for threads in [64, 256] {
-        assert_drawn(&Rows::<f32>::new((24, 4200), (3, 1), near), &params, (threads, 0));
+        assert_drawn(&Rows::<f32>::new((24, 4200), (3, 1), near), &params, Launch::one_cta(threads, 0));
+    }
+}
+
+/// Rows of clusters: with a list, with one that overflows, without filters, with an invalid value.
+#[test]
+fn clusters_draw_the_tokens_of_one_cta() {
+    for (ctas, threads) in [(2, 128), (2, 64), (4, 64), (8, 64)] {
+        let launch = Launch { of_row: RowCtas { ctas, threads }, seed: u64::from(ctas + threads) };
+        for vocab in [1, 50, 2048] {
+            assert_drawn(&Rows::<f32>::new((10, vocab), (1, 2), bell), &params(10), launch);
+        }
+        let params = params(30);
+        assert_drawn(&Rows::<bf16>::new((30, 5003), (5, 1), bell), &params, launch);
+        assert_drawn(&Rows::<f32>::new((30, 5003), (5, 1), |_, i| -(i as f32) * 1e-3), &params, launch);
+        assert_drawn(&Rows::<f16>::new((30, 3001), (1, 0), |_, _| 0.5), &params, launch);
+        let top_p = |row: usize| SamplingParams {
+            top_p: [0.9, 0.3][row % 2],
+            seed: row as u64,
+            ..Default::default()
+        };
+        let params: Vec<_> = (0..6).map(top_p).collect();
+        assert_drawn(&Rows::<f32>::new((6, 9001), (3, 0), |row, i| bell(row, i) / 6.0), &params, launch);
+        let invalid =
+            Rows::<f32>::new((2, 4500), (0, 0), |row, i| if i == 4321 * row { f32::NAN } else { 1.0 });
+        let found = outcomes(&invalid, RowKind::Logits, &params[..2], launch);
+        assert_eq!(
+            found.chunks(ROW_OUTCOME_WORDS).map(|row| [row[0], row[1]]).collect::<Vec<_>>(),
+            [[INVALID_VALUE, 0], [INVALID_VALUE, 4321]]
+        );
     }
 }
 
 #[test]
 fn equal_logits_draw_by_index() {
     let params = params(30);
-    assert_drawn(&Rows::<f16>::new((30, 3001), (1, 0), |_, _| 0.5), &params, (256, 0));
+    assert_drawn(&Rows::<f16>::new((30, 3001), (1, 0), |_, _| 0.5), &params, Launch::one_cta(256, 0));
     // a few equal maxima in the threads of all warps
     let peaks = |_, i: usize| if i % 401 == 17 { 4.0 } else { -1.0 };
-    assert_drawn(&Rows::<bf16>::new((30, 4099), (7, 2), peaks), &params, (256, 1));
+    assert_drawn(&Rows::<bf16>::new((30, 4099), (7, 2), peaks), &params, Launch::one_cta(256, 1));
 }
 
 #[test]
 fn every_seed_gives_the_same_tokens() {
     for seed in 0..8 {
-        assert_drawn(&Rows::<f16>::new((15, 2500), (1, 0), bell), &params(15), (64, seed));
+        assert_drawn(&Rows::<f16>::new((15, 2500), (1, 0), bell), &params(15), Launch::one_cta(64, seed));
     }
 }
 
 #[test]
 fn the_vocabulary_of_llama_3() {
-    assert_drawn(&Rows::<bf16>::new((1, 128_256), (0, 0), bell), &params(6)[5..], (1024, 0));
+    assert_drawn(&Rows::<bf16>::new((1, 128_256), (0, 0), bell), &params(6)[5..], Launch::one_cta(1024, 0));
 }
 
 #[test]
@@ -143,7 +185,7 @@ fn weights_are_drawn_over_the_whole_range_of_f32() {
     let mut expected = vec![Ok(0); 8];
     sampling_from_probs(&Cpu::with_threads(1).unwrap(), rows.view(), &params, &mut expected)
         .expect("valid arguments");
-    let found = outcomes(&rows, RowKind::Probs, &params, (128, 0));
+    let found = outcomes(&rows, RowKind::Probs, &params, Launch::one_cta(128, 0));
     for (found, expected) in found.chunks(ROW_OUTCOME_WORDS).zip(&expected[..7]) {
         assert_eq!((found[0], &Ok(found[1])), (VALID, expected));
     }
@@ -157,7 +199,7 @@ fn reports_the_first_invalid_value() {
     };
     let params = [SamplingParams::default(); 4];
     let rows = Rows::<f32>::new((4, 2900), (0, 0), bad([f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.0]));
-    let found = outcomes(&rows, RowKind::Logits, &params, (128, 0));
+    let found = outcomes(&rows, RowKind::Logits, &params, Launch::one_cta(128, 0));
     let heads: Vec<_> = found.chunks(ROW_OUTCOME_WORDS).map(|row| row[0]).collect();
     assert_eq!(heads, [INVALID_VALUE, INVALID_VALUE, VALID, VALID]);
     assert_eq!((found[1], found[5]), (777, 777));
@@ -167,8 +209,13 @@ fn reports_the_first_invalid_value() {
 
 #[test]
 fn rejects_unsupported_thread_counts() {
-    let error = sample::<f32>("s", SampleConfig { kind: RowKind::Probs, threads: 96 }).expect_err("refused");
+    let error = sample::<f32>("s", RowKind::Probs, RowCtas { ctas: 1, threads: 96 }).expect_err("refused");
     assert_eq!(error.to_string(), "kernel s: threads = 96, expected a power of two in 64..=1024");
+    let error = sample::<f32>("s", RowKind::Probs, RowCtas { ctas: 3, threads: 64 }).expect_err("refused");
+    assert_eq!(
+        error.to_string(),
+        "kernel s: ctas = 3 of 64 threads, expected 1, 2, 4 or 8, and at most 8192 threads"
+    );
 }
 
 /// Probabilities over the sum of a row, against f64; the row begins with its maximum.

@@ -1,0 +1,150 @@
+//! Radix select, and histograms of masses in buckets.
+
+use super::cta::{CtaCollectives, RELAXED};
+use tilewright_ptx::{
+    build::{Shared, Value},
+    isa::memory::AtomicOp,
+};
+
+impl<'k> CtaCollectives<'k> {
+    /// Radix select: the largest key such that keys at or above it have a total mass of at least `target`, and the
+    /// mass above that key. `each` passes the keys and masses of a thread's elements, the same in each pass. `target`
+    /// is in 1..=total.
+    #[track_caller]
+    pub(super) fn threshold(
+        &self,
+        target: Value<'k, u64>,
+        each: impl FnOnce(&dyn Fn(Value<'k, u32>, Value<'k, u64>)),
+    ) -> (Value<'k, u32>, Value<'k, u64>) {
+        let k = self.k;
+        let (prefix, above) = (k.var("prefix", 0_u32), k.var("above", 0_u64));
+        let shift = k.var("shift", (32 - 1) / self.digit * self.digit);
+        k.loop_(|| {
+            let (begun, at) = (prefix.get(), shift.get());
+            // shifts above 31 give 0: the first pass includes all keys
+            let has_prefix = |key: Value<'k, u32>| (key >> (at + self.digit)).eq(begun);
+            let bucket_of = |key: Value<'k, u32>| (key >> at) & (self.buckets() - 1);
+            let (bucket, before) = self.select_bucket(target - above.get(), |count| {
+                each(&|key, mass| k.when(has_prefix(key), || count(bucket_of(key), mass)));
+            });
+            prefix.set((begun << self.digit) | bucket);
+            above.set(above.get() + before);
+            k.break_if(at.eq(0));
+            shift.set(at - self.digit);
+        });
+        (prefix.get(), above.get())
+    }
+
+    /// Buckets of [`Self::select_bucket`].
+    pub(super) fn buckets(&self) -> u32 {
+        1 << self.digit
+    }
+
+    /// The highest bucket such that it and all above have a total mass of at least `target`, and the mass above it. `each`
+    /// passes the buckets and masses of a thread's elements. `target` is in 1..=total.
+    #[track_caller]
+    pub(super) fn select_bucket(
+        &self,
+        target: Value<'k, u64>,
+        each: impl FnOnce(&dyn Fn(Value<'k, u32>, Value<'k, u64>)),
+    ) -> (Value<'k, u32>, Value<'k, u64>) {
+        let k = self.k;
+        self.sync();
+        self.clear_buckets();
+        k.sync_threads();
+        each(&|bucket, mass| self.add(bucket, mass));
+        self.sync();
+        let found = self.find_bucket(target, &self.buckets_of_thread(|_, words| words));
+        (found.bucket, found.before)
+    }
+
+    /// Clears the buckets of this CTA; a barrier must follow.
+    #[track_caller]
+    pub(super) fn clear_buckets(&self) {
+        for bucket in (0..self.buckets()).step_by(self.threads as usize) {
+            self.low.at(self.k.thread() + bucket).store(0_u32);
+            self.high.at(self.k.thread() + bucket).store(0_u32);
+        }
+    }
+
+    /// Adds 1 to the low word of a bucket and `part` to its high word.
+    #[track_caller]
+    pub(super) fn count(&self, bucket: Value<'k, u32>, part: Value<'k, u32>) {
+        self.low.at(bucket).reduce(AtomicOp::AddU32, 1_u32, RELAXED);
+        self.high.at(bucket).reduce(AtomicOp::AddU32, part, RELAXED);
+    }
+
+    /// [`Self::find_bucket`] of the masses that `mass` computes from buckets and their words of [`Self::count`].
+    #[track_caller]
+    pub(super) fn find_counted(
+        &self,
+        target: Value<'k, u64>,
+        mass: impl Fn(Value<'k, u32>, Value<'k, u64>) -> Value<'k, u64>,
+    ) -> FoundBucket<'k> {
+        self.find_bucket(target, &self.buckets_of_thread(mass))
+    }
+
+    /// Adds to a bucket: the low word, then the carry and the high word.
+    #[track_caller]
+    fn add(&self, bucket: Value<'k, u32>, mass: Value<'k, u64>) {
+        let k = self.k;
+        if mass.known() == Some(1) {
+            return self.low.at(bucket).reduce(AtomicOp::AddU32, 1_u32, RELAXED);
+        }
+        let old = self.low.at(bucket).atomic(AtomicOp::AddU32, mass.low(), RELAXED);
+        let carried = mass.high() + (old + mass.low()).lt(old).select(1_u32, 0_u32);
+        k.when(carried.ne(0), || self.high.at(bucket).reduce(AtomicOp::AddU32, carried, RELAXED));
+    }
+
+    /// The top bucket of this thread, and those below it in order.
+    #[track_caller]
+    fn top_bucket(&self) -> Value<'k, u32> {
+        self.k.constant(self.buckets() - 1) - self.k.thread() * (self.buckets() / self.threads)
+    }
+
+    /// The buckets of this thread from the top: the sum over the CTAs of what `mass` computes from their words.
+    #[track_caller]
+    fn buckets_of_thread(
+        &self,
+        mass: impl Fn(Value<'k, u32>, Value<'k, u64>) -> Value<'k, u64>,
+    ) -> Vec<Value<'k, u64>> {
+        let top = self.top_bucket();
+        let of_bucket = |i| {
+            let (low, high) =
+                (self.of_all_ctas(self.low.at(top - i)), self.of_all_ctas(self.high.at(top - i)));
+            let of_cta = |(low, high): (Shared<'k, u32>, Shared<'k, u32>)| {
+                mass(top - i, self.k.pack32(low.load(), high.load()))
+            };
+            low.zip(high).map(of_cta).fold(self.k.constant(0_u64), |sum, mass| sum + mass)
+        };
+        (0..self.buckets() / self.threads).map(of_bucket).collect()
+    }
+
+    /// Highest bucket whose sum from the top reaches `target`; bucket 0 if none does.
+    #[track_caller]
+    fn find_bucket(&self, target: Value<'k, u64>, masses: &[Value<'k, u64>]) -> FoundBucket<'k> {
+        let (k, top) = (self.k, self.top_bucket());
+        let all = masses[1..].iter().fold(masses[0], |sum, &mass| sum + mass);
+        let before = self.exclusive_sum(all);
+        let (bucket, before) = self.broadcast(|publish| {
+            let mut before = before;
+            for (i, &mass) in (0..).zip(masses) {
+                let after = before + mass;
+                k.when(before.lt(target) & after.ge(target), || {
+                    publish(top - i, before);
+                    self.found_mass.store(mass);
+                });
+                before = after;
+            }
+        });
+        FoundBucket { bucket, before, mass: self.found_mass.load() }
+    }
+}
+
+/// A bucket, the mass above it, and its own mass.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct FoundBucket<'k> {
+    pub(super) bucket: Value<'k, u32>,
+    pub(super) before: Value<'k, u64>,
+    pub(super) mass: Value<'k, u64>,
+}
