@@ -1,7 +1,7 @@
 //! The second pass over a row: fills the candidate list, and sums the masses of the row.
 
 use super::{
-    candidates::{CandidateList, Candidates, ListedElement},
+    candidates::{Candidates, ListedElement},
     cta_sum::CtaSum,
     mass::{MassScale, Number},
     weight_buckets::CountedBuckets,
@@ -9,8 +9,10 @@ use super::{
 };
 use tilewright_ptx::build::{Value, Var};
 
-/// Elements in flight per thread while masses are added: twice as many of 16 bits spill on sm_120.
-const IN_FLIGHT: u32 = 16;
+/// Vectors in flight per thread while masses are added; two of 16-bit elements spill on sm_120.
+fn vectors_in_flight<T: Number>() -> u32 {
+    if T::PER_VECTOR == 4 { 4 } else { 1 }
+}
 
 /// Limits of the listed elements.
 #[derive(Debug, Clone, Copy)]
@@ -58,7 +60,9 @@ impl<'k> ListLimits<'k> {
                     || self.fill_and_sum(candidates, (rule, mass_scale), [all, of_list]),
                     || {
                         let selected = thread_max.ge(self.min_score.get());
-                        row.each_of_threads(selected, |index, x| self.offer(list, rule, (index, x), &|| {}));
+                        row.each_of_threads(selected, |index, x| {
+                            k.when(x.ge(self.min_score.get()), || list.add(&[self.element(rule, index, x)]));
+                        });
                     },
                 );
             },
@@ -85,8 +89,11 @@ impl<'k> ListLimits<'k> {
             cta.k.when(self.is_counted, || weights.iter().for_each(|&weight| self.counted.count(weight)));
             let max = numbers[1..].iter().fold(numbers[0], |max, &x| max.max(x));
             cta.k.when(max.ge(self.min_score.get()), || {
-                for (i, (&x, &mass)) in (0..).zip(numbers.iter().zip(&masses)) {
-                    self.offer(list, rule, (first + i, x), &|| of_list.add(mass));
+                let elements: Vec<_> =
+                    (0..).zip(numbers).map(|(i, &x)| self.element(rule, first + i, x)).collect();
+                list.add(&elements);
+                for (element, &mass) in elements.iter().zip(&masses) {
+                    of_list.add(element.is_listed.select(mass, 0_u64));
                 }
             });
         };
@@ -94,26 +101,15 @@ impl<'k> ListLimits<'k> {
             // vectors of 16-bit elements in halves, to reduce register pressure
             (0..).step_by(4).zip(numbers.chunks(4)).for_each(|(i, numbers)| part(first + i, numbers));
         };
-        row.visit(IN_FLIGHT / T::PER_VECTOR, group, |index, x| part(index, &[x]));
+        row.visit(vectors_in_flight::<T>(), group, |index, x| part(index, &[x]));
     }
 
-    /// Appends an element to the list and calls `added` if its weight reaches the limits.
+    /// An element, listed if its weight reaches the limits.
     #[track_caller]
-    fn offer(
-        &self,
-        list: &CandidateList<'k>,
-        rule: &WeightRule<'k>,
-        (index, x): (Value<'k, u32>, Value<'k, f32>),
-        added: &dyn Fn(),
-    ) {
-        let k = index.builder();
-        k.when(x.ge(self.min_score.get()), || {
-            let weight = rule.weight(index, x);
-            k.when(weight.ge(self.min_weight.get()), || {
-                list.add(&[ListedElement { is_listed: k.constant(true), index, value: weight }]);
-                added();
-            });
-        });
+    fn element(&self, rule: &WeightRule<'k>, index: Value<'k, u32>, x: Value<'k, f32>) -> ListedElement<'k> {
+        let value = rule.weight(index, x);
+        let is_listed = x.ge(self.min_score.get()) & value.ge(self.min_weight.get());
+        ListedElement { is_listed, index, value }
     }
 }
 
