@@ -14,7 +14,7 @@ use crate::{
 use pyo3::{
     Borrowed,
     prelude::*,
-    types::{PyDict, PyList},
+    types::{PyDict, PyFloat, PyInt, PyList},
 };
 use std::sync::{Mutex, PoisonError};
 use tilewright::{
@@ -97,8 +97,9 @@ impl<'py> FromPyObject<'_, 'py> for ScaleArg {
     type Error = PyErr;
 
     fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        if let Ok(scale) = object.extract() {
-            return Ok(Self::One(scale));
+        // a tensor of one page also converts to a number, which would wait for a GPU
+        if object.is_instance_of::<PyFloat>() || object.is_instance_of::<PyInt>() {
+            return object.extract().map(Self::One);
         }
         match object.cast::<PyList>() {
             Ok(scales) => scales.extract().map(Self::Heads),

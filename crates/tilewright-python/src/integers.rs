@@ -5,11 +5,7 @@ use crate::{
     errors::{invalid, raised},
     tensor::TensorArg,
 };
-use pyo3::{
-    Borrowed,
-    prelude::*,
-    types::{PyString, PyTuple},
-};
+use pyo3::{Borrowed, prelude::*};
 use std::sync::Arc;
 use tilewright::{Dtype, Error, Result, attention::Index};
 
@@ -234,21 +230,12 @@ fn each<T: bytemuck::Pod>(bytes: &[u8], number: impl Fn(T) -> f64) -> Vec<f64> {
 
 /// The tensor, if the object is one; an error if it is on a device.
 fn host_tensor(object: &Bound<'_, PyAny>) -> PyResult<Option<TensorArg>> {
-    // a tuple may also be a sequence of numbers
-    if object.is_instance_of::<PyTuple>() && !(object.len()? == 5 && is_name(object)?) {
-        return Ok(None);
-    }
     let Some(tensor) = TensorArg::exported(object)? else { return Ok(None) };
     if let Some(memory) = tensor.device_memory() {
         let text = format!("the array is in the memory of device {}, expected host memory", memory.device());
         return Err(raised(Error::new(OPERATOR, text)));
     }
     Ok(Some(tensor))
-}
-
-/// Whether a tuple describes a tensor: its second element is a dtype.
-fn is_name(tuple: &Bound<'_, PyAny>) -> PyResult<bool> {
-    Ok(tuple.get_item(1)?.is_instance_of::<PyString>())
 }
 
 fn not_numbers(object: &Bound<'_, PyAny>, expected: &str) -> PyErr {

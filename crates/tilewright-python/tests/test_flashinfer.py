@@ -361,6 +361,22 @@ def test_mistakes_have_their_messages():
         planned(window=3)
 
 
+@pytest.mark.parametrize("is_old", [False, True])
+def test_tensors_are_read_through_dlpack_or_their_attributes(rng, monkeypatch, is_old):
+    if is_old:  # as before torch 2.10
+        monkeypatch.delattr(torch.Tensor, "__dlpack_c_exchange_api__", raising=False)
+    x, weight = (tensor(rng.standard_normal(shape).astype("float32")) for shape in ((4, 16), 8))
+    expected = torch.nn.functional.rms_norm(x[:, 8:], (8,), weight, 1e-6)
+    close(flashinfer.rmsnorm(x[:, 8:], weight), expected)
+    learned = weight.clone().requires_grad_()
+    with torch.no_grad():
+        close(flashinfer.rmsnorm(x[:, 8:], learned), expected)
+    for wrong, text in ((learned, "tensor: it requires a gradient"), (weight.to("meta"), "on device 'meta'"),
+                        (weight.to(torch.complex64), "dtype = complex64, expected one of float32")):
+        with pytest.raises(tw.Error, match=text):
+            flashinfer.rmsnorm(x[:, :8], wrong)
+
+
 def test_engines_find_this_package_as_flashinfer():
     assert "flashinfer" not in sys.modules
     flashinfer.install()

@@ -1,12 +1,10 @@
-"""Tensor arguments: the tuple that the extension reads, and outputs in the caller's library."""
+"""Tensor arguments: their devices and dtypes, host arrays, and outputs in the caller's library."""
 
 import sys
 
 from ._core import Error, Unsupported
 
 HOST = -1
-
-_torch_dtypes: dict = {}
 
 
 def _torch():
@@ -16,27 +14,8 @@ def _torch():
 
 def is_torch(x) -> bool:
     """Whether ``x`` is a torch tensor."""
-    torch = _torch()
-    return torch is not None and isinstance(x, torch.Tensor)
-
-
-def _torch_dtype_name(dtype) -> str:
-    name = _torch_dtypes.get(dtype)
-    if name is None:
-        name = _torch_dtypes[dtype] = str(dtype).removeprefix("torch.")
-    return name
-
-
-def arg(x):
-    """The form in which the extension takes a tensor; ``None`` stays ``None``."""
     torch = sys.modules.get("torch")
-    if torch is None or not isinstance(x, torch.Tensor):
-        return x
-    if x.requires_grad and torch.is_grad_enabled():
-        raise Error("tensor: it requires a gradient, which this operator does not have: use torch.no_grad()")
-    dtype = x.dtype
-    device = x.get_device() if x.is_cuda else torch_device_number(x)
-    return (x.data_ptr(), _torch_dtypes.get(dtype) or _torch_dtype_name(dtype), x.shape, x.stride(), device)
+    return torch is not None and isinstance(x, torch.Tensor)
 
 
 def shape_of(x) -> tuple:
@@ -60,6 +39,8 @@ def torch_device_number(x) -> int:
 
 def device_number(x) -> int:
     """The GPU of a tensor of any library; -1 for the host."""
+    if getattr(x, "is_cuda", False):
+        return x.get_device()
     if is_torch(x):
         return torch_device_number(x)
     if hasattr(x, "__array_interface__"):

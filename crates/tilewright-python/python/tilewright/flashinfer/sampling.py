@@ -5,7 +5,7 @@ import torch
 
 from .. import _core, sampling
 from .._device import queue_of
-from .._tensors import arg, on_host
+from .._tensors import on_host
 from ._refuse import check_choice
 
 #: What a row takes from its random stream, as the generator's offset advances.
@@ -91,7 +91,7 @@ class _Draw:
             fields[name] = _parameter(value, self._parameter_rows(scores, value))
             if self.indices is not None and getattr(fields[name], "ndim", 0) == 1 and len(fields[name]) != rows:
                 fields[name] = fields[name][on_host(self.indices.long())]
-        tokens, errors = _core.sample(queue_of(source), arg(source.contiguous()), probs, fields)
+        tokens, errors = _core.sample(queue_of(source), source.contiguous(), probs, fields)
         dtype = torch.int32 if self.indices is None else self.indices.dtype
         drawn = torch.tensor(tokens, dtype=torch.int64).to(dtype).to(scores.device)
         if not self.return_valid:
