@@ -145,8 +145,9 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
     ):
         """Attention of the planned batch: ``q`` ``[batch_size · q_len_per_req, num_qo_heads, head_dim]``. Returns the output, or
         ``(output, lse)`` with the LSE in base 2. ``enable_pdl`` is a hint without effect."""
-        refuse("run", args=args or None, kv_cache_sf=kv_cache_sf,
-               skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor)
+        if args or kv_cache_sf is not None or skip_softmax_threshold_scale_factor is not None:
+            refuse("run", args=args or None, kv_cache_sf=kv_cache_sf,
+                   skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor)
         if self._settings is None:
             raise Error("flashinfer.run: plan() has not been called")
         if window_left is not None and window_left != self._window_left:
