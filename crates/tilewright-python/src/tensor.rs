@@ -9,7 +9,7 @@
 
 use crate::{dlpack, dtype::TensorDtype, errors::invalid, torch};
 use pyo3::{Borrowed, prelude::*, types::PyDict};
-use std::ops::Range;
+use std::{borrow::Cow, ops::Range};
 use tilewright::{
     Dtype, Error, Result, View, ViewMut,
     tensor::{Data, DataMut, DeviceMemory},
@@ -233,10 +233,10 @@ impl TensorArg {
         Ok(self.bytes())
     }
 
-    /// Copies the elements, in row-major order.
-    pub(crate) fn compact(&self) -> Vec<u8> {
+    /// The elements in row-major order, copied if they are strided.
+    pub(crate) fn compact(&self) -> Cow<'_, [u8]> {
         if self.is_dense() {
-            return self.bytes().to_vec();
+            return self.bytes().into();
         }
         let (size, bytes) = (self.dtype.size(), self.bytes());
         let mut copied = Vec::with_capacity(self.len() * size);
@@ -252,7 +252,7 @@ impl TensorArg {
                 index[axis] = 0;
             }
         }
-        copied
+        copied.into()
     }
 
     pub(crate) fn strides(&self) -> &[usize] {

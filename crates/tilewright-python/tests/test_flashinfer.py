@@ -348,6 +348,24 @@ def planned(**options):
     return wrapper
 
 
+def test_a_wrapper_replans_in_place_and_forgets_a_refused_batch(rng):
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace())
+    arguments = (2, 1, 16, 4)
+    for lens in ([5, 40], [300], [1, 2, 3]):
+        cache = Paged(rng, lens, dim=16, heads=1, page_size=4)
+        q = tensor(rng.standard_normal((len(lens), 2, 16)).astype("float32"))
+        wrapper.plan(cache.indptr, cache.indices, cache.last, *arguments, q_data_type="float32")
+        fresh = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace())
+        fresh.plan(cache.indptr, cache.indices, cache.last, *arguments, q_data_type="float32")
+        assert torch.equal(wrapper.run(q, cache.pair), fresh.run(q, cache.pair))
+    with pytest.raises(tw.Error, match="attention.plan: request 0: last_page_len = 9 is not in 1..=4"):
+        wrapper.plan(cache.indptr, cache.indices, cache.last * 9, *arguments, q_data_type="float32")
+    with pytest.raises(tw.Error, match="plan.. has not been called"):
+        wrapper.run(q, cache.pair)
+    wrapper.plan(cache.indptr, cache.indices, cache.last, *arguments, q_data_type="float32")
+    assert torch.equal(wrapper.run(q, cache.pair), fresh.run(q, cache.pair))
+
+
 def test_mistakes_have_their_messages():
     with pytest.raises(tw.Error, match="plan.. has not been called"):
         flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace()).run(torch.ones(1, 1, 16), torch.ones(1, 2, 4, 1, 16))

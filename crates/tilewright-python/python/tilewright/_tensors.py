@@ -104,8 +104,10 @@ def from_bytes(data: bytes, like):
 
 def on_host(x):
     """An index or parameter array on the host; copies one from a GPU, which waits for it."""
+    if x is None:
+        return None
     if is_torch(x):
-        return x.detach().cpu().numpy()
+        return x if x.is_cpu and not x.requires_grad else x.detach().cpu()
     if hasattr(x, "__cuda_array_interface__") and hasattr(x, "get"):
         return x.get()  # CuPy
     return x

@@ -144,30 +144,45 @@ class BatchWrapper:
     def end_forward(self):
         """Does nothing, as in FlashInfer."""
 
+    def _begin_plan(self, capacity):
+        """Forgets the last batch. Its plan is kept, for recorded graphs or if its memory is on the device of the next one."""
+        device = planned_device(self._float_workspace_buffer)
+        if self._attention is None or not (self._use_cuda_graph or self._attention.device is device):
+            self._attention = PlannedAttention(device, capacity)
+        elif not self._use_cuda_graph:
+            self._attention.batch = None
+
 
 class PlannedAttention:
     """A batch and its plans: one, or one per mask if runs change it."""
 
-    __slots__ = ("_capacity", "_device", "_last", "_planned", "batch", "split")
+    __slots__ = ("_capacity", "_last", "_planned", "_stream", "batch", "device", "split")
 
     def __init__(self, device, capacity: "Capacity | None" = None):
-        self._device = device
+        self.device = device
         self._capacity = capacity
         self._planned: dict = {}
         #: The settings of the last run with their plan, operator, dtype and scale.
         self._last = (None, None, None, None, None)
         self.batch = None
         self.split = "balanced"
+        self._stream = None
 
     def plan(self, settings: Settings, batch: Batch, split="balanced") -> None:
-        """Plans a batch. With a capacity it rewrites the plan in place, for recorded graphs."""
-        operator, key = settings.operator(self._device), settings.plan_key()
-        if self._capacity is not None and key in self._planned and split == self.split:
-            operator.replan(self._planned[key], batch)
-            self._planned = {key: self._planned[key]}
-        else:
-            self._planned = {key: operator.plan(batch, split=split, capacity=self._capacity)}
-        self.batch, self.split = batch, split
+        """Plans a batch. It rewrites the last plan in place: for recorded graphs, and to reuse its memory on the same stream."""
+        operator, key, stream = settings.operator(self.device), settings.plan_key(), self.device.current_stream()
+        in_place = split == self.split and (self._capacity is not None or stream == self._stream)
+        plan = self._planned.get(key) if in_place else None
+        if plan is not None:
+            try:
+                operator.replan(plan, batch)
+            except Error:
+                if self._capacity is not None:
+                    raise
+                plan = None  # the error below is that of a plan
+        if plan is None:
+            plan = operator.plan(batch, split=split, capacity=self._capacity)
+        self._planned, self.batch, self.split, self._stream = {key: plan}, batch, split, stream
         self._last = (None, None, None, None, None)
 
     def plan_for(self, settings: Settings):
@@ -177,7 +192,7 @@ class PlannedAttention:
         key = settings.plan_key()
         plan = self._planned.get(key)
         if plan is None:
-            plan = settings.operator(self._device).plan(self.batch, split=self.split, capacity=self._capacity)
+            plan = settings.operator(self.device).plan(self.batch, split=self.split, capacity=self._capacity)
             self._planned[key] = plan
         return plan
 
@@ -186,7 +201,7 @@ class PlannedAttention:
         function = "run"
         last, plan, operator, dtype, k_scale = self._last
         if last is not settings:
-            plan, operator, dtype = self.plan_for(settings), settings.operator(self._device), torch_dtype(settings.dtypes[0])
+            plan, operator, dtype = self.plan_for(settings), settings.operator(self.device), torch_dtype(settings.dtypes[0])
             k_scale, _ = settings.factors(function, None, None, None)
             self._last = (settings, plan, operator, dtype, k_scale)
         if q.dtype != dtype:

@@ -2,13 +2,12 @@
 
 import functools
 
-import numpy
 import torch
 
 from .._core import Error
 from ..attention import Batch, Capacity
 from ._pages import host_array, page_table, split_cache
-from ._planned import BatchWrapper, PlannedAttention, Settings, dtype_names, planned_device, split_of
+from ._planned import BatchWrapper, Settings, dtype_names, split_of
 from ._refuse import refuse
 from .prefill import single_prefill_with_kv_cache
 
@@ -114,9 +113,8 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
         self._pos_encoding_mode, self._rope_scale, self._rope_theta = pos_encoding_mode, rope_scale, rope_theta
         self._q_len_per_req = q_len_per_req
         table = page_table(indptr, indices, last_page_len, page_size)
-        qo_indptr = numpy.arange(batch_size + 1, dtype=numpy.int32) * q_len_per_req
-        if self._attention is None or not self._use_cuda_graph:
-            self._attention = PlannedAttention(planned_device(self._float_workspace_buffer), self._capacity(batch_size))
+        qo_indptr = torch.arange(0, batch_size * q_len_per_req + 1, q_len_per_req, dtype=torch.int32, device="cpu")
+        self._begin_plan(self._capacity(batch_size))
         split = split_of("BatchDecodeWithPagedKVCacheWrapper.plan", fixed_split_size, disable_split_kv, page_size)
         self._attention.plan(self._settings, Batch.paged(qo_indptr, table), split)
 

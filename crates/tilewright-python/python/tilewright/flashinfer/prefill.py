@@ -108,8 +108,7 @@ class _PrefillWrapper(BatchWrapper):
         return pack_mask(custom_mask, bounds)
 
     def _schedule(self, batch, split, capacity):
-        if self._attention is None or not self._use_cuda_graph:
-            self._attention = PlannedAttention(planned_device(self._float_workspace_buffer), capacity)
+        self._begin_plan(capacity)
         self._masked = batch[1]
         self._attention.plan(self._settings, batch[0], split)
 
@@ -195,8 +194,8 @@ class BatchPrefillWithPagedKVCacheWrapper(_PrefillWrapper):
                    paged_kv_indices_buf=paged_kv_indices, paged_kv_last_page_len_buf=paged_kv_last_page_len)
         table = page_table(paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, page_size)
         bounds = host_array(qo_indptr)
-        pages = table.indptr[1:] - table.indptr[:-1]
-        kv_lens = numpy.where(pages > 0, (pages - 1) * page_size + table.last_page_len, 0)
+        pages = numpy.diff(host_array(table.indptr))
+        kv_lens = numpy.where(pages > 0, (pages - 1) * page_size + host_array(table.last_page_len), 0)
         mask = self._mask(custom_mask, packed_custom_mask, bounds, kv_lens)
         settings = Settings(
             heads=(num_qo_heads, num_kv_heads), dims=(head_dim_qk, head_dim_vo or head_dim_qk), dtypes=dtypes,
