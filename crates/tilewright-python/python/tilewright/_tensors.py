@@ -91,15 +91,16 @@ def from_list(values, dtype: str, like, shape=None):
     return array if shape is None else array.reshape(shape)
 
 
-def from_bytes(data: bytes, like):
-    """A uint8 tensor in the library and on the device of ``like``; NumPy for sequences."""
+def from_bytes(data: bytes, dtype: str, like):
+    """A tensor of numbers in the library and on the device of ``like``; NumPy for sequences."""
     if is_torch(like):
         torch = _torch()
-        tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+        kind = getattr(torch, dtype)
+        tensor = torch.frombuffer(bytearray(data), dtype=kind) if data else torch.empty(0, dtype=kind)
         return tensor.to(like.device)
     import numpy
 
-    return numpy.frombuffer(data, dtype=numpy.uint8).copy()
+    return numpy.frombuffer(data, dtype=dtype).copy()
 
 
 def on_host(x):

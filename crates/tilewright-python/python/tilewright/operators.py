@@ -101,7 +101,7 @@ def segment_packbits(flags, indptr, bitorder: str = "big"):
     """Packs each segment ``flags[indptr[s]:indptr[s + 1]]`` into bytes of its own. Returns uint8 bytes and their bounds, int32
     ``[num_segments + 1]``."""
     packed, bounds = _core.segment_packbits(on_host(flags), on_host(indptr), bitorder)
-    return from_bytes(packed, flags), from_list(bounds, "int32", indptr)
+    return from_bytes(packed, "uint8", flags), from_list(bounds, "int32", indptr)
 
 
 def packbits(flags, bitorder: str = "big"):

@@ -2,7 +2,7 @@
 
 from . import _core
 from ._device import queue_of
-from ._tensors import dtype_name, empty, from_list, on_host, shape_of
+from ._tensors import dtype_name, empty, from_bytes, from_list, on_host, shape_of
 
 __all__ = ["apply_token_bitmask", "chain_speculative_sampling", "distribution", "sample", "sampling_from_probs", "softmax",
            "top_k", "top_k_mask_logits", "top_k_renorm_probs", "top_p_renorm_probs"]
@@ -17,11 +17,11 @@ def _draw(scores, probs: bool, return_valid: bool, params: dict):
     tokens, errors = _core.sample(queue_of(scores), scores, probs, _params(**params))
     if errors and not return_valid:
         raise _core.Error(errors[0][1])
-    drawn = from_list(tokens, "int32", scores)
+    drawn = from_bytes(tokens, "int32", scores)
     if not return_valid:
         return drawn
     failed = {row for row, _ in errors}
-    return drawn, from_list([row not in failed for row in range(len(tokens))], "bool", scores)
+    return drawn, from_list([row not in failed for row in range(len(drawn))], "bool", scores)
 
 
 def sample(logits, *, return_valid: bool = False, **params):
