@@ -259,17 +259,41 @@ impl TensorArg {
         &self.strides
     }
 
+    /// Splits keys and values along axis 1: keeps the keys and returns the values, without that axis.
+    pub(crate) fn split_off_values(&mut self) -> Result<Self> {
+        tilewright::ensure!(
+            self.shape.get(1) == Some(&2),
+            OPERATOR,
+            "the cache has shape {:?}, expected [num_pages, 2, ...]",
+            self.shape
+        );
+        self.shape.remove(1);
+        let distance = (self.strides.remove(1) * self.dtype.size()) as u64;
+        let bytes = span(&self.shape, &self.strides, self.dtype.size()).unwrap_or(0);
+        let values = self.part(if bytes == 0 { 0 } else { distance }, bytes);
+        self.memory = self.part(0, bytes);
+        let (shape, strides, _owner) = (self.shape.clone(), self.strides.clone(), None);
+        Ok(Self { memory: values, shape, strides, _owner, ..*self })
+    }
+
     /// The tensor with an extent of 0 at `axis`, which has no memory.
     pub(crate) fn emptied(&self, axis: usize) -> Self {
         let mut shape = self.shape.clone();
         if let Some(extent) = shape.get_mut(axis) {
             *extent = 0;
         }
-        // SAFETY: the range is empty.
-        #[allow(unsafe_code, reason = "an empty range")]
-        let memory = unsafe { DeviceMemory::from_raw(self.memory.address(), 0, self.memory.device(), None) };
+        let memory = self.part(0, 0);
         let (strides, _owner) = (self.strides.clone(), None);
         Self { memory, shape, strides, _owner, ..*self }
+    }
+
+    /// A part of the memory, within its span.
+    fn part(&self, offset: u64, bytes: usize) -> DeviceMemory {
+        // SAFETY: as in `new`, which checked the span.
+        #[allow(unsafe_code, reason = "a part of the memory of a Python object")]
+        unsafe {
+            DeviceMemory::from_raw(self.memory.address() + offset, bytes, self.memory.device(), None)
+        }
     }
 }
 

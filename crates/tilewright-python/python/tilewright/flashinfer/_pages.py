@@ -50,3 +50,10 @@ def split_cache(function: str, cache, layout: str):
         return k, v
     axis = 1 if layout == "NHD" else 2
     return tuple(x if x.dim() != 3 else x.unsqueeze(axis) for x in (k, v))
+
+
+def run_cache(cache, layout: str):
+    """The cache of a run: K and V, or ``(cache, None)`` if it is one tensor of pages, which the operator splits."""
+    if isinstance(cache, torch.Tensor) and cache.ndim == 5 and cache.shape[1] == 2:
+        return cache, None
+    return split_cache("run", cache, layout)

@@ -6,7 +6,7 @@ import torch
 
 from .._core import Error
 from ..attention import Batch, Capacity
-from ._pages import host_array, page_table, split_cache
+from ._pages import host_array, page_table, run_cache
 from ._planned import BatchWrapper, Settings, dtype_names, split_of
 from ._refuse import refuse
 from .prefill import single_prefill_with_kv_cache
@@ -153,7 +153,7 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
         if q_len_per_req is not None and q_len_per_req != self._q_len_per_req:
             raise ValueError(f"q_len_per_req = {q_len_per_req}, plan() was given {self._q_len_per_req}")
         settings = self._current(sinks)
-        kv = split_cache("run", paged_kv_cache, self._kv_layout)
+        kv = run_cache(paged_kv_cache, self._kv_layout)
         return self._attention.run(settings, q, kv, out, lse=lse, return_lse=return_lse, scales=(q_scale, k_scale, v_scale))
 
     run_return_lse = functools.partialmethod(run, return_lse=True)

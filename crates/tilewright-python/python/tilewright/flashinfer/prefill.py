@@ -9,7 +9,7 @@ from .._core import Error
 from .._core import segment_packbits as pack_segments
 from .._tensors import dtype_name
 from ..attention import Batch, Capacity
-from ._pages import host_array, page_table, split_cache
+from ._pages import host_array, page_table, run_cache
 from ._planned import BatchWrapper, PlannedAttention, Settings, dtype_names, planned_device, split_of
 from ._refuse import check_backend, check_layout, refuse
 
@@ -228,7 +228,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_PrefillWrapper):
         sinks = self._sinks(args, sinks)
         if window_left is not None and self._settings is not None and window_left != self._window_left:
             raise AssertionError(f"window_left = {window_left}, plan() was given {self._window_left}")
-        kv = split_cache("run", paged_kv_cache, self._kv_layout)
+        kv = run_cache(paged_kv_cache, self._kv_layout)
         return self._run(q, kv, scales=(q_scale, k_scale, v_scale), out=out, lse=lse, return_lse=return_lse, sinks=sinks)
 
     run_return_lse = functools.partialmethod(run, return_lse=True)
