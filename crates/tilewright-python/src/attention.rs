@@ -14,7 +14,7 @@ use crate::{
 use pyo3::{
     Borrowed,
     prelude::*,
-    types::{PyDict, PyList},
+    types::{PyDict, PyFloat, PyInt, PyList},
 };
 use std::sync::{Mutex, PoisonError};
 use tilewright::{
@@ -97,8 +97,9 @@ impl<'py> FromPyObject<'_, 'py> for ScaleArg {
     type Error = PyErr;
 
     fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        if let Ok(scale) = object.extract() {
-            return Ok(Self::One(scale));
+        // a tensor of one page also converts to a number, which would wait for a GPU
+        if object.is_instance_of::<PyFloat>() || object.is_instance_of::<PyInt>() {
+            return object.extract().map(Self::One);
         }
         match object.cast::<PyList>() {
             Ok(scales) => scales.extract().map(Self::Heads),
@@ -119,13 +120,14 @@ impl ScaleArg {
 }
 
 /// The tensors of a run. In latent attention `q` is the part without position, `k` the latent cache and `v` its rotary part.
+/// Without `v`, axis 1 of `k` has keys and values.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct RunFields {
     q: TensorArg,
     q_pe: Option<TensorArg>,
     k: TensorArg,
-    v: TensorArg,
+    v: Option<TensorArg>,
     k_scale: Option<ScaleArg>,
     v_scale: Option<ScaleArg>,
     o: TensorArg,
@@ -134,9 +136,9 @@ pub(crate) struct RunFields {
 
 impl RunFields {
     /// Rejects outputs that share memory with another tensor.
-    fn check_memory(&self) -> Result<()> {
+    fn check_memory(&self, v: &TensorArg) -> Result<()> {
         let inputs = [Some(self.q.named("q")), self.q_pe.as_ref().map(|pe| pe.named("q_pe"))];
-        let cache = [Some(self.k.named("k")), Some(self.v.named("v"))];
+        let cache = [Some(self.k.named("k")), Some(v.named("v"))];
         let (o, lse) = (self.o.named("o"), self.lse.as_ref().map(|lse| lse.named("lse")));
         let others = || inputs.into_iter().chain(cache).flatten();
         others().chain(lse).try_for_each(|other| check_separate(OPERATOR, o, other))?;
@@ -210,8 +212,9 @@ impl PyAttention {
 
 impl PyAttention {
     fn run_checked(&self, plan: &PyPlan, mut fields: RunFields) -> Result<()> {
-        fields.check_memory()?;
-        let RunFields { q, q_pe, k, v, k_scale, v_scale, o, lse } = &mut fields;
+        let v = fields.v.take().map_or_else(|| fields.k.split_off_values(), Ok)?;
+        fields.check_memory(&v)?;
+        let RunFields { q, q_pe, k, k_scale, v_scale, o, lse, .. } = &mut fields;
         let o = o.view_mut(OPERATOR, "o")?;
         let lse: Option<ViewMut<'_>> = lse.as_mut().map(|lse| lse.view_mut(OPERATOR, "lse")).transpose()?;
         let workspace = &mut *plan.workspace.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,13 +1,22 @@
-//! DLPack capsules, versions 0 and 1: the C structures of `dlpack.h`, read in place.
+//! DLPack, versions 0 and 1: the C structures of `dlpack.h`, read in place.
 //!
-//! The capsule is kept as the owner and is not consumed: its destructor frees the tensor.
+//! A type with a table of C functions describes its tensors without a capsule. Otherwise the capsule is kept as the owner and is
+//! not consumed: its destructor frees the tensor.
 
-use crate::{dtype::TensorDtype, errors::invalid, tensor::TensorFields};
+use crate::{
+    dtype::TensorDtype,
+    errors::invalid,
+    tensor::{TensorArg, TensorFields},
+};
 use pyo3::{
+    intern,
     prelude::*,
     types::{PyCapsule, PyDict},
 };
-use std::ffi::{CStr, c_void};
+use std::{
+    ffi::{CStr, c_void},
+    mem::MaybeUninit,
+};
 use tilewright::Dtype;
 
 const OPERATOR: &str = "tensor.dlpack";
@@ -46,8 +55,47 @@ struct DlVersioned {
     tensor: DlTensor,
 }
 
-/// Exports `object`, and reads the fields of its tensor. Work on a device is not waited for.
-pub(crate) fn fields(py: Python<'_>, object: &Bound<'_, PyAny>) -> PyResult<TensorFields> {
+/// `DLPackExchangeAPI` up to the function that is used.
+#[repr(C)]
+struct DlExchange {
+    major: u32,
+    minor: u32,
+    previous: *const c_void,
+    managed: [*const c_void; 3],
+    /// Describes the tensor of an object, which keeps the shape and the strides.
+    describe: Option<unsafe extern "C" fn(*mut c_void, *mut DlTensor) -> i32>,
+}
+
+/// The tensor of an object whose type has a table of C functions; `None` if it has none, or if these cannot describe the tensor.
+pub(crate) fn borrowed(object: &Bound<'_, PyAny>) -> PyResult<Option<TensorArg>> {
+    let py = object.py();
+    let Some(capsule) = object.get_type().getattr_opt(intern!(py, "__dlpack_c_exchange_api__"))? else {
+        return Ok(None);
+    };
+    let table = capsule.cast::<PyCapsule>()?.pointer_checked(Some(c"dlpack_exchange_api"))?;
+    let mut tensor = MaybeUninit::<DlTensor>::uninit();
+    // SAFETY: a capsule of this name points to a `DLPackExchangeAPI`, which lives as long as the process. The version comes first
+    // in every version. The object has the type of the table, and the function fills the tensor if it returns 0.
+    #[allow(unsafe_code, reason = "calls a function of the DLPack protocol")]
+    let tensor = unsafe {
+        let table = table.cast::<DlExchange>().as_ref();
+        let describe = table.describe.filter(|_| table.major == 1);
+        describe
+            .filter(|describe| describe(object.as_ptr().cast(), tensor.as_mut_ptr()) == 0)
+            .map(|_| tensor.assume_init())
+    };
+    let Some(tensor) = tensor else {
+        let _ = PyErr::take(py); // the attributes tell more
+        return Ok(None);
+    };
+    match (dtype(&tensor), device(&tensor)) {
+        (Ok(dtype), Ok(device)) => TensorArg::new(fields(&tensor, dtype, device)?).map(Some),
+        _ => Ok(None),
+    }
+}
+
+/// Exports `object`, and reads its tensor. Work on a device is not waited for.
+pub(crate) fn exported(py: Python<'_>, object: &Bound<'_, PyAny>) -> PyResult<TensorArg> {
     let (device_type, _): (i32, i64) = object.call_method0("__dlpack_device__")?.extract()?;
     let options = PyDict::new(py);
     if device_type == CUDA {
@@ -56,50 +104,50 @@ pub(crate) fn fields(py: Python<'_>, object: &Bound<'_, PyAny>) -> PyResult<Tens
     let exported = object.call_method("__dlpack__", (), Some(&options))?;
     let capsule = exported.cast::<PyCapsule>()?;
     let (legacy, versioned): (&CStr, &CStr) = (c"dltensor", c"dltensor_versioned");
-    let (tensor, readonly) = if capsule.is_valid_checked(Some(versioned)) {
-        let pointer = capsule.pointer_checked(Some(versioned))?.cast::<DlVersioned>();
-        // SAFETY: a capsule of this name points to a `DLManagedTensorVersioned`, which lives as long as the capsule. The version
-        // comes first in every version.
-        #[allow(unsafe_code, reason = "reads a structure of the DLPack protocol")]
-        let managed = unsafe { pointer.as_ref() };
-        if managed.major != 1 {
-            return Err(invalid(
-                OPERATOR,
-                format!("version {}.{}, expected 1", managed.major, managed.minor),
-            ));
+    let is_versioned = capsule.is_valid_checked(Some(versioned));
+    let pointer = capsule.pointer_checked(Some(if is_versioned { versioned } else { legacy }))?;
+    // SAFETY: a capsule of this name points to a `DLManagedTensorVersioned`, whose version comes first in every version, or to a
+    // `DLManagedTensor`, whose first field is the tensor. Both live as long as the capsule.
+    #[allow(unsafe_code, reason = "reads a structure of the DLPack protocol")]
+    let (tensor, version, flags) = unsafe {
+        if is_versioned {
+            let managed = pointer.cast::<DlVersioned>().as_ref();
+            (&managed.tensor, (managed.major, managed.minor), managed.flags)
+        } else {
+            (pointer.cast::<DlTensor>().as_ref(), (1, 0), 0)
         }
-        (&managed.tensor, managed.flags & READ_ONLY != 0)
-    } else {
-        let pointer = capsule.pointer_checked(Some(legacy))?.cast::<DlTensor>();
-        // SAFETY: a capsule of this name points to a `DLManagedTensor`, whose first field is the tensor and which lives as long
-        // as the capsule.
-        #[allow(unsafe_code, reason = "reads a structure of the DLPack protocol")]
-        let tensor = unsafe { pointer.as_ref() };
-        (tensor, false)
     };
+    if version.0 != 1 {
+        return Err(invalid(OPERATOR, format!("version {}.{}, expected 1", version.0, version.1)));
+    }
+    let readonly = flags & READ_ONLY != 0;
+    let fields = fields(tensor, dtype(tensor)?, device(tensor)?)?;
+    TensorArg::new(TensorFields { readonly, ..fields }).map(|arg| arg.owned_by(exported.unbind()))
+}
+
+fn fields(tensor: &DlTensor, dtype: TensorDtype, device: i64) -> PyResult<TensorFields<'_>> {
     Ok(TensorFields {
         address: tensor.data as u64 + tensor.byte_offset,
-        dtype: dtype(tensor)?,
+        dtype,
         shape: axes(tensor, tensor.shape)?.unwrap_or_default(),
         strides: axes(tensor, tensor.strides)?,
-        device: device(tensor)?,
-        readonly,
-        owner: Some(exported.unbind()),
+        device,
+        readonly: false,
     })
 }
 
 /// One number per axis; `None` for a null pointer.
-fn axes(tensor: &DlTensor, numbers: *const i64) -> PyResult<Option<Vec<i64>>> {
+fn axes(tensor: &DlTensor, numbers: *const i64) -> PyResult<Option<&[i64]>> {
     if !(0..=MAX_AXES).contains(&tensor.ndim) {
         return Err(invalid(OPERATOR, format!("{} axes, expected at most {MAX_AXES}", tensor.ndim)));
     }
     if numbers.is_null() || tensor.ndim == 0 {
         return Ok(None);
     }
-    // SAFETY: the protocol guarantees `ndim` numbers at a pointer that is not null.
+    // SAFETY: the protocol guarantees `ndim` numbers at a pointer that is not null, as long as the tensor.
     #[allow(unsafe_code, reason = "reads an array of the DLPack protocol")]
     let numbers = unsafe { std::slice::from_raw_parts(numbers, tensor.ndim as usize) };
-    Ok(Some(numbers.to_vec()))
+    Ok(Some(numbers))
 }
 
 /// The device number; -1 for the host.

@@ -8,7 +8,7 @@ use crate::{
 use pyo3::{
     Borrowed,
     prelude::*,
-    types::{PyString, PyTuple},
+    types::{PyFloat, PyInt},
 };
 use std::sync::Arc;
 use tilewright::{Dtype, Error, Result, attention::Index};
@@ -66,8 +66,8 @@ impl<'py> FromPyObject<'_, 'py> for Integers {
             Some(tensor) => {
                 let bytes = tensor.compact();
                 match tensor.dtype() {
-                    TensorDtype::I32 => Ok(Self::I32(Arc::new(bytemuck::pod_collect_to_vec(&bytes)))),
-                    TensorDtype::I64 => Ok(Self::I64(bytemuck::pod_collect_to_vec(&bytes))),
+                    TensorDtype::I32 => Ok(Self::I32(Arc::new(values(&bytes)))),
+                    TensorDtype::I64 => Ok(Self::I64(values(&bytes))),
                     other => Err(invalid(OPERATOR, format!("dtype = {other}, expected int32 or int64"))),
                 }
             }
@@ -103,7 +103,7 @@ impl<'py> FromPyObject<'_, 'py> for Bytes {
     fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
         match host_tensor(&object)? {
             None => object.extract().map(Self).map_err(|_| not_numbers(&object, "bytes")),
-            Some(tensor) if tensor.dtype() == TensorDtype::U8 => Ok(Self(tensor.compact())),
+            Some(tensor) if tensor.dtype() == TensorDtype::U8 => Ok(Self(tensor.compact().into_owned())),
             Some(tensor) => {
                 Err(invalid("tensor.bytes", format!("dtype = {}, expected uint8", tensor.dtype())))
             }
@@ -158,11 +158,10 @@ impl<'py> FromPyObject<'_, 'py> for PerRow {
     type Error = PyErr;
 
     fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        if let Ok(value) = object.extract() {
-            return Ok(Self::One(value));
-        }
-        let Some(tensor) = host_tensor(&object)? else {
-            return object.extract().map(Self::Each).map_err(|_| not_numbers(&object, "numbers"));
+        let Some(tensor) = parameter_tensor(&object)? else {
+            let one = object.extract().map(Self::One);
+            let each = || object.extract().map(Self::Each).map_err(|_| not_numbers(&object, "numbers"));
+            return one.or_else(|_| each());
         };
         let bytes = tensor.compact();
         let values: Vec<f64> = match tensor.dtype() {
@@ -175,10 +174,7 @@ impl<'py> FromPyObject<'_, 'py> for PerRow {
                 return Err(invalid("tensor.parameters", text));
             }
         };
-        Ok(match (tensor.shape(), &values[..]) {
-            ([], [value]) => Self::One(*value),
-            _ => Self::Each(values),
-        })
+        Ok(Self::Each(values))
     }
 }
 
@@ -206,11 +202,11 @@ impl<'py> FromPyObject<'_, 'py> for Seeds {
     type Error = PyErr;
 
     fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        if let Ok(value) = object.extract() {
-            return Ok(Self::One(value));
-        }
-        let Some(tensor) = host_tensor(&object)? else {
-            return object.extract().map(Self::Each).map_err(|_| not_numbers(&object, "seeds of 64 bits"));
+        let Some(tensor) = parameter_tensor(&object)? else {
+            let one = object.extract().map(Self::One);
+            let each =
+                || object.extract().map(Self::Each).map_err(|_| not_numbers(&object, "seeds of 64 bits"));
+            return one.or_else(|_| each());
         };
         let bytes = tensor.compact();
         Ok(Self::Each(match tensor.dtype() {
@@ -228,16 +224,17 @@ impl<'py> FromPyObject<'_, 'py> for Seeds {
     }
 }
 
+/// The elements in bytes, which are aligned unless they were copied.
+fn values<T: bytemuck::Pod>(bytes: &[u8]) -> Vec<T> {
+    bytemuck::try_cast_slice(bytes).map_or_else(|_| bytemuck::pod_collect_to_vec(bytes), <[T]>::to_vec)
+}
+
 fn each<T: bytemuck::Pod>(bytes: &[u8], number: impl Fn(T) -> f64) -> Vec<f64> {
     bytemuck::pod_collect_to_vec::<u8, T>(bytes).into_iter().map(number).collect()
 }
 
 /// The tensor, if the object is one; an error if it is on a device.
 fn host_tensor(object: &Bound<'_, PyAny>) -> PyResult<Option<TensorArg>> {
-    // a tuple may also be a sequence of numbers
-    if object.is_instance_of::<PyTuple>() && !(object.len()? == 5 && is_name(object)?) {
-        return Ok(None);
-    }
     let Some(tensor) = TensorArg::exported(object)? else { return Ok(None) };
     if let Some(memory) = tensor.device_memory() {
         let text = format!("the array is in the memory of device {}, expected host memory", memory.device());
@@ -246,9 +243,12 @@ fn host_tensor(object: &Bound<'_, PyAny>) -> PyResult<Option<TensorArg>> {
     Ok(Some(tensor))
 }
 
-/// Whether a tuple describes a tensor: its second element is a dtype.
-fn is_name(tuple: &Bound<'_, PyAny>) -> PyResult<bool> {
-    Ok(tuple.get_item(1)?.is_instance_of::<PyString>())
+/// The tensor, if the object is one with axes; others are numbers or sequences.
+fn parameter_tensor(object: &Bound<'_, PyAny>) -> PyResult<Option<TensorArg>> {
+    if object.is_instance_of::<PyFloat>() || object.is_instance_of::<PyInt>() {
+        return Ok(None);
+    }
+    Ok(host_tensor(object)?.filter(|tensor| !tensor.shape().is_empty()))
 }
 
 fn not_numbers(object: &Bound<'_, PyAny>, expected: &str) -> PyErr {

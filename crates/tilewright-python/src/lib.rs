@@ -19,6 +19,7 @@ mod problem;
 mod rope;
 mod sampling;
 mod tensor;
+mod torch;
 mod variant;
 
 use pyo3::prelude::*;

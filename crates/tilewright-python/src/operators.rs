@@ -46,7 +46,7 @@ impl<'a> InputArg<'a> {
     }
 }
 
-/// A norm; `x` is `None` in place.
+/// A norm; in place `x` is `None` or equal to `out`.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct NormFields {
@@ -66,6 +66,7 @@ pub(crate) fn rmsnorm(py: Python<'_>, queue: &Queue, fields: Keywords<NormFields
     let NormFields { x, mut residual, weight, eps, gemma, mut out } = fields;
     py.detach(|| {
         let weight = InputArg::beside(OPERATOR, weight.named("weight"), out.named("out"))?;
+        let x = x.filter(|x| !x.is_same(&out));
         let x = x.as_ref().map(|x| InputArg::beside(OPERATOR, x.named("x"), out.named("out"))).transpose()?;
         residual
             .iter()

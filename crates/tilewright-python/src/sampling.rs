@@ -9,7 +9,7 @@ use crate::{
     operators::InputArg,
     tensor::TensorArg,
 };
-use pyo3::prelude::*;
+use pyo3::{prelude::*, types::PyBytes};
 use tilewright::{
     Error, Operator, Result,
     sampling::{
@@ -69,15 +69,15 @@ fn scores<'a>(tensor: &'a TensorArg, operator: &'static str, probs: bool) -> Res
     })
 }
 
-/// Draws a token per row. Returns the tokens, 0 for a row that cannot be sampled, and the reasons of these rows.
+/// Draws a token per row. Returns the tokens as i32, 0 for a row that cannot be sampled, and the reasons of these rows.
 #[pyfunction]
-pub(crate) fn sample(
-    py: Python<'_>,
+pub(crate) fn sample<'py>(
+    py: Python<'py>,
     queue: &Queue,
     tensor: TensorArg,
     probs: bool,
     params: Keywords<ParamFields>,
-) -> PyResult<(Vec<u32>, Vec<RowError>)> {
+) -> PyResult<(Bound<'py, PyBytes>, Vec<RowError>)> {
     let Keywords(params) = params;
     let operator = if probs { "sampling.sampling_from_probs" } else { "sampling.sample" };
     let drawn = py.detach(|| {
@@ -91,7 +91,8 @@ pub(crate) fn sample(
     let errors =
         drawn.iter().enumerate().filter_map(|(row, token)| Some((row, token.as_ref().err()?.to_string())));
     let errors = errors.collect();
-    Ok((drawn.into_iter().map(|token| token.unwrap_or(0)).collect(), errors))
+    let tokens: Vec<u32> = drawn.into_iter().map(|token| token.unwrap_or(0)).collect();
+    Ok((PyBytes::new(py, bytemuck::cast_slice(&tokens)), errors))
 }
 
 /// Scores and the distribution to write.

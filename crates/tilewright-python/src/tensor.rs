@@ -2,18 +2,14 @@
 //!
 //! | object | read from |
 //! |---|---|
-//! | tuple `(address, dtype, shape, strides, device)` | itself; strides in elements, device -1 is the host |
+//! | torch tensor | `__dlpack_c_exchange_api__`; before torch 2.10 its attributes |
 //! | NumPy array | `__array_interface__` |
 //! | CUDA array of CuPy, Numba | `__cuda_array_interface__` |
 //! | array of JAX and others | `__dlpack__` |
 
-use crate::{dlpack, dtype::TensorDtype, errors::invalid};
-use pyo3::{
-    Borrowed,
-    prelude::*,
-    types::{PyDict, PyTuple},
-};
-use std::ops::Range;
+use crate::{dlpack, dtype::TensorDtype, errors::invalid, torch};
+use pyo3::{Borrowed, prelude::*, types::PyDict};
+use std::{borrow::Cow, ops::Range};
 use tilewright::{
     Dtype, Error, Result, View, ViewMut,
     tensor::{Data, DataMut, DeviceMemory},
@@ -36,22 +32,22 @@ pub(crate) struct TensorArg {
 }
 
 /// The fields that every exchange protocol describes; strides in elements.
-pub(crate) struct TensorFields {
+pub(crate) struct TensorFields<'a> {
     pub(crate) address: u64,
     pub(crate) dtype: TensorDtype,
-    pub(crate) shape: Vec<i64>,
+    pub(crate) shape: &'a [i64],
     /// `None` for a row-major tensor.
-    pub(crate) strides: Option<Vec<i64>>,
+    pub(crate) strides: Option<&'a [i64]>,
+    /// -1 is the host.
     pub(crate) device: i64,
     pub(crate) readonly: bool,
-    pub(crate) owner: Option<Py<PyAny>>,
 }
 
 impl TensorArg {
     /// Checks the fields: no negative extent or stride, an aligned address, and a span within the address space.
-    pub(crate) fn new(fields: TensorFields) -> PyResult<Self> {
-        let TensorFields { address, dtype, shape, strides, device, readonly, owner } = fields;
-        let extents = usizes(&shape)
+    pub(crate) fn new(fields: TensorFields<'_>) -> PyResult<Self> {
+        let TensorFields { address, dtype, shape, strides, device, readonly } = fields;
+        let extents = usizes(shape)
             .ok_or_else(|| invalid(OPERATOR, format!("shape {shape:?} has a negative extent")))?;
         let mut dense = 1_usize;
         let mut steps = vec![0; extents.len()];
@@ -64,7 +60,7 @@ impl TensorArg {
             if given.len() != extents.len() {
                 return Err(wrong());
             }
-            for ((step, extent), given) in steps.iter_mut().zip(&extents).zip(&given) {
+            for ((step, extent), given) in steps.iter_mut().zip(&extents).zip(given) {
                 if *extent > 1 {
                     *step = usize::try_from(*given)
                         .map_err(|_| invalid(OPERATOR, format!("stride = {given}, expected at least 0")))?;
@@ -96,8 +92,13 @@ impl TensorArg {
             strides: steps,
             on_host: device == HOST,
             readonly,
-            _owner: owner,
+            _owner: None,
         })
+    }
+
+    /// The tensor with an object that keeps its memory alive.
+    pub(crate) fn owned_by(self, owner: Py<PyAny>) -> Self {
+        Self { _owner: Some(owner), ..self }
     }
 
     pub(crate) fn shape(&self) -> &[usize] {
@@ -115,6 +116,12 @@ impl TensorArg {
     /// The number of elements.
     pub(crate) fn len(&self) -> usize {
         self.shape.iter().product()
+    }
+
+    /// Whether both are views of the same elements.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        let place = |of: &Self| (of.memory.address(), of.memory.device(), of.on_host, of.dtype);
+        place(self) == place(other) && (&self.shape, &self.strides) == (&other.shape, &other.strides)
     }
 
     /// The addresses from the first to the last element.
@@ -226,10 +233,10 @@ impl TensorArg {
         Ok(self.bytes())
     }
 
-    /// Copies the elements, in row-major order.
-    pub(crate) fn compact(&self) -> Vec<u8> {
+    /// The elements in row-major order, copied if they are strided.
+    pub(crate) fn compact(&self) -> Cow<'_, [u8]> {
         if self.is_dense() {
-            return self.bytes().to_vec();
+            return self.bytes().into();
         }
         let (size, bytes) = (self.dtype.size(), self.bytes());
         let mut copied = Vec::with_capacity(self.len() * size);
@@ -245,11 +252,28 @@ impl TensorArg {
                 index[axis] = 0;
             }
         }
-        copied
+        copied.into()
     }
 
     pub(crate) fn strides(&self) -> &[usize] {
         &self.strides
+    }
+
+    /// Splits keys and values along axis 1: keeps the keys and returns the values, without that axis.
+    pub(crate) fn split_off_values(&mut self) -> Result<Self> {
+        tilewright::ensure!(
+            self.shape.get(1) == Some(&2),
+            OPERATOR,
+            "the cache has shape {:?}, expected [num_pages, 2, ...]",
+            self.shape
+        );
+        self.shape.remove(1);
+        let distance = (self.strides.remove(1) * self.dtype.size()) as u64;
+        let bytes = span(&self.shape, &self.strides, self.dtype.size()).unwrap_or(0);
+        let values = self.part(if bytes == 0 { 0 } else { distance }, bytes);
+        self.memory = self.part(0, bytes);
+        let (shape, strides, _owner) = (self.shape.clone(), self.strides.clone(), None);
+        Ok(Self { memory: values, shape, strides, _owner, ..*self })
     }
 
     /// The tensor with an extent of 0 at `axis`, which has no memory.
@@ -258,11 +282,18 @@ impl TensorArg {
         if let Some(extent) = shape.get_mut(axis) {
             *extent = 0;
         }
-        // SAFETY: the range is empty.
-        #[allow(unsafe_code, reason = "an empty range")]
-        let memory = unsafe { DeviceMemory::from_raw(self.memory.address(), 0, self.memory.device(), None) };
+        let memory = self.part(0, 0);
         let (strides, _owner) = (self.strides.clone(), None);
         Self { memory, shape, strides, _owner, ..*self }
+    }
+
+    /// A part of the memory, within its span.
+    fn part(&self, offset: u64, bytes: usize) -> DeviceMemory {
+        // SAFETY: as in `new`, which checked the span.
+        #[allow(unsafe_code, reason = "a part of the memory of a Python object")]
+        unsafe {
+            DeviceMemory::from_raw(self.memory.address() + offset, bytes, self.memory.device(), None)
+        }
     }
 }
 
@@ -305,16 +336,14 @@ impl<'py> FromPyObject<'_, 'py> for TensorArg {
 impl TensorArg {
     /// The tensor that an object describes or exports; `None` if it does neither.
     pub(crate) fn exported(object: &Bound<'_, PyAny>) -> PyResult<Option<Self>> {
-        if let Ok(tuple) = object.cast::<PyTuple>() {
-            let (address, dtype, shape, strides, device): (u64, String, Vec<i64>, Vec<i64>, i64) =
-                tuple.extract()?;
-            let (dtype, strides) = (TensorDtype::named(&dtype)?, Some(strides));
-            let fields =
-                TensorFields { address, dtype, shape, strides, device, readonly: false, owner: None };
-            return Self::new(fields).map(Some);
+        if let Some(arg) = dlpack::borrowed(object)? {
+            return torch::check_gradient(object).map(|()| Some(arg));
         }
         if let Some(interface) = object.getattr_opt("__array_interface__")? {
             return Self::from_interface(object, &interface, HOST).map(Some);
+        }
+        if let Some(address) = object.getattr_opt("data_ptr")? {
+            return torch::tensor(object, &address).map(Some);
         }
         if let Some(interface) = object.getattr_opt("__cuda_array_interface__")? {
             let device = object.getattr_opt("device")?.and_then(|device| device.getattr("id").ok());
@@ -322,7 +351,7 @@ impl TensorArg {
             return Self::from_interface(object, &interface, device).map(Some);
         }
         if object.hasattr("__dlpack__")? {
-            return Self::new(dlpack::fields(object.py(), object)?).map(Some);
+            return dlpack::exported(object.py(), object).map(Some);
         }
         Ok(None)
     }
@@ -354,7 +383,8 @@ impl TensorArg {
         if let Some(odd) = steps.iter().flatten().find(|step| **step % size != 0) {
             return Err(invalid(OPERATOR, format!("a stride of {odd} bytes is not a multiple of {size}")));
         }
-        let strides = steps.map(|steps| steps.iter().map(|step| step / size).collect());
-        Self::new(TensorFields { address, dtype, shape, strides, device, readonly, owner: None })
+        let strides: Option<Vec<i64>> = steps.map(|steps| steps.iter().map(|step| step / size).collect());
+        let (shape, strides) = (&shape[..], strides.as_deref());
+        Self::new(TensorFields { address, dtype, shape, strides, device, readonly })
     }
 }

@@ -348,6 +348,24 @@ def planned(**options):
     return wrapper
 
 
+def test_a_wrapper_replans_in_place_and_forgets_a_refused_batch(rng):
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace())
+    arguments = (2, 1, 16, 4)
+    for lens in ([5, 40], [300], [1, 2, 3]):
+        cache = Paged(rng, lens, dim=16, heads=1, page_size=4)
+        q = tensor(rng.standard_normal((len(lens), 2, 16)).astype("float32"))
+        wrapper.plan(cache.indptr, cache.indices, cache.last, *arguments, q_data_type="float32")
+        fresh = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace())
+        fresh.plan(cache.indptr, cache.indices, cache.last, *arguments, q_data_type="float32")
+        assert torch.equal(wrapper.run(q, cache.pair), fresh.run(q, cache.pair))
+    with pytest.raises(tw.Error, match="attention.plan: request 0: last_page_len = 9 is not in 1..=4"):
+        wrapper.plan(cache.indptr, cache.indices, cache.last * 9, *arguments, q_data_type="float32")
+    with pytest.raises(tw.Error, match="plan.. has not been called"):
+        wrapper.run(q, cache.pair)
+    wrapper.plan(cache.indptr, cache.indices, cache.last, *arguments, q_data_type="float32")
+    assert torch.equal(wrapper.run(q, cache.pair), fresh.run(q, cache.pair))
+
+
 def test_mistakes_have_their_messages():
     with pytest.raises(tw.Error, match="plan.. has not been called"):
         flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace()).run(torch.ones(1, 1, 16), torch.ones(1, 2, 4, 1, 16))
@@ -359,6 +377,22 @@ def test_mistakes_have_their_messages():
         flashinfer.rmsnorm(torch.ones(2, 8, requires_grad=True), torch.ones(8))
     with pytest.raises(TypeError, match="unexpected keyword argument"):
         planned(window=3)
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_tensors_are_read_through_dlpack_or_their_attributes(rng, monkeypatch, is_old):
+    if is_old:  # as before torch 2.10
+        monkeypatch.delattr(torch.Tensor, "__dlpack_c_exchange_api__", raising=False)
+    x, weight = (tensor(rng.standard_normal(shape).astype("float32")) for shape in ((4, 16), 8))
+    expected = torch.nn.functional.rms_norm(x[:, 8:], (8,), weight, 1e-6)
+    close(flashinfer.rmsnorm(x[:, 8:], weight), expected)
+    learned = weight.clone().requires_grad_()
+    with torch.no_grad():
+        close(flashinfer.rmsnorm(x[:, 8:], learned), expected)
+    for wrong, text in ((learned, "tensor: it requires a gradient"), (weight.to("meta"), "on device 'meta'"),
+                        (weight.to(torch.complex64), "dtype = complex64, expected one of float32")):
+        with pytest.raises(tw.Error, match=text):
+            flashinfer.rmsnorm(x[:, :8], wrong)
 
 
 def test_engines_find_this_package_as_flashinfer():

@@ -12,7 +12,7 @@ const MODULES: [(&str, usize); 8] = [
     ("crates/tilewright-cuda/src/device.rs", 1),   // trusts memory just allocated by the driver
     ("crates/tilewright-cuda/src/simulator.rs", 1), // trusts addresses that only the simulator accesses
     ("crates/tilewright-python/src/tensor.rs", 4), // memory of Python objects
-    ("crates/tilewright-python/src/dlpack.rs", 3), // structures of the DLPack protocol
+    ("crates/tilewright-python/src/dlpack.rs", 4), // structures and a function of the DLPack protocol
 ];
 
 pub(super) const GUARD: Guard = Guard { name: "unsafe", check, planted, clean };

@@ -196,18 +196,19 @@ pub struct AttentionParams {
 impl AttentionParams {
     /// The arguments in the order of [`AttentionParamRegs::declare`], then the variant's.
     pub fn args(&self) -> Vec<Arg> {
-        [self.args_before_variant(), self.variant.clone()].concat()
+        let mut args = self.args_before_variant();
+        args.extend_from_slice(&self.variant);
+        args
     }
 
     /// The same without the variant's.
     pub(crate) fn args_before_variant(&self) -> Vec<Arg> {
-        let row = |tensor: RowTensor| [tensor.address, tensor.row, tensor.head].map(Arg::U64).to_vec();
-        let cache = |tensor: CacheTensor| {
-            [tensor.address, tensor.page, tensor.token, tensor.head].map(Arg::U64).to_vec()
-        };
+        let row = |tensor: RowTensor| [tensor.address, tensor.row, tensor.head].map(Arg::U64);
+        let cache =
+            |tensor: CacheTensor| [tensor.address, tensor.page, tensor.token, tensor.head].map(Arg::U64);
         let scale = |scale: ScaleTensor| {
             let [address, page, head] = [scale.address, scale.page, scale.head].map(Arg::U64);
-            vec![address, page, head, Arg::F32(scale.value)]
+            [address, page, head, Arg::F32(scale.value)]
         };
         let plan = &self.plan;
         let arrays = [
@@ -217,26 +218,25 @@ impl AttentionParams {
             plan.merges,
             plan.sources,
             plan.arrival_counters,
+            plan.requests,
         ];
-        [
-            row(self.q),
-            cache(self.k),
-            cache(self.v),
-            self.pe.map_or_else(Vec::new, |pe| [row(pe.q), cache(pe.k)].concat()),
-            row(self.o),
-            [self.lse, self.partial_o, self.partial_stats].map(Arg::U64).to_vec(),
-            arrays.map(Arg::U64).to_vec(),
-            vec![Arg::U64(plan.requests), Arg::U32(plan.num_requests)],
-            [plan.indices, plan.mask_bits].map(Arg::U64).to_vec(),
-            vec![Arg::U32(self.qo_heads)],
-            Divisor::new(self.group).args().to_vec(),
-            Divisor::new(self.page_size).args().to_vec(),
-            [self.layout.code(), self.left, self.right].map(Arg::U32).to_vec(),
-            vec![Arg::F32(self.scale)],
-            scale(self.k_scale),
-            scale(self.v_scale),
-        ]
-        .concat()
+        let mut args = Vec::with_capacity(64);
+        args.extend(row(self.q));
+        args.extend([self.k, self.v].into_iter().flat_map(cache));
+        if let Some(pe) = self.pe {
+            args.extend(row(pe.q));
+            args.extend(cache(pe.k));
+        }
+        args.extend(row(self.o));
+        args.extend([self.lse, self.partial_o, self.partial_stats].map(Arg::U64));
+        args.extend(arrays.map(Arg::U64));
+        let [indices, mask_bits] = [plan.indices, plan.mask_bits].map(Arg::U64);
+        args.extend([Arg::U32(plan.num_requests), indices, mask_bits, Arg::U32(self.qo_heads)]);
+        args.extend([self.group, self.page_size].into_iter().flat_map(|number| Divisor::new(number).args()));
+        args.extend([self.layout.code(), self.left, self.right].map(Arg::U32));
+        args.push(Arg::F32(self.scale));
+        args.extend([self.k_scale, self.v_scale].into_iter().flat_map(scale));
+        args
     }
 }
 

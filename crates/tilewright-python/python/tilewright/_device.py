@@ -17,6 +17,8 @@ class Device:
         self._core = _core.Device(name, threads)
         self._queues: dict = {}
         self._ordinal = _ordinal(name)
+        #: torch's function of the current stream, once torch has initialized CUDA.
+        self._stream_of = None
 
     @property
     def name(self) -> str:
@@ -29,7 +31,8 @@ class Device:
 
     def queue(self) -> "_core.Queue":
         """The queue of the current stream."""
-        return self.queue_of(self.current_stream())
+        stream = self.current_stream()
+        return self._queues.get(stream) or self.queue_of(stream)
 
     def queue_of(self, stream: int) -> "_core.Queue":
         """The queue of a stream (``cudaStream_t``); 0 is the default one."""
@@ -42,10 +45,12 @@ class Device:
 
     def current_stream(self) -> int:
         """torch's current stream; 0 without torch and for devices without streams."""
-        torch = sys.modules.get("torch")
-        if self._ordinal == HOST or torch is None or not torch.cuda.is_initialized():
-            return 0
-        return torch._C._cuda_getCurrentRawStream(self._ordinal)
+        if self._stream_of is None:
+            torch = sys.modules.get("torch")
+            if self._ordinal == HOST or torch is None or not torch.cuda.is_initialized():
+                return 0
+            self._stream_of = torch._C._cuda_getCurrentRawStream
+        return self._stream_of(self._ordinal)
 
     def __repr__(self) -> str:
         return f"Device({self.name!r})"

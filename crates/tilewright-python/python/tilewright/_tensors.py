@@ -1,12 +1,10 @@
-"""Tensor arguments: the tuple that the extension reads, and outputs in the caller's library."""
+"""Tensor arguments: their devices and dtypes, host arrays, and outputs in the caller's library."""
 
 import sys
 
 from ._core import Error, Unsupported
 
 HOST = -1
-
-_torch_dtypes: dict = {}
 
 
 def _torch():
@@ -16,27 +14,8 @@ def _torch():
 
 def is_torch(x) -> bool:
     """Whether ``x`` is a torch tensor."""
-    torch = _torch()
-    return torch is not None and isinstance(x, torch.Tensor)
-
-
-def _torch_dtype_name(dtype) -> str:
-    name = _torch_dtypes.get(dtype)
-    if name is None:
-        name = _torch_dtypes[dtype] = str(dtype).removeprefix("torch.")
-    return name
-
-
-def arg(x):
-    """The form in which the extension takes a tensor; ``None`` stays ``None``."""
     torch = sys.modules.get("torch")
-    if torch is None or not isinstance(x, torch.Tensor):
-        return x
-    if x.requires_grad and torch.is_grad_enabled():
-        raise Error("tensor: it requires a gradient, which this operator does not have: use torch.no_grad()")
-    dtype = x.dtype
-    device = x.get_device() if x.is_cuda else torch_device_number(x)
-    return (x.data_ptr(), _torch_dtypes.get(dtype) or _torch_dtype_name(dtype), x.shape, x.stride(), device)
+    return torch is not None and isinstance(x, torch.Tensor)
 
 
 def shape_of(x) -> tuple:
@@ -60,6 +39,8 @@ def torch_device_number(x) -> int:
 
 def device_number(x) -> int:
     """The GPU of a tensor of any library; -1 for the host."""
+    if getattr(x, "is_cuda", False):
+        return x.get_device()
     if is_torch(x):
         return torch_device_number(x)
     if hasattr(x, "__array_interface__"):
@@ -110,21 +91,24 @@ def from_list(values, dtype: str, like, shape=None):
     return array if shape is None else array.reshape(shape)
 
 
-def from_bytes(data: bytes, like):
-    """A uint8 tensor in the library and on the device of ``like``; NumPy for sequences."""
+def from_bytes(data: bytes, dtype: str, like):
+    """A tensor of numbers in the library and on the device of ``like``; NumPy for sequences."""
     if is_torch(like):
         torch = _torch()
-        tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+        kind = getattr(torch, dtype)
+        tensor = torch.frombuffer(bytearray(data), dtype=kind) if data else torch.empty(0, dtype=kind)
         return tensor.to(like.device)
     import numpy
 
-    return numpy.frombuffer(data, dtype=numpy.uint8).copy()
+    return numpy.frombuffer(data, dtype=dtype).copy()
 
 
 def on_host(x):
     """An index or parameter array on the host; copies one from a GPU, which waits for it."""
+    if x is None:
+        return None
     if is_torch(x):
-        return x.detach().cpu().numpy()
+        return x if x.is_cpu and not x.requires_grad else x.detach().cpu()
     if hasattr(x, "__cuda_array_interface__") and hasattr(x, "get"):
         return x.get()  # CuPy
     return x

@@ -2,7 +2,7 @@
 
 from . import _core
 from ._device import Device, device_of, host_device, queue_of
-from ._tensors import arg, dtype_name, empty, on_host, shape_of
+from ._tensors import dtype_name, empty, on_host, shape_of
 from .variants import Variant
 
 __all__ = ["Attention", "Batch", "Capacity", "Level", "PageTable", "Plan", "Problem", "merge_state", "merge_states"]
@@ -279,7 +279,7 @@ class Attention:
         (NHD) or ``[num_pages, num_kv_heads, page_size, head_dim]`` (HND); ragged ``[num_tokens, num_kv_heads, head_dim]`` or
         ``[num_kv_heads, num_tokens, head_dim]``. ``out`` ``[num_rows, num_qo_heads, head_dim_vo]``; ``lse`` ``[num_rows,
         num_qo_heads]`` float32, base 2. A scale is a number, ``[num_kv_heads]`` numbers, or a tensor ``[num_pages,
-        num_kv_heads]``. Returns ``out``, or ``(out, lse)``.
+        num_kv_heads]``. If ``v`` is ``None``, axis 1 of ``k`` has keys and values. Returns ``out``, or ``(out, lse)``.
         """
         fields = self.problem._fields
         if out is None:
@@ -287,8 +287,7 @@ class Attention:
         if lse is None and return_lse:
             lse = empty((*shape_of(q)[:1], fields[0]), "float32", q)
         self._operator().run(plan._core, {
-            "q": arg(q), "q_pe": None, "k": arg(k), "v": arg(v), "k_scale": _scale(k_scale), "v_scale": _scale(v_scale),
-            "o": arg(out), "lse": arg(lse),
+            "q": q, "q_pe": None, "k": k, "v": v, "k_scale": _scale(k_scale), "v_scale": _scale(v_scale), "o": out, "lse": lse,
         })
         return (out, lse) if return_lse else out
 
@@ -303,8 +302,7 @@ class Attention:
         if lse is None and return_lse:
             lse = empty(shape_of(q_nope)[:2], "float32", q_nope)
         self._operator().run(plan._core, {
-            "q": arg(q_nope), "q_pe": arg(q_pe), "k": arg(ckv), "v": arg(kpe), "k_scale": None, "v_scale": None,
-            "o": arg(out), "lse": arg(lse),
+            "q": q_nope, "q_pe": q_pe, "k": ckv, "v": kpe, "k_scale": None, "v_scale": None, "o": out, "lse": lse,
         })
         return (out, lse) if return_lse else out
 
@@ -321,7 +319,7 @@ def _scale(scale):
         return list(scale)
     if len(shape) == 0:
         return float(scale)
-    return scale.tolist() if len(shape) == 1 else arg(scale)
+    return scale.tolist() if len(shape) == 1 else scale
 
 
 def merge_states(o, lse, *, out=None, out_lse=None):
@@ -332,13 +330,11 @@ def merge_states(o, lse, *, out=None, out_lse=None):
         out = empty((*shape[:1], *shape[2:]), dtype_name(o.dtype), o)
     if out_lse is None:
         out_lse = empty((*shape[:1], *shape[2:3]), "float32", o)
-    _core.merge_states(queue_of(o), {"o": arg(o), "lse": arg(lse), "out": arg(out), "out_lse": arg(out_lse),
-                                     "in_place": False})
+    _core.merge_states(queue_of(o), {"o": o, "lse": lse, "out": out, "out_lse": out_lse, "in_place": False})
     return out, out_lse
 
 
 def merge_state(o, lse, other, other_lse) -> None:
     """Merges a second state into the first, in place: ``o``, ``other`` ``[rows, heads, dim]``; ``lse``, ``other_lse`` ``[rows,
     heads]`` float32, base 2."""
-    _core.merge_states(queue_of(o), {"o": arg(other), "lse": arg(other_lse), "out": arg(o), "out_lse": arg(lse),
-                                     "in_place": True})
+    _core.merge_states(queue_of(o), {"o": other, "lse": other_lse, "out": o, "out_lse": lse, "in_place": True})

@@ -2,7 +2,7 @@
 
 from . import _core
 from ._device import queue_of
-from ._tensors import arg, from_list, on_host
+from ._tensors import from_list, on_host
 from .attention import PageTable
 
 
@@ -17,8 +17,8 @@ def append_paged_kv_cache(
     values before they are rounded.
     """
     _core.append_paged(queue_of(k_cache), {
-        "k": arg(k), "v": arg(v), "batch_indices": on_host(batch_indices), "positions": on_host(positions),
-        "k_cache": arg(k_cache), "v_cache": arg(v_cache), "table": table._arrays(), "layout": layout,
+        "k": k, "v": v, "batch_indices": on_host(batch_indices), "positions": on_host(positions),
+        "k_cache": k_cache, "v_cache": v_cache, "table": table._arrays(), "layout": layout,
         "k_scale": k_scale, "v_scale": v_scale,
     })
 
@@ -26,8 +26,8 @@ def append_paged_kv_cache(
 def append_paged_mla_kv_cache(ckv, kpe, batch_indices, positions, ckv_cache, kpe_cache, table: PageTable) -> None:
     """Writes new latent rows: ``ckv``, ``kpe`` ``[num_tokens, dim]`` to caches ``[num_pages, page_size, dim]``."""
     _core.append_paged_mla(queue_of(ckv_cache), {
-        "ckv": arg(ckv), "kpe": arg(kpe), "batch_indices": on_host(batch_indices), "positions": on_host(positions),
-        "ckv_cache": arg(ckv_cache), "kpe_cache": arg(kpe_cache), "table": table._arrays(),
+        "ckv": ckv, "kpe": kpe, "batch_indices": on_host(batch_indices), "positions": on_host(positions),
+        "ckv_cache": ckv_cache, "kpe_cache": kpe_cache, "table": table._arrays(),
     })
 
 

@@ -2,7 +2,7 @@
 
 from . import _core
 from ._device import queue_of
-from ._tensors import HOST, arg, device_number, dtype_name, empty, from_bytes, from_list, on_host, same_memory, shape_of
+from ._tensors import HOST, device_number, dtype_name, empty, from_bytes, from_list, on_host, same_memory, shape_of
 
 
 def rmsnorm(x, weight, eps: float = 1e-6, *, gemma: bool = False, out=None):
@@ -12,23 +12,20 @@ def rmsnorm(x, weight, eps: float = 1e-6, *, gemma: bool = False, out=None):
     """
     if out is None:
         out = empty(shape_of(x), dtype_name(x.dtype), x)
-    source = None if same_memory(x, out) else arg(x)
-    _core.rmsnorm(queue_of(x), {"x": source, "residual": None, "weight": arg(weight), "eps": eps, "gemma": gemma,
-                                "out": arg(out)})
+    _core.rmsnorm(queue_of(x), {"x": x, "residual": None, "weight": weight, "eps": eps, "gemma": gemma, "out": out})
     return out
 
 
 def fused_add_rmsnorm(x, residual, weight, eps: float = 1e-6, *, gemma: bool = False) -> None:
     """Adds ``x`` to ``residual`` and overwrites ``x`` by the norm of the sum; shapes as in :func:`rmsnorm`."""
-    _core.rmsnorm(queue_of(x), {"x": None, "residual": arg(residual), "weight": arg(weight), "eps": eps, "gemma": gemma,
-                                "out": arg(x)})
+    _core.rmsnorm(queue_of(x), {"x": None, "residual": residual, "weight": weight, "eps": eps, "gemma": gemma, "out": x})
 
 
 def _gated(activation: str, x, out):
     shape = shape_of(x)
     if out is None:
         out = empty((*shape[:-1], shape[-1] // 2), dtype_name(x.dtype), x)
-    _core.gated_activation(queue_of(x), activation, arg(x), arg(out))
+    _core.gated_activation(queue_of(x), activation, x, out)
     return out
 
 
@@ -75,8 +72,8 @@ def apply_rope(q, k, positions, rope: "Rope | CosSinCache", *, out: "tuple | Non
     in_place = same_memory(q, to_q) and same_memory(k, to_k)
     there = device_number(positions) != HOST and dtype_name(positions.dtype) == "int32"
     _core.apply_rope(queue_of(q), {
-        "from_q": None if in_place else arg(q), "from_k": None if in_place else arg(k), "q": arg(to_q), "k": arg(to_k),
-        "positions": arg(positions) if there else on_host(positions),
+        "from_q": None if in_place else q, "from_k": None if in_place else k, "q": to_q, "k": to_k,
+        "positions": positions if there else on_host(positions),
         "rope": rope._fields if isinstance(rope, Rope) else None,
         "cache": rope._core if isinstance(rope, CosSinCache) else None,
     })
@@ -87,7 +84,7 @@ def linear(x, weight, bias=None, *, out=None):
     """``x · weightᵀ + bias``: ``x`` ``[rows, in_features]``, ``weight`` ``[out_features, in_features]``."""
     if out is None:
         out = empty((*shape_of(x)[:1], *shape_of(weight)[:1]), dtype_name(x.dtype), x)
-    _core.linear_layer(queue_of(x), {"x": arg(x), "weight": arg(weight), "bias": arg(bias), "out": arg(out)})
+    _core.linear_layer(queue_of(x), {"x": x, "weight": weight, "bias": bias, "out": out})
     return out
 
 
@@ -96,8 +93,7 @@ def segment_gemm(x, weights, indptr, ids=None, *, out=None):
     in_features]``; ``ids`` by default the segment numbers."""
     if out is None:
         out = empty((*shape_of(x)[:1], *shape_of(weights)[1:2]), dtype_name(x.dtype), x)
-    _core.segment_gemm(queue_of(x), {"x": arg(x), "weights": arg(weights), "indptr": on_host(indptr),
-                                     "ids": on_host(ids), "out": arg(out)})
+    _core.segment_gemm(queue_of(x), {"x": x, "weights": weights, "indptr": on_host(indptr), "ids": on_host(ids), "out": out})
     return out
 
 
@@ -105,7 +101,7 @@ def segment_packbits(flags, indptr, bitorder: str = "big"):
     """Packs each segment ``flags[indptr[s]:indptr[s + 1]]`` into bytes of its own. Returns uint8 bytes and their bounds, int32
     ``[num_segments + 1]``."""
     packed, bounds = _core.segment_packbits(on_host(flags), on_host(indptr), bitorder)
-    return from_bytes(packed, flags), from_list(bounds, "int32", indptr)
+    return from_bytes(packed, "uint8", flags), from_list(bounds, "int32", indptr)
 
 
 def packbits(flags, bitorder: str = "big"):

@@ -2,7 +2,7 @@
 
 from . import _core
 from ._device import queue_of
-from ._tensors import arg, dtype_name, empty, from_list, on_host, shape_of
+from ._tensors import dtype_name, empty, from_bytes, from_list, on_host, shape_of
 
 __all__ = ["apply_token_bitmask", "chain_speculative_sampling", "distribution", "sample", "sampling_from_probs", "softmax",
            "top_k", "top_k_mask_logits", "top_k_renorm_probs", "top_p_renorm_probs"]
@@ -14,14 +14,14 @@ def _params(temperature=1.0, top_k=None, top_p=1.0, min_p=0.0, joint=False, seed
 
 
 def _draw(scores, probs: bool, return_valid: bool, params: dict):
-    tokens, errors = _core.sample(queue_of(scores), arg(scores), probs, _params(**params))
+    tokens, errors = _core.sample(queue_of(scores), scores, probs, _params(**params))
     if errors and not return_valid:
         raise _core.Error(errors[0][1])
-    drawn = from_list(tokens, "int32", scores)
+    drawn = from_bytes(tokens, "int32", scores)
     if not return_valid:
         return drawn
     failed = {row for row, _ in errors}
-    return drawn, from_list([row not in failed for row in range(len(tokens))], "bool", scores)
+    return drawn, from_list([row not in failed for row in range(len(drawn))], "bool", scores)
 
 
 def sample(logits, *, return_valid: bool = False, **params):
@@ -43,7 +43,7 @@ def distribution(scores, *, probs: bool = False, out=None, **params):
     """The distribution that :func:`sample` (or :func:`sampling_from_probs` with ``probs``) draws from."""
     if out is None:
         out = empty(shape_of(scores), dtype_name(scores.dtype), scores)
-    fields = {"tensor": arg(scores), "probs": probs, "params": _params(**params), "out": arg(out)}
+    fields = {"tensor": scores, "probs": probs, "params": _params(**params), "out": out}
     _core.sampling_distribution(queue_of(scores), fields)
     return out
 
@@ -51,7 +51,7 @@ def distribution(scores, *, probs: bool = False, out=None, **params):
 def _filter(name: str, x, param, out):
     if out is None:
         out = empty(shape_of(x), dtype_name(x.dtype), x)
-    _core.filter_scores(queue_of(x), {"filter": name, "param": on_host(param), "x": arg(x), "out": arg(out)})
+    _core.filter_scores(queue_of(x), {"filter": name, "param": on_host(param), "x": x, "out": out})
     return out
 
 
@@ -79,8 +79,8 @@ def top_k(scores, k: int, *, sorted: bool = True, highest_ties: bool = False):
     """Exactly the ``k`` largest scores of each row, ties to the lowest index (or the highest). Returns ``(values, indices)``
     ``[rows, k]``; the indices are int32."""
     values = empty((*shape_of(scores)[:1], k), dtype_name(scores.dtype), scores)
-    indices = _core.top_k_indices(queue_of(scores), {"scores": arg(scores), "k": k, "highest_ties": highest_ties,
-                                                     "sorted": sorted, "values": arg(values)})
+    indices = _core.top_k_indices(queue_of(scores), {"scores": scores, "k": k, "highest_ties": highest_ties,
+                                                     "sorted": sorted, "values": values})
     return values, from_list(indices, "int32", scores, (scores.shape[0], k))
 
 
@@ -88,13 +88,13 @@ def apply_token_bitmask(logits, words, rows=None) -> None:
     """Sets the logits of tokens whose bit is 0 to -inf: ``words`` int32 ``[rows, ceil(vocab / 32)]``, in the layout of
     xgrammar; ``rows``: the masked rows, by default all."""
     words = words.reshape(-1) if hasattr(words, "reshape") else words
-    _core.token_bitmask(queue_of(logits), arg(logits), on_host(words), None if rows is None else list(rows))
+    _core.token_bitmask(queue_of(logits), logits, on_host(words), None if rows is None else list(rows))
 
 
 def chain_speculative_sampling(draft_probs, draft_ids, target, *, probs: bool = True, return_valid: bool = False, **params):
     """Verifies drafted tokens: ``draft_probs`` ``[batch, n, vocab]``, ``draft_ids`` int32 ``[batch, n]``, ``target`` ``[batch,
     n + 1, vocab]``. Returns the tokens int32 ``[batch, n + 1]``, padded with -1, and ``(accepted, emitted)`` of each request."""
-    fields = {"draft_probs": arg(draft_probs), "draft_ids": on_host(draft_ids), "target": arg(target), "probs": probs,
+    fields = {"draft_probs": draft_probs, "draft_ids": on_host(draft_ids), "target": target, "probs": probs,
               "params": _params(**params)}
     tokens, counts, errors = _core.chain_sample(queue_of(target), fields)
     if errors and not return_valid:

@@ -4,30 +4,32 @@ import numpy
 import torch
 
 from .._core import Error
+from .._tensors import on_host
 from ..attention import PageTable
 
 
 def host_array(x) -> numpy.ndarray:
     """An index tensor on the host; copying one from a GPU waits for it."""
-    return x.detach().cpu().numpy() if isinstance(x, torch.Tensor) else numpy.asarray(x)
+    return on_host(x).numpy() if isinstance(x, torch.Tensor) else numpy.asarray(x)
 
 
 def page_table(indptr, indices, last_page_len, page_size: int) -> PageTable:
     """A table from the arrays of ``plan``, which engines pad: bounds that do not start at 0, more indices than the bounds
     name, and a length of the last page of requests without pages."""
-    indptr, indices, last = host_array(indptr), host_array(indices), host_array(last_page_len)
-    if len(indptr) == 0:
+    indptr, indices, last = on_host(indptr), on_host(indices), on_host(last_page_len)
+    bounds = host_array(indptr)
+    if len(bounds) == 0:
         raise Error("flashinfer.plan: indptr is empty, expected [batch_size + 1]")
-    begin, end = int(indptr[0]), int(indptr[-1])
+    begin, end = int(bounds[0]), int(bounds[-1])
     if begin != 0:
-        indptr = indptr - begin
+        indptr = bounds - begin
     if begin != 0 or end != len(indices):
         if not 0 <= begin <= end <= len(indices):
             raise Error(f"flashinfer.plan: indptr names the pages {begin}..{end}, indices has {len(indices)}")
         indices = indices[begin:end]
-    empty = indptr[1:] == indptr[:-1]
-    if len(empty) == len(last) and empty.any():
-        last = numpy.where(empty, 0, last)
+    empty = bounds[1:] == bounds[:-1]
+    if len(empty) == len(last) and numpy.count_nonzero(empty):
+        last = numpy.where(empty, 0, host_array(last))
     return PageTable(indptr, indices, last, page_size)
 
 
@@ -48,3 +50,10 @@ def split_cache(function: str, cache, layout: str):
         return k, v
     axis = 1 if layout == "NHD" else 2
     return tuple(x if x.dim() != 3 else x.unsqueeze(axis) for x in (k, v))
+
+
+def run_cache(cache, layout: str):
+    """The cache of a run: K and V, or ``(cache, None)`` if it is one tensor of pages, which the operator splits."""
+    if isinstance(cache, torch.Tensor) and cache.ndim == 5 and cache.shape[1] == 2:
+        return cache, None
+    return split_cache("run", cache, layout)

@@ -51,6 +51,11 @@ class Settings:
         """The factor of ``q · k``."""
         return 1.0 / math.sqrt(self.dims[0]) if self.sm_scale is None else float(self.sm_scale)
 
+    def factors(self, function: str, q_scale, k_scale, v_scale) -> tuple:
+        """The scales of keys and values, with those of queries and logits; ``None`` for 1."""
+        factor = number(function, "q_scale", q_scale) * self.scale() * math.sqrt(self.dims[0])
+        return _unless_one(_product(function, factor, k_scale)), _unless_one(_product(function, 1.0, v_scale))
+
     def problem(self) -> Problem:
         """The problem with the default scale; runs multiply by the ratio to theirs, so that one plan serves all scales."""
         left = None if self.window_left < 0 else self.window_left
@@ -139,31 +144,46 @@ class BatchWrapper:
     def end_forward(self):
         """Does nothing, as in FlashInfer."""
 
+    def _begin_plan(self, capacity):
+        """Forgets the last batch. Its plan is kept, for recorded graphs or if its memory is on the device of the next one."""
+        device = planned_device(self._float_workspace_buffer)
+        if self._attention is None or not (self._use_cuda_graph or self._attention.device is device):
+            self._attention = PlannedAttention(device, capacity)
+        elif not self._use_cuda_graph:
+            self._attention.batch = None
+
 
 class PlannedAttention:
     """A batch and its plans: one, or one per mask if runs change it."""
 
-    __slots__ = ("_capacity", "_device", "_last", "_planned", "batch", "split")
+    __slots__ = ("_capacity", "_last", "_planned", "_stream", "batch", "device", "split")
 
     def __init__(self, device, capacity: "Capacity | None" = None):
-        self._device = device
+        self.device = device
         self._capacity = capacity
         self._planned: dict = {}
-        #: The settings of the last run with their plan and operator.
-        self._last = (None, None, None)
+        #: The settings of the last run with their plan, operator, dtype and scale.
+        self._last = (None, None, None, None, None)
         self.batch = None
         self.split = "balanced"
+        self._stream = None
 
     def plan(self, settings: Settings, batch: Batch, split="balanced") -> None:
-        """Plans a batch. With a capacity it rewrites the plan in place, for recorded graphs."""
-        operator, key = settings.operator(self._device), settings.plan_key()
-        if self._capacity is not None and key in self._planned and split == self.split:
-            operator.replan(self._planned[key], batch)
-            self._planned = {key: self._planned[key]}
-        else:
-            self._planned = {key: operator.plan(batch, split=split, capacity=self._capacity)}
-        self.batch, self.split = batch, split
-        self._last = (None, None, None)
+        """Plans a batch. It rewrites the last plan in place: for recorded graphs, and to reuse its memory on the same stream."""
+        operator, key, stream = settings.operator(self.device), settings.plan_key(), self.device.current_stream()
+        in_place = split == self.split and (self._capacity is not None or stream == self._stream)
+        plan = self._planned.get(key) if in_place else None
+        if plan is not None:
+            try:
+                operator.replan(plan, batch)
+            except Error:
+                if self._capacity is not None:
+                    raise
+                plan = None  # the error below is that of a plan
+        if plan is None:
+            plan = operator.plan(batch, split=split, capacity=self._capacity)
+        self._planned, self.batch, self.split, self._stream = {key: plan}, batch, split, stream
+        self._last = (None, None, None, None, None)
 
     def plan_for(self, settings: Settings):
         """The plan of the batch for these settings."""
@@ -172,35 +192,31 @@ class PlannedAttention:
         key = settings.plan_key()
         plan = self._planned.get(key)
         if plan is None:
-            plan = settings.operator(self._device).plan(self.batch, split=self.split, capacity=self._capacity)
+            plan = settings.operator(self.device).plan(self.batch, split=self.split, capacity=self._capacity)
             self._planned[key] = plan
         return plan
 
     def run(self, settings: Settings, q, kv, out, *, lse=None, return_lse=False, scales=(None, None, None)):
         """Runs the batch. ``scales``: of queries, keys and values."""
         function = "run"
-        last, plan, operator = self._last
+        last, plan, operator, dtype, k_scale = self._last
         if last is not settings:
-            plan, operator = self.plan_for(settings), settings.operator(self._device)
-            self._last = (settings, plan, operator)
-        heads, dims = settings.heads, settings.dims
-        dtype = torch_dtype(settings.dtypes[0])
+            plan, operator, dtype = self.plan_for(settings), settings.operator(self.device), torch_dtype(settings.dtypes[0])
+            k_scale, _ = settings.factors(function, None, None, None)
+            self._last = (settings, plan, operator, dtype, k_scale)
         if q.dtype != dtype:
             raise Error(f"flashinfer.{function}: q is {q.dtype}, plan() was given q_data_type = {dtype}")
-        if out is None:
-            out = torch.empty((q.shape[0], heads[0], dims[1]), dtype=dtype, device=q.device)
-        else:
-            check_output(function, "out", out, (q.shape[0], heads[0], dims[1]), dtype, q.device)
-        if lse is None:
-            lse = torch.empty((q.shape[0], heads[0]), dtype=torch.float32, device=q.device) if return_lse else None
-        else:
-            check_output(function, "lse", lse, (q.shape[0], heads[0]), torch.float32, q.device)
-        q_scale, k_scale, v_scale = scales
-        factor = number(function, "q_scale", q_scale) * settings.scale() * math.sqrt(dims[0])
-        factor = _product(function, factor, k_scale)
-        v_factor = _product(function, 1.0, v_scale)
-        operator.run(plan, q, kv[0], kv[1], out=out, lse=lse, k_scale=_unless_one(factor), v_scale=_unless_one(v_factor))
-        return (out, lse) if return_lse else out
+        v_scale, (q_factor, k_factor, v_factor) = None, scales
+        if q_factor is not None or k_factor is not None or v_factor is not None:
+            k_scale, v_scale = settings.factors(function, q_factor, k_factor, v_factor)
+        try:
+            return operator.run(plan, q, kv[0], kv[1], out=out, lse=lse, return_lse=return_lse, k_scale=k_scale, v_scale=v_scale)
+        except Error:
+            if out is not None:
+                check_output(function, "out", out, (q.shape[0], settings.heads[0], settings.dims[1]), dtype, q.device)
+            if lse is not None:
+                check_output(function, "lse", lse, (q.shape[0], settings.heads[0]), torch.float32, q.device)
+            raise
 
 
 def _product(function: str, factor: float, scale):

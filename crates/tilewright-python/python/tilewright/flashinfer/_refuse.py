@@ -37,7 +37,7 @@ def check_choice(function: str, name: str, value, choices) -> None:
 
 def check_output(function: str, name: str, out, shape, dtype, device) -> None:
     """Rejects an output of another shape, dtype or device."""
-    if tuple(out.shape) != tuple(shape):
+    if out.shape != shape:
         raise Error(f"flashinfer.{function}: {name} has shape {tuple(out.shape)}, expected {tuple(shape)}")
     if out.dtype != dtype:
         raise Error(f"flashinfer.{function}: {name} is {out.dtype}, expected {dtype}")

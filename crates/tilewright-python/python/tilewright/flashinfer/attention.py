@@ -5,7 +5,7 @@ import torch
 
 from .._core import Error
 from ..attention import Batch
-from ._pages import host_array, page_table, split_cache
+from ._pages import host_array, page_table, run_cache
 from ._planned import PlannedAttention, Settings, dtype_names, planned_device
 from ._refuse import check_backend, check_layout, refuse
 from .prefill import BatchPrefillWithPagedKVCacheWrapper
@@ -52,7 +52,7 @@ class BatchAttention:
         settings = self._settings
         if logits_soft_cap and logits_soft_cap != settings.soft_cap:
             settings = settings.replace(soft_cap=logits_soft_cap)
-        kv = split_cache("run", kv_cache, self._kv_layout)
+        kv = run_cache(kv_cache, self._kv_layout)
         return self._planned.run(settings, q, kv, out, lse=lse, return_lse=True, scales=(None, k_scale, v_scale))
 
 

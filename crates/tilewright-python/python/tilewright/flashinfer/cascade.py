@@ -5,7 +5,7 @@ import torch
 from .. import attention
 from .._core import Error
 from ..attention import Batch, Capacity, Level
-from ._pages import host_array, page_table, split_cache
+from ._pages import host_array, page_table, run_cache
 from ._planned import PlannedAttention, Settings, dtype_names, planned_device
 from ._refuse import check_layout, refuse
 from .decode import BatchDecodeWithPagedKVCacheWrapper
@@ -102,7 +102,7 @@ class MultiLevelCascadeAttentionWrapper:
         """Attention of the planned batch: ``q`` ``[num_rows, num_qo_heads, head_dim]``."""
         if self._settings is None:
             raise Error("flashinfer.run: plan() has not been called")
-        kv = split_cache("run", paged_kv_cache, self._kv_layout)
+        kv = run_cache(paged_kv_cache, self._kv_layout)
         return self._attention.run(self._settings, q, kv, None)
 
     forward = run

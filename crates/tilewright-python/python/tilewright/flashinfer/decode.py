@@ -2,13 +2,12 @@
 
 import functools
 
-import numpy
 import torch
 
 from .._core import Error
 from ..attention import Batch, Capacity
-from ._pages import host_array, page_table, split_cache
-from ._planned import BatchWrapper, PlannedAttention, Settings, dtype_names, planned_device, split_of
+from ._pages import host_array, page_table, run_cache
+from ._planned import BatchWrapper, Settings, dtype_names, split_of
 from ._refuse import refuse
 from .prefill import single_prefill_with_kv_cache
 
@@ -114,9 +113,8 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
         self._pos_encoding_mode, self._rope_scale, self._rope_theta = pos_encoding_mode, rope_scale, rope_theta
         self._q_len_per_req = q_len_per_req
         table = page_table(indptr, indices, last_page_len, page_size)
-        qo_indptr = numpy.arange(batch_size + 1, dtype=numpy.int32) * q_len_per_req
-        if self._attention is None or not self._use_cuda_graph:
-            self._attention = PlannedAttention(planned_device(self._float_workspace_buffer), self._capacity(batch_size))
+        qo_indptr = torch.arange(0, batch_size * q_len_per_req + 1, q_len_per_req, dtype=torch.int32, device="cpu")
+        self._begin_plan(self._capacity(batch_size))
         split = split_of("BatchDecodeWithPagedKVCacheWrapper.plan", fixed_split_size, disable_split_kv, page_size)
         self._attention.plan(self._settings, Batch.paged(qo_indptr, table), split)
 
@@ -145,8 +143,9 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
     ):
         """Attention of the planned batch: ``q`` ``[batch_size · q_len_per_req, num_qo_heads, head_dim]``. Returns the output, or
         ``(output, lse)`` with the LSE in base 2. ``enable_pdl`` is a hint without effect."""
-        refuse("run", args=args or None, kv_cache_sf=kv_cache_sf,
-               skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor)
+        if args or kv_cache_sf is not None or skip_softmax_threshold_scale_factor is not None:
+            refuse("run", args=args or None, kv_cache_sf=kv_cache_sf,
+                   skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor)
         if self._settings is None:
             raise Error("flashinfer.run: plan() has not been called")
         if window_left is not None and window_left != self._window_left:
@@ -154,7 +153,7 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
         if q_len_per_req is not None and q_len_per_req != self._q_len_per_req:
             raise ValueError(f"q_len_per_req = {q_len_per_req}, plan() was given {self._q_len_per_req}")
         settings = self._current(sinks)
-        kv = split_cache("run", paged_kv_cache, self._kv_layout)
+        kv = run_cache(paged_kv_cache, self._kv_layout)
         return self._attention.run(settings, q, kv, out, lse=lse, return_lse=return_lse, scales=(q_scale, k_scale, v_scale))
 
     run_return_lse = functools.partialmethod(run, return_lse=True)

@@ -9,7 +9,7 @@ from .._core import Error
 from .._core import segment_packbits as pack_segments
 from .._tensors import dtype_name
 from ..attention import Batch, Capacity
-from ._pages import host_array, page_table, split_cache
+from ._pages import host_array, page_table, run_cache
 from ._planned import BatchWrapper, PlannedAttention, Settings, dtype_names, planned_device, split_of
 from ._refuse import check_backend, check_layout, refuse
 
@@ -108,8 +108,7 @@ class _PrefillWrapper(BatchWrapper):
         return pack_mask(custom_mask, bounds)
 
     def _schedule(self, batch, split, capacity):
-        if self._attention is None or not self._use_cuda_graph:
-            self._attention = PlannedAttention(planned_device(self._float_workspace_buffer), capacity)
+        self._begin_plan(capacity)
         self._masked = batch[1]
         self._attention.plan(self._settings, batch[0], split)
 
@@ -195,8 +194,8 @@ class BatchPrefillWithPagedKVCacheWrapper(_PrefillWrapper):
                    paged_kv_indices_buf=paged_kv_indices, paged_kv_last_page_len_buf=paged_kv_last_page_len)
         table = page_table(paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, page_size)
         bounds = host_array(qo_indptr)
-        pages = table.indptr[1:] - table.indptr[:-1]
-        kv_lens = numpy.where(pages > 0, (pages - 1) * page_size + table.last_page_len, 0)
+        pages = numpy.diff(host_array(table.indptr))
+        kv_lens = numpy.where(pages > 0, (pages - 1) * page_size + host_array(table.last_page_len), 0)
         mask = self._mask(custom_mask, packed_custom_mask, bounds, kv_lens)
         settings = Settings(
             heads=(num_qo_heads, num_kv_heads), dims=(head_dim_qk, head_dim_vo or head_dim_qk), dtypes=dtypes,
@@ -229,7 +228,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_PrefillWrapper):
         sinks = self._sinks(args, sinks)
         if window_left is not None and self._settings is not None and window_left != self._window_left:
             raise AssertionError(f"window_left = {window_left}, plan() was given {self._window_left}")
-        kv = split_cache("run", paged_kv_cache, self._kv_layout)
+        kv = run_cache(paged_kv_cache, self._kv_layout)
         return self._run(q, kv, scales=(q_scale, k_scale, v_scale), out=out, lse=lse, return_lse=return_lse, sinks=sinks)
 
     run_return_lse = functools.partialmethod(run, return_lse=True)

@@ -5,7 +5,7 @@ import torch
 
 from .. import _core, sampling
 from .._device import queue_of
-from .._tensors import arg, on_host
+from .._tensors import from_bytes, on_host
 from ._refuse import check_choice
 
 #: What a row takes from its random stream, as the generator's offset advances.
@@ -38,12 +38,14 @@ def _default_generator(device):
 
 
 def _each(value, rows, step):
-    """One number per row: a single one advances by ``step``, so that equal rows draw different tokens."""
+    """One number per row, or one for all: a single one advances by ``step``, so that equal rows draw different tokens."""
     if isinstance(value, torch.Tensor):
         values = [int(one) % 2**64 for one in value.reshape(-1).tolist()]
         if len(values) == rows and rows != 1:
             return values
         value = values[0]
+    if step == 0:
+        return int(value) % 2**64
     first = numpy.uint64(int(value) % 2**64)
     return numpy.arange(rows, dtype=numpy.uint64) * numpy.uint64(step) + first  # modulo 2^64
 
@@ -91,9 +93,9 @@ class _Draw:
             fields[name] = _parameter(value, self._parameter_rows(scores, value))
             if self.indices is not None and getattr(fields[name], "ndim", 0) == 1 and len(fields[name]) != rows:
                 fields[name] = fields[name][on_host(self.indices.long())]
-        tokens, errors = _core.sample(queue_of(source), arg(source.contiguous()), probs, fields)
-        dtype = torch.int32 if self.indices is None else self.indices.dtype
-        drawn = torch.tensor(tokens, dtype=torch.int64).to(dtype).to(scores.device)
+        tokens, errors = _core.sample(queue_of(source), source.contiguous(), probs, fields)
+        drawn = from_bytes(tokens, "int32", scores)
+        drawn = drawn if self.indices is None else drawn.to(self.indices.dtype)
         if not self.return_valid:
             return drawn
         valid = torch.ones(rows, dtype=torch.bool)
