@@ -126,6 +126,7 @@ impl<'k> CtaCollectives<'k> {
         let (k, top) = (self.k, self.top_bucket());
         let all = masses[1..].iter().fold(masses[0], |sum, &mass| sum + mass);
         let before = self.exclusive_sum(all);
+        k.when(k.thread().eq(0), || self.found_mass.store(0_u64));
         let (bucket, before) = self.broadcast(|publish| {
             let mut before = before;
             for (i, &mass) in (0..).zip(masses) {

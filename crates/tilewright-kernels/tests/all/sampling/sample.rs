@@ -120,6 +120,15 @@ fn logits_next_to_the_bound_keep_their_ties() {
     }
 }
 
+/// The tail has 1.1 % of the mass, below the buckets that the pass over the row counts.
+#[test]
+fn thresholds_of_top_p_may_be_below_the_counted_buckets() {
+    let tail = |_, i: usize| if i == 4000 { 0.0 } else { -13.0 - (i % 7) as f32 * 1e-3 };
+    let of = |seed| SamplingParams { top_p: 0.999, seed, ..SamplingParams::default() };
+    let params: Vec<_> = (0..4).map(of).collect();
+    assert_drawn(&Rows::<f32>::new((4, 5003), (1, 1), tail), &params, Launch::one_cta(128, 0));
+}
+
 /// Rows of clusters: with a list, with one that overflows, without filters, with an invalid value.
 #[test]
 fn clusters_draw_the_tokens_of_one_cta() {
