@@ -28,7 +28,7 @@ pub(super) struct CandidateList<'k> {
     /// Number of appended elements, in the first CTA; a second number for a second list.
     added: Shared<'k, u32>,
     is_second: Var<'k, u32>,
-    /// Its final value.
+    /// Final number of elements.
     count: Var<'k, u32>,
 }
 
@@ -125,8 +125,8 @@ pub(super) struct Candidates<'k, T> {
 
 impl<'k, T: Number> Candidates<'k, T> {
     #[track_caller]
-    pub(super) fn new(cta: CtaCollectives<'k>, list: CandidateList<'k>, row: RowReader<'k, T>) -> Self {
-        Self { cta, row, list, listed: cta.k.var("all_are_listed", false) }
+    pub(super) fn new(list: CandidateList<'k>, row: RowReader<'k, T>) -> Self {
+        Self { cta: list.cta, row, list, listed: list.cta.k.var("all_are_listed", false) }
     }
 
     /// Calls `body` with index and value of each element of this thread.
@@ -152,9 +152,7 @@ impl<'k, T: Number> Candidates<'k, T> {
         let (total, found) = (cta.total(), k.var("sum", 0_u64));
         k.when_else(
             self.listed.get(),
-            || {
-                found.set(self.sum_of_list(mass));
-            },
+            || found.set(self.sum_of_list(mass)),
             || {
                 self.row.each(1, |index, x| total.add(mass(index, value(index, x))));
                 found.set(total.of_all());

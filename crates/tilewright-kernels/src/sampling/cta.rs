@@ -1,7 +1,7 @@
 //! Collectives of the threads of a row: reductions, prefix sums, broadcasts and radix-select thresholds.
 //!
-//! A row belongs to one CTA or to a cluster. Every thread must call a collective. Each begins with a barrier and returns
-//! the same value in all threads unless stated otherwise. Sums are integers, so their order does not matter.
+//! A row belongs to one CTA or to a cluster. Every thread of the row must call a collective, which returns the same value in
+//! all threads unless stated otherwise. Sums are integers, so their order does not matter.
 //!
 //! CTAs exchange partial results through copies: every CTA writes its part to all of them, so all compute the same from
 //! their own copy. Masses alternate between two sets of copies: a CTA that is ahead by one exchange does not overwrite
@@ -239,13 +239,13 @@ impl<'k> CtaCollectives<'k> {
     /// Sum of the masses of all ranges.
     #[track_caller]
     pub(super) fn sum_of_ranges(&self) -> Value<'k, u64> {
-        self.sum_of(self.copies(self.range_masses))
+        self.sum_of(self.range_masses)
     }
 
     /// The sums of [`Self::publish_masses`].
     #[track_caller]
     pub(super) fn sums(&self) -> [Value<'k, u64>; 2] {
-        [self.range_masses, self.wide_partials].map(|masses| self.sum_of(self.copies(masses)))
+        [self.range_masses, self.wide_partials].map(|masses| self.sum_of(masses))
     }
 
     /// Sum over the threads of this CTA.
@@ -261,7 +261,7 @@ impl<'k> CtaCollectives<'k> {
 
     #[track_caller]
     fn sum_of(&self, masses: Shared<'k, u64>) -> Value<'k, u64> {
-        let of_lane = self.of_lane(masses, 0_u64);
+        let of_lane = self.of_lane(self.copies(masses), 0_u64);
         self.warp_sum(of_lane.into_iter().fold(self.k.constant(0_u64), |sum, mass| sum + mass))
     }
 

@@ -82,7 +82,7 @@ impl<'k> ListLimits<'k> {
         (rule, mass_scale): (&WeightRule<'k>, MassScale<'k>),
         [all, of_list]: [CtaSum<'k>; 2],
     ) {
-        let part = |first: Value<'k, u32>, numbers: &[Value<'k, f32>]| {
+        row.each_four(vectors_in_flight::<T>(), |first, numbers| {
             let weights: Vec<_> = numbers.iter().map(|&x| rule.normal_weight(x)).collect();
             let masses: Vec<_> = weights.iter().map(|&weight| rule.mass(mass_scale, weight)).collect();
             masses.iter().for_each(|&mass| all.add(mass));
@@ -96,12 +96,7 @@ impl<'k> ListLimits<'k> {
                     of_list.add(element.is_listed.select(mass, 0_u64));
                 }
             });
-        };
-        let group = |first: Value<'k, u32>, numbers: &[Value<'k, f32>]| {
-            // vectors of 16-bit elements in halves, to reduce register pressure
-            (0..).step_by(4).zip(numbers.chunks(4)).for_each(|(i, numbers)| part(first + i, numbers));
-        };
-        row.visit(vectors_in_flight::<T>(), group, |index, x| part(index, &[x]));
+        });
     }
 
     /// An element, listed if its weight reaches the limits.

@@ -71,7 +71,7 @@ pub fn logprobs<T: Number>(name: &str, threads: u32) -> Result<Kernel, Invalid> 
                 ]);
             });
             k.when(count.gt(0), || {
-                let candidates = Candidates::new(cta, list, row);
+                let candidates = Candidates::new(list, row);
                 let ranking = Ranking::new(candidates, &stats, (&logit, k.constant(false)), count);
                 ranking.emit((count, k.constant(false)), |rank, index| {
                     let bits = logit(index, row.element(index)).reinterpret::<u32>();

@@ -25,8 +25,7 @@
 //! radix select.
 //!
 //! Modules below: `weight_buckets` (histograms), `mass` (fixed point, `e^x`), `product_scale` (f64 products of weights),
-//! `cta`, `cta_select`, `cta_rank` (collectives),
-//! `row_reader` and `row_writer`, `rng`.
+//! `cta`, `cta_select` and `cta_rank` (collectives), `row_reader` and `row_writer`, `rng`.
 
 mod candidates;
 mod chain;
@@ -59,7 +58,7 @@ pub use logprobs::{LOGPROBS_WORDS, logprobs};
 pub use mass::{Number, mass_bits};
 pub use request::{JOINT, REQUEST_WORDS, request_words};
 pub use row_stats::{EMPTY, INVALID_VALUE, ROW_OUTCOME_WORDS, RowKind, VALID};
-pub use sample::{RowCtas, SampleConfig, sample};
+pub use sample::{RowCtas, SampleConfig, cta_threads, sample};
 pub use top_k::{LAST_FIRST, SORTED, top_k, top_k_mask};
 
 use tilewright_ptx::verify::Invalid;

@@ -33,14 +33,10 @@ impl<'k, T: Number> Weights<'k, T> {
         buckets: WeightBuckets<'k>,
         body: impl Fn(Value<'k, u32>, &[(Value<'k, f32>, Value<'k, u32>)]),
     ) {
-        let part = |first: Value<'k, u32>, numbers: &[Value<'k, f32>]| {
+        self.candidates.row.each_four(IN_FLIGHT / T::PER_VECTOR, |first, numbers| {
             let of = |&x: &Value<'k, f32>| (x, buckets.of(self.rule.normal_weight(x)));
             body(first, &numbers.iter().map(of).collect::<Vec<_>>());
-        };
-        let group = |first: Value<'k, u32>, numbers: &[Value<'k, f32>]| {
-            (0..).step_by(4).zip(numbers.chunks(4)).for_each(|(i, numbers)| part(first + i, numbers));
-        };
-        self.candidates.row.visit(IN_FLIGHT / T::PER_VECTOR, group, |index, x| part(index, &[x]));
+        });
     }
 
     /// Lists the elements whose buckets pass `is_listed`.

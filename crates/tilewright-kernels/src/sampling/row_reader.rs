@@ -96,13 +96,20 @@ impl<'k, T: Number> RowReader<'k, T> {
         });
     }
 
+    /// Calls `body` with the first index and the values of up to 4 adjacent elements of this thread: vectors of 16-bit elements
+    /// in halves, to reduce register pressure.
+    #[track_caller]
+    pub(super) fn each_four(&self, ahead: u32, body: impl Fn(Value<'k, u32>, &[Value<'k, f32>])) {
+        let group = |first: Value<'k, u32>, numbers: &[Value<'k, f32>]| {
+            (0..).step_by(4).zip(numbers.chunks(4)).for_each(|(i, numbers)| body(first + i, numbers));
+        };
+        self.visit(ahead, group, |index, x| body(index, &[x]));
+    }
+
     /// Calls `body` with index and value of each element of this thread.
     #[track_caller]
     pub(super) fn each(&self, ahead: u32, body: impl Fn(Value<'k, u32>, Value<'k, f32>)) {
-        let group = |first: Value<'k, u32>, numbers: &[Value<'k, f32>]| {
-            (0..).zip(numbers).for_each(|(i, &x)| body(first + i, x));
-        };
-        self.visit(ahead, group, &body);
+        self.each_four(ahead, |first, numbers| (0..).zip(numbers).for_each(|(i, &x)| body(first + i, x)));
     }
 
     /// Calls `body` with index and value of each element of the threads that pass `selected`.

@@ -47,9 +47,14 @@ impl RowCtas {
         match clusters {
             8.. => Self { ctas: 8, threads: 256 },
             2..8 => Self { ctas: 2, threads: 512 },
-            0 | 1 => Self { ctas: 1, threads: if vocab <= 4096 { 128 } else { 1024 } },
+            0 | 1 => Self { ctas: 1, threads: cta_threads(vocab) },
         }
     }
+}
+
+/// Threads of the CTA of a row: few for a small vocabulary.
+pub fn cta_threads(vocab: usize) -> u32 {
+    if vocab <= 4096 { 128 } else { 1024 }
 }
 
 /// Records the kernel. Parameters: scores, requests, verdicts; stride (u64, in elements), vocab (u32).

@@ -41,7 +41,7 @@ pub fn top_k<T: Number>(name: &str, threads: u32) -> Result<Kernel, Invalid> {
         k.when_else(
             stats.outcome.eq(VALID),
             || {
-                let candidates = Candidates::new(cta, list, row);
+                let candidates = Candidates::new(list, row);
                 let last_first = (flags & LAST_FIRST).ne(0);
                 let ranking = Ranking::new(candidates, &stats, (&|_, x| x, last_first), count);
                 ranking.emit((count, (flags & SORTED).eq(0)), |rank, index| {
@@ -81,7 +81,7 @@ pub fn top_k_mask<T: Number>(name: &str, threads: u32) -> Result<Kernel, Invalid
         k.when_else(
             stats.outcome.eq(VALID),
             || {
-                let candidates = Candidates::new(cta, list, row);
+                let candidates = Candidates::new(list, row);
                 let value = |_, x| x;
                 Ranking::new(candidates, &stats, (&value, k.constant(false)), count);
                 let (least, _) = candidates.threshold(&value, &|_, _| k.constant(1_u64), count.to_u64());

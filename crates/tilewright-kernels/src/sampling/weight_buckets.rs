@@ -86,7 +86,7 @@ impl<'k> CountedBuckets<'k> {
     /// `target`, of `total`; the highest is 0 if a bucket that is not counted may.
     ///
     /// Dropped bits are less than `2^(dropped - 23)` of a mass. Truncation to fixed point adds less than 1 per weight and
-    /// term. With an error of several buckets, the result can be wrong.
+    /// term. If the error covers several buckets, the threshold can be in a lower one: the caller checks the exact masses.
     #[track_caller]
     pub(super) fn find(
         &self,

@@ -188,7 +188,7 @@ impl<'k, T: Number> Weights<'k, T> {
         let request = request.without_filters(k, rule.greedy);
         let filters = Filters::new(&request, row.vocab);
         let mass_scale = MassScale::new(row.vocab, rule.max_weight());
-        let candidates = Candidates::new(cta, list, row);
+        let candidates = Candidates::new(list, row);
 
         let row_fits = fits(row.vocab);
         let wanted = filters.top_k.select(request.top_k, cta.groups() * 3 / 4);

@@ -1,6 +1,6 @@
 //! Distributions: softmax and the renormalizing filters are requests without other parameters.
 
-use super::{kind_of, name_of, threads_of, top_k::top_k_mask, vocab_of, with_elements};
+use super::{kind_of, name_of, top_k::top_k_mask, vocab_of, with_elements};
 use crate::{
     backend::{Gpu, geometry::address},
     machine::Machine,
@@ -9,7 +9,7 @@ use tilewright::{
     Operator, Result, View,
     sampling::{Filter, SamplingDistribution, SamplingParams, ScoreFilter, Scores},
 };
-use tilewright_kernels::sampling::{self, SampleConfig};
+use tilewright_kernels::sampling::{self, SampleConfig, cta_threads};
 use tilewright_ptx::sim::Arg;
 
 pub(in crate::backend) fn distribution<M: Machine>(
@@ -51,7 +51,7 @@ fn run<M: Machine>(
     if rows == 0 {
         return Ok(());
     }
-    let config = SampleConfig { kind, threads: threads_of(vocab) };
+    let config = SampleConfig { kind, threads: cta_threads(vocab) };
     let name = format!("distribution_{}_{}_{}_{}", name_of(kind), view.dtype(), out.dtype(), config.threads);
     let kernel = with_elements!(operator, view.dtype(), T => with_elements!(operator, out.dtype(), O => {
         gpu.kernel(operator, &name, |name| sampling::distribution::<T, O>(name, config))

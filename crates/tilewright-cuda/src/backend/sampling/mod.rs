@@ -23,7 +23,7 @@ use tilewright::{
     sampling::{SamplingParams, Scores},
     tensor::DeviceMemory,
 };
-use tilewright_kernels::sampling::{INVALID_VALUE, RowKind, VALID, request_words};
+use tilewright_kernels::sampling::{INVALID_VALUE, RowKind, VALID, cta_threads, request_words};
 
 /// Evaluates an expression with the element type of a dtype that kernels compute with.
 macro_rules! with_elements {
@@ -50,14 +50,9 @@ macro_rules! with_elements {
 }
 use with_elements;
 
-/// Threads of the CTA of a row: few for a small vocabulary.
-fn threads_of(vocab: usize) -> u32 {
-    if vocab <= 4096 { 128 } else { 1024 }
-}
-
-/// Same for kernels with more than 64 registers per thread.
+/// Threads of the CTA of a row for kernels with more than 64 registers per thread.
 fn threads_of_large(vocab: usize) -> u32 {
-    threads_of(vocab).min(512)
+    cta_threads(vocab).min(512)
 }
 
 /// The vocabulary size as a kernel argument.
