@@ -2,9 +2,10 @@
 //! at the end.
 //!
 //! ```text
-//! warp w    keys n (4 i + w) .. + n for i = 0, 1, .., n = 16 or 32: K and V copied `num_stages - 1` stages ahead, by this warp alone
-//!           S = Q · Kᵀ,  P = 2^((S - max) · scale)
-//!           O = O · 2^((old max - max) · scale) on a new maximum;  O = O + P · V
+//! warp w    keys n (4 i + w) .. + n for i = 0, 1, .., n = 16 or 32: K and V copied `stages_ahead` stages ahead, by this warp alone
+//!           copy K(i + ahead);  S = Q · K(i)ᵀ
+//!           copy V(i + ahead) over K(i), if no other unit is free;  P = 2^((S - max) · scale)
+//!           O = O · 2^((old max - max) · scale) on a new maximum;  O = O + P · V(i)
 //! end       O = Σ_w O_w · 2^((max_w - max) · scale)
 //! ```
 //!
@@ -33,6 +34,7 @@ use crate::attention::kernel::{
 use crate::tile::reduce;
 use operands::{QueryOperands, StageOperands};
 use ring::RingCursors;
+use std::ops::Range;
 use tilewright_ptx::build::{Builder, Shared, Value, Var};
 
 /// Executes an item.
@@ -79,7 +81,7 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
         hooks: &'c RowHooks<'k, 'c>,
     ) -> Self {
         let (k, item, warp) = (cta.k, current.load(), cta.k.warp_index());
-        let entries = cta.at::<u32>(layout.entries).byte(warp * (2 * layout.stage_keys * 16) as u32);
+        let entries = cta.at::<u32>(layout.entries).byte(warp * layout.entry_bytes as u32);
         let loader = |format: RowFormat, table: usize| {
             let entries = entries.plus(table * layout.stage_keys * 4);
             TileLoader::new(cta, (k.lane(), 32), (format, layout.stage_keys), entries)
@@ -118,10 +120,9 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
     fn begin(&self) -> QueryOperands<'k> {
         let (k, zero, layout, cursors) = (self.k, self.k.constant(0_u32), &self.cta.layout, &self.cursors);
         let (q, item) = (self.cta.at(self.layout.q), self.current.load());
-        let first_keys =
-            (0..self.layout.num_stages as u32 - 1).map(|stage| self.first_key(k.constant(stage)));
-        let first_keys: Vec<_> = first_keys.collect();
-        let last_key = self.first_key(k.constant(self.layout.num_stages as u32 - 1));
+        let ahead = self.layout.stages_ahead() as u32;
+        let first_keys: Vec<_> = (0..ahead).map(|stage| self.first_key(k.constant(stage))).collect();
+        let last_key = self.first_key(k.constant(ahead));
         let copied = cursors.begin(&item, self.first_key(zero), self.stride());
         let is_incomplete = copied.lt(last_key);
         // all pages are requested at once
@@ -137,7 +138,10 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
         self.hooks.fill(self.cta, self.current, (zero, MAX_SPLIT_KV_ROWS));
         k.when(is_incomplete, || {
             for (first, stage) in first_keys.iter().zip(&stages) {
-                k.when(copied.le(*first), || self.copy_stage(*stage, || ()));
+                k.when(copied.le(*first), || {
+                    let count = self.copy_stage(*stage, || ());
+                    self.copy_values(count);
+                });
             }
         });
         self.operands.store_queries(queries);
@@ -157,27 +161,45 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
         (WARPS * self.layout.stage_keys) as u32
     }
 
-    /// Starts the copies of a stage, and calls `look_up` before: assemblers do not move loads from shared memory across copies to
-    /// it.
-    fn copy_stage(&self, stage: PendingStage<'k>, look_up: impl FnOnce()) {
-        let (k, layout, cursors) = (self.k, self.layout, &self.cursors);
-        let count = stage.count();
-        // all lanes have read the entries of the stage before, and the stage that is overwritten
+    /// Starts the copies of a stage, or of its keys, and calls `look_up` before: assemblers do not move loads from shared memory
+    /// across copies to it. Returns the number of keys.
+    fn copy_stage(&self, stage: PendingStage<'k>, look_up: impl FnOnce()) -> Value<'k, u32> {
+        let (k, count) = (self.k, stage.count());
+        // all lanes have read the entries of the stage before, and the unit that is overwritten
         k.sync_warp();
         self.lookup.write_entries(stage);
         look_up();
+        self.copy_units(0..self.layout.units_at_once(), count);
+        count
+    }
+
+    /// Starts the copies of the values of a stage of `count` keys, unless [`copy_stage`](Self::copy_stage) did.
+    fn copy_values(&self, count: Value<'k, u32>) {
+        if !self.layout.has_whole_stages() {
+            self.copy_units(1..2, count);
+        }
+    }
+
+    /// Starts the copies of the units `tables` of a stage, by the entries of their tables.
+    fn copy_units(&self, tables: Range<usize>, count: Value<'k, u32>) {
+        let (k, layout) = (self.k, self.layout);
         k.when(count.ne(0), || {
+            // all lanes have written the entries, and have read the units that are overwritten
             k.sync_warp();
-            let keys = self.ring.byte(cursors.write.get());
-            let values = self.values_of(keys);
-            let halves = [(&self.key_loader, keys), (&self.value_loader, values)];
+            let first = self.ring.byte(self.cursors.write.get());
+            let unit = |table: usize| first.plus((table - tables.start) * layout.unit_bytes / 4);
+            let loaders = [&self.key_loader, &self.value_loader];
             k.when_else(
                 count.ge(layout.stage_keys as u32),
-                || halves.iter().for_each(|(loader, to)| loader.copy_all(*to)),
-                || halves.iter().for_each(|(loader, to)| loader.copy(*to, k.constant(0))),
+                || tables.clone().for_each(|table| loaders[table].copy_all(unit(table))),
+                || tables.clone().for_each(|table| loaders[table].copy(unit(table), k.constant(0))),
             );
-            self.page_scales.copy_to_stage((k.lane(), 32), self.entries, keys.plus(layout.scales / 4));
-            self.advance(cursors.write, layout.stage_bytes);
+            for table in tables.clone() {
+                let entries = (self.entries.plus(table * layout.stage_keys * 4), layout.stage_keys);
+                let scales = unit(table).plus(layout.scales / 4);
+                self.page_scales.copy_to_stage((k.lane(), 32), entries, scales);
+            }
+            self.advance(self.cursors.write);
         });
         k.commit_copies();
     }
@@ -185,63 +207,89 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
     /// Looks up the stage after the pending ones.
     fn look_up(&self) {
         let in_group = self.warp * self.layout.stage_keys as u32;
-        let steps = (self.stride(), in_group, self.layout.rows_per_stage());
+        let steps = (self.stride(), in_group, self.layout.rows_in_free_units());
         self.cursors.look_up((self.cta, self.current), &self.lookup, steps);
     }
 
-    /// Starts the copies of the next stage, of this item or the next one.
-    fn copy_ahead(&self) {
-        self.copy_stage(self.cursors.pending, || self.look_up());
+    /// Advances a cursor by the units that are copied together.
+    fn advance(&self, cursor: Var<'k, u32>) {
+        let layout = self.layout;
+        let next = cursor.get() + (layout.units_at_once() * layout.unit_bytes) as u32;
+        cursor.set(next.unless(next.eq((layout.num_units * layout.unit_bytes) as u32), 0));
     }
 
+    /// Waits for the units that are read next, and returns the first one.
+    fn wait_for_units(&self) -> Shared<'k, u32> {
+        self.k.wait_copies(self.layout.stages_ahead() * (3 - self.layout.units_at_once()));
+        // the copies of all lanes have arrived
+        self.k.sync_warp();
+        let first = self.ring.byte(self.cursors.read.get());
+        self.advance(self.cursors.read);
+        first
+    }
+
+    /// The values of the stage whose keys are at `keys`; units of their own are not yet awaited.
     fn values_of(&self, keys: Shared<'k, u32>) -> Shared<'k, u32> {
-        keys.plus(self.layout.stage_keys * self.cta.layout.stored_k.stride / 4)
-    }
-
-    fn advance(&self, stage: Var<'k, u32>, bytes: usize) {
-        let next = stage.get() + bytes as u32;
-        stage.set(next.unless(next.eq((self.layout.num_stages * bytes) as u32), 0));
+        match self.layout.has_whole_stages() {
+            true => keys.plus(self.layout.unit_bytes / 4),
+            false => self.ring.byte(self.cursors.read.get()),
+        }
     }
 
     fn attend(&self, query: &QueryOperands<'k>) {
         let (k, layout) = (self.k, self.layout);
         k.repeat((0, self.count), 1, |stage| {
-            self.copy_ahead();
-            k.wait_copies(layout.num_stages - 1);
-            // the copies of all lanes have arrived
-            k.sync_warp();
-            let stored = self.ring.byte(self.cursors.read.get());
-            self.advance(self.cursors.read, layout.stage_bytes);
+            let count = self.copy_stage(self.cursors.pending, || self.look_up());
+            let keys = self.wait_for_units();
             let logits = vec![(0..layout.stage_keys / 8).map(|_| self.unset_fragment()).collect::<Vec<_>>()];
-            self.operands.multiply_keys(query, stored, &logits[0]);
-            let key_scales = stored.plus(layout.scales / 4).cast::<f32>();
-            self.page_scales.scale_logits(key_scales, &logits);
+            self.operands.multiply_keys(query, keys, &logits[0]);
+            self.page_scales.scale_logits(keys.plus(layout.scales / 4).cast(), &logits);
+            self.copy_values(count);
             let stage_keys = self.key_range(stage);
             self.hooks.logits((self.cta, self.current), stage_keys, (&|| k.constant(0), &logits));
             let masked = self.hooks.needs_mask(self.rows.needs_mask(stage_keys.first, layout.stage_keys));
-            let values = self.values_of(stored);
-            let has_nonfinite = k.var::<bool>("special", false);
+            let (values, whole) = (self.values_of(keys), layout.has_whole_stages());
             let visible = [0, 8].map(|_| k.var::<u32>("seen", 0));
+            let has_nonfinite = k.var::<bool>("special", false);
             k.when(masked, || {
                 self.compute_visible(stage, visible);
                 apply_mask(k, visible.map(|word| word.get().to_u64()), &logits[0]);
-                if let Some(found) = self.operands.detect_nonfinite(&self.value_loader, values) {
-                    has_nonfinite.set(k.any(found));
+                if whole {
+                    self.detect_nonfinite(values, has_nonfinite);
                 }
             });
-            k.when(has_nonfinite.get(), || {
-                self.operands.extract_nonfinite(values, self.nonfinite_masks());
-                k.sync_warp();
-            });
-            let page_rescale = self.page_scales.update(key_scales);
+            if whole {
+                self.extract_nonfinite(values, has_nonfinite);
+            }
+            let page_rescale = self.page_scales.update(values.plus(layout.scales / 4).cast());
             let at = (std::slice::from_ref(&self.tile), logits.as_slice());
             let cta = &self.operands.cta;
             let weights = softmax::online_softmax(cta, at, self.current.scale, Some(&page_rescale));
+            if !whole {
+                self.wait_for_units();
+                k.when(masked, || self.detect_nonfinite(values, has_nonfinite));
+                self.extract_nonfinite(values, has_nonfinite);
+            }
             self.operands.multiply_values(&weights, values, &self.tile);
             k.when(has_nonfinite.get(), || {
                 let visible = visible.map(|word| word.get().to_u64());
                 self.operands.add_back_nonfinite(self.nonfinite_masks(), &self.tile, visible);
             });
+        });
+    }
+
+    /// Sets `found` if a value of a masked stage is not finite.
+    fn detect_nonfinite(&self, values: Shared<'k, u32>, found: Var<'k, bool>) {
+        if let Some(of_lane) = self.operands.detect_nonfinite(&self.value_loader, values) {
+            found.set(self.k.any(of_lane));
+        }
+    }
+
+    /// Extracts the non-finite values of a stage, if any were found.
+    fn extract_nonfinite(&self, values: Shared<'k, u32>, found: Var<'k, bool>) {
+        self.k.when(found.get(), || {
+            self.operands.extract_nonfinite(values, self.nonfinite_masks());
+            self.k.sync_warp();
         });
     }
 
@@ -268,18 +316,17 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
         words[1].set(word.of_lane(own + 8));
     }
 
-    /// The nonfinite masks of this warp's values.
+    /// The nonfinite masks of this warp's values, which overwrite the entries of their copies.
     fn nonfinite_masks(&self) -> Shared<'k, u16> {
-        let bytes = self.layout.stage_keys * self.cta.layout.v.chunks * 2;
-        self.cta.at::<u32>(self.layout.nonfinite_masks).byte(self.warp * bytes as u32).cast()
+        self.entries.cast()
     }
 
     /// Reduces the states of all warps and writes the result.
     fn end(&self) {
         let (k, layout, lane) = (self.k, self.layout, self.k.lane());
         let (states, rows) = (self.cta.at::<f32>(layout.states), self.current.rows());
-        // O overwrites the stage that was read last, or, if that is too small, the ring, which is empty then
-        let sums_at = match layout.rows_per_stage() {
+        // O overwrites the unit that was read last, or, if that is too small, the ring, which is empty then
+        let sums_at = match layout.rows_in_free_units() {
             MAX_SPLIT_KV_ROWS.. => self.cursors.write.get(),
             most => self.cursors.write.get().unless(rows.gt(most as u32), 0),
         };

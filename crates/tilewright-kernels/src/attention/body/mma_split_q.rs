@@ -172,7 +172,7 @@ impl<'c, 'k> SplitQBody<'c, 'k> {
                 let entries = self.cta.at::<u32>(split_q.entries).byte(self.table(first));
                 self.page_scales.copy_to_stage(
                     (k.thread(), self.cta.threads),
-                    entries,
+                    (entries, 2 * KV_TOKENS),
                     stage.plus(split_q.scales / 4),
                 );
             }
@@ -231,7 +231,7 @@ impl<'c, 'k> SplitQBody<'c, 'k> {
         self.page_scales.scale_logits(key_scales, &logits);
         self.hooks.logits((self.cta, self.current), key_range(first), (&|| self.row_of_tile(0), &logits));
         k.when(masked, || self.apply_mask(&logits));
-        let page_rescale = self.page_scales.update(key_scales);
+        let page_rescale = self.page_scales.update(key_scales.plus(KV_TOKENS));
         let weights = softmax::online_softmax(
             self.cta,
             (&self.tiles, &logits),

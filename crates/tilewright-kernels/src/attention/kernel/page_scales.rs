@@ -1,7 +1,7 @@
 //! Scales of quantized keys and values: one per tensor or head, or one per page in 8-bit caches.
 //!
 //! A single scale is folded into the scale of logits or outputs. Per-page scales are loaded with the page-table lookup
-//! (`page_lookup`) and stored after the keys of a stage, `[2][keys]` f32. S is multiplied by the key's scale before masking, and
+//! (`page_lookup`) and stored after the keys and values of a stage. S is multiplied by the key's scale before masking, and
 //! P by the value's scale before rounding:
 //!
 //! ```text
@@ -130,17 +130,17 @@ impl<'k> PageScales<'k> {
         k.when(k.lane().eq(0), || (0..3).for_each(|at| slot.plus(at).store(words[at])));
     }
 
-    /// Copies the scales from the entries of keys and values to `to`, by `threads` threads of which this is `thread`.
+    /// Copies the scales from `count` entries to `to`, by `threads` threads of which this is `thread`.
     #[track_caller]
     pub(crate) fn copy_to_stage(
         &self,
         (thread, threads): (Value<'k, u32>, usize),
-        entries: Shared<'k, u32>,
+        (entries, count): (Shared<'k, u32>, usize),
         to: Shared<'k, u32>,
     ) {
         self.when(|_| {
-            for first in (0..2 * self.keys).step_by(threads) {
-                self.cta.k.when(thread.lt((2 * self.keys - first) as u32), || {
+            for first in (0..count).step_by(threads) {
+                self.cta.k.when(thread.lt((count - first) as u32), || {
                     to.at(thread).plus(first).store(entries.at(thread << 2).plus(4 * first + 3).load());
                 });
             }
@@ -165,11 +165,10 @@ impl<'k> PageScales<'k> {
         });
     }
 
-    /// Updates the running scale for the values whose scales follow those of the keys at `at`.
+    /// Updates the running scale for the values whose scales are at `at`.
     #[track_caller]
     pub(crate) fn update(&self, at: Shared<'k, f32>) -> PageRescale<'k> {
         let k = self.cta.k;
-        let at = at.plus(self.keys);
         self.when(|slot| {
             let old = slot.load();
             let lane = k.lane() & (self.keys.min(32) as u32 - 1);

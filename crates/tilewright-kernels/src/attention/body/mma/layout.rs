@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! split_q    key entries · visible masks · sums · nonfinite masks | queries | dequantized tile | stages, each the K or V of a KV tile
-//! split_kv   key entries · nonfinite masks | queries | per warp, stages of 16 or 32 keys and their values
+//! split_kv   per warp, key entries or nonfinite masks | queries | per warp, units: the K or V of 16 or 32 keys
 //! ```
 
 use super::config::{KV_TOKENS, MmaConfig};
@@ -45,25 +45,27 @@ pub(crate) struct SplitQLayout {
 /// Layout of the `split_kv` body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SplitKvLayout {
-    /// Keys per stage: 16, or 32 of an 8-bit cache, which have the same bytes and more arithmetic to overlap.
+    /// Keys per stage: 32, which shorten the chain of dependent instructions per key, or 16.
     pub(crate) stage_keys: usize,
-    /// `[4 warps][2][stage_keys]` entries of 16 bytes.
+    /// Per warp `[2][stage_keys]` entries of 16 bytes, or, when the copies of a stage have started, `[stage_keys][chunks]` u16: masks of
+    /// non-finite values.
     pub(crate) entries: usize,
+    /// Bytes of a warp's entries or masks.
+    pub(crate) entry_bytes: usize,
     /// `[4 warps][16][2]` f32: maxima and sums of the warps' rows, then per warp the byte offset of its O in the rings.
     pub(crate) states: usize,
-    /// `[4 warps][stage_keys][chunks]` u16: masks of non-finite values.
-    pub(crate) nonfinite_masks: usize,
     pub(crate) q: usize,
     /// `[16]` f32: factors of the logits of rows whose queries were scaled, if the cache has 8 bits.
     pub(crate) row_factors: usize,
     /// The rings of the warps, one after the other.
     pub(crate) rings: usize,
     pub(crate) ring_bytes: usize,
-    pub(crate) stage_bytes: usize,
-    pub(crate) num_stages: usize,
-    /// Offset from a stage to the scales of its keys and values, `[2][stage_keys]` f32, if the cache has 8 bits.
+    /// Bytes of a unit: the K or the V of a stage. The units of a ring are K and V in turns.
+    pub(crate) unit_bytes: usize,
+    pub(crate) num_units: usize,
+    /// Offset from a unit to the scales of its keys or values, `[stage_keys]` f32, if the cache has 8 bits.
     pub(crate) scales: usize,
-    /// Row stride, in f32 elements, of a warp's O, which overwrites a stage of its ring at the end, or all of them.
+    /// Row stride, in f32 elements, of a warp's O, which overwrites free units of its ring at the end, or all of them.
     pub(crate) sums_stride: usize,
 }
 
@@ -71,9 +73,28 @@ impl SplitKvLayout {
     /// Bytes from the states to the offsets that follow them.
     pub(crate) const STATES_BYTES: usize = WARPS * MAX_SPLIT_KV_ROWS * 8;
 
-    /// Rows of O that fit into a stage.
-    pub(crate) fn rows_per_stage(&self) -> usize {
-        self.stage_bytes / (4 * self.sums_stride)
+    /// Minimum units: one to read, and two to fill.
+    const MIN_UNITS: usize = 3;
+
+    /// Stages whose copies are in flight while another one is processed.
+    pub(crate) fn stages_ahead(&self) -> usize {
+        (self.num_units - 1) / 2
+    }
+
+    /// Whether K and V of a stage are copied and awaited together: an even number of units is a ring of stages. Otherwise V is copied
+    /// when the keys of the current stage have been read, over these.
+    pub(crate) fn has_whole_stages(&self) -> bool {
+        self.num_units.is_multiple_of(2)
+    }
+
+    /// Units that are copied together, and are free after a stage.
+    pub(crate) fn units_at_once(&self) -> usize {
+        1 + usize::from(self.has_whole_stages())
+    }
+
+    /// Rows of O that fit into the adjacent units that are free after a stage.
+    pub(crate) fn rows_in_free_units(&self) -> usize {
+        self.units_at_once() * self.unit_bytes / (4 * self.sums_stride)
     }
 }
 
@@ -89,9 +110,13 @@ impl LayoutPrefix {
         self.cta.stored_k.size == 1
     }
 
-    /// Keys per stage of `split_kv`. Large heads leave too few registers for more.
-    fn stage_keys(&self) -> usize {
-        if self.is_8_bit() && self.cta.q.dim.max(self.cta.v.dim) <= 128 { 32 } else { 16 }
+    /// The layout of `split_kv`, and its end, with 32 keys per stage if heads leave enough registers and shared memory.
+    fn split_kv(&self, budget: usize) -> (SplitKvLayout, usize) {
+        let has_registers = self.cta.q.dim.max(self.cta.v.dim) <= 128;
+        let of_32 = has_registers.then(|| self.split_kv_of(32, budget));
+        of_32
+            .filter(|(layout, _)| layout.num_units >= SplitKvLayout::MIN_UNITS)
+            .unwrap_or_else(|| self.split_kv_of(16, budget))
     }
 
     /// Bytes of the nonfinite masks.
@@ -132,32 +157,33 @@ impl LayoutPrefix {
         (split_q, allocator.0)
     }
 
-    /// The layout of `split_kv`, and its end.
-    fn split_kv(&self, budget: usize) -> (SplitKvLayout, usize) {
+    /// The same with `stage_keys` keys per stage.
+    fn split_kv_of(&self, stage_keys: usize, budget: usize) -> (SplitKvLayout, usize) {
         let mut allocator = SharedAllocator(self.taken.0);
-        let stage_keys = self.stage_keys();
-        let entries = allocator.take(WARPS * 2 * stage_keys * 16);
+        let entry_bytes = (2 * stage_keys * 16).max(self.nonfinite_masks(stage_keys));
+        let entries = allocator.take(WARPS * entry_bytes);
         let states = allocator.take(SplitKvLayout::STATES_BYTES + WARPS * 4);
-        let nonfinite_masks = allocator.take(self.nonfinite_masks(WARPS * stage_keys));
         let q = allocator.take(MAX_SPLIT_KV_ROWS * self.cta.q.stride);
         let row_factors = allocator.take(if self.is_8_bit() { MAX_SPLIT_KV_ROWS * 4 } else { 0 });
-        let scales = stage_keys * (self.cta.stored_k.stride + self.cta.stored_v.stride);
-        let stage_bytes = scales + self.scales(stage_keys);
-        let num_stages = (budget.saturating_sub(allocator.0) / (WARPS * stage_bytes)).min(MAX_STAGES);
+        let scales = stage_keys * self.cta.stored_k.stride.max(self.cta.stored_v.stride);
+        let unit_bytes = scales + self.scales(stage_keys) / 2;
+        let fitting = (budget.saturating_sub(allocator.0) / (WARPS * unit_bytes)).min(2 * MAX_STAGES);
+        // whole stages need fewer waits
+        let num_units = if fitting > SplitKvLayout::MIN_UNITS { fitting & !1 } else { fitting };
         let sums_stride = self.cta.v.steps() * 16 + 8;
-        let ring_bytes = (num_stages * stage_bytes).max(MAX_SPLIT_KV_ROWS * sums_stride * 4);
+        let ring_bytes = (num_units * unit_bytes).max(MAX_SPLIT_KV_ROWS * sums_stride * 4);
         let rings = allocator.take(WARPS * ring_bytes);
         let split_kv = SplitKvLayout {
             stage_keys,
             entries,
+            entry_bytes,
             states,
-            nonfinite_masks,
             q,
             row_factors,
             rings,
             ring_bytes,
-            stage_bytes,
-            num_stages,
+            unit_bytes,
+            num_units,
             scales,
             sums_stride,
         };
@@ -166,7 +192,7 @@ impl LayoutPrefix {
 }
 
 impl MmaLayout {
-    /// The layout with the maximum number of stages that fit into `budget` bytes; `None` if a ring has fewer than two.
+    /// The layout with the maximum number of stages that fit into `budget` bytes; `None` if a ring has too few.
     pub(super) fn new(config: &MmaConfig, row_tiles: usize, budget: usize) -> Option<Self> {
         let (dim, size) = (config.head_dim, config.kv.size());
         let [q, v] = [dim.qk, dim.vo].map(|dim| RowFormat::new(dim, 2));
@@ -174,11 +200,13 @@ impl MmaLayout {
         let prefix = LayoutPrefix { cta, taken };
         let (split_q, split_q_end) = prefix.split_q(row_tiles, budget);
         let (split_kv, split_kv_end) = prefix.split_kv(budget);
-        let (bytes, num_stages) = match config.bodies {
-            Bodies::SplitKv => (split_kv_end, split_kv.num_stages),
-            Bodies::Both => (split_kv_end.max(split_q_end), split_kv.num_stages.min(split_q.num_stages)),
+        let bytes = match config.bodies {
+            Bodies::SplitKv => split_kv_end,
+            Bodies::Both => split_kv_end.max(split_q_end),
         };
         let cta = CtaLayout { bytes, ..cta };
-        (num_stages >= 2 && bytes <= budget).then_some(Self { cta, row_tiles, split_q, split_kv })
+        let fits_split_q = config.bodies == Bodies::SplitKv || split_q.num_stages >= 2;
+        let fits = fits_split_q && split_kv.num_units >= SplitKvLayout::MIN_UNITS && bytes <= budget;
+        fits.then_some(Self { cta, row_tiles, split_q, split_kv })
     }
 }

@@ -22,7 +22,7 @@ pub(crate) struct RingCursors<'k> {
     pub(super) first_key: Var<'k, u32>,
     /// The next stage to copy, which is looked up.
     pub(super) pending: PendingStage<'k>,
-    /// Byte offsets of the next stage to read and the next stage to write.
+    /// Byte offsets of the next unit to read and the next unit to write.
     pub(super) read: Var<'k, u32>,
     pub(super) write: Var<'k, u32>,
 }
