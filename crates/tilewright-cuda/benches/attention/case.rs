@@ -60,6 +60,9 @@ pub(crate) struct Case {
     pub(crate) page_size: Option<usize>,
     pub(crate) qo_lens: Lens,
     pub(crate) kv_lens: Lens,
+    /// The first tokens of all requests, whose pages they share.
+    #[serde(default)]
+    pub(crate) shared: usize,
     /// Whether rows see every key instead of those up to their own.
     #[serde(default)]
     pub(crate) full: bool,
@@ -119,7 +122,8 @@ impl Case {
             Some(window) => kv_len.min(qo_len + window as usize),
             None => kv_len,
         };
-        let tokens: usize = self.lens().map(seen).sum();
+        let repeated = self.shared * (self.kv_lens.count - 1);
+        let tokens = self.lens().map(seen).sum::<usize>() - repeated;
         let rows: usize = self.qo_lens.all().iter().sum();
         let of_key = self.latent.map_or(self.head_dim + self.vo(), |beside| self.head_dim + beside);
         let of_row = self.head_dim + self.vo() + self.latent.unwrap_or(0);
@@ -171,7 +175,7 @@ impl Case {
             "heads": self.heads, "head_dim": self.head_dim, "head_dim_vo": self.vo(), "latent": self.latent,
             "kv": self.kv, "page_size": self.page_size, "qo_lens": self.qo_lens.all(),
             "kv_lens": self.kv_lens.all(), "causal": !self.full, "window": self.window,
-            "sinks": self.variant == VariantKind::Sinks, "has_peers": self.has_peers(),
+            "shared": self.shared, "sinks": self.variant == VariantKind::Sinks, "has_peers": self.has_peers(),
         });
         serde_json::json!({ "case": of_case }).to_string()
     }

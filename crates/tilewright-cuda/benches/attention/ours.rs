@@ -79,6 +79,18 @@ fn shuffled(count: usize) -> Vec<i32> {
     order
 }
 
+/// The pages of requests with bounds `indptr`: the first `shared` ones for all, then others of their own.
+fn page_indices(indptr: &[i32], order: &[i32], shared: usize) -> Vec<i32> {
+    let (of_all, mut rest) = order.split_at(shared);
+    let mut indices = Vec::new();
+    for bounds in indptr.windows(2) {
+        let own;
+        (own, rest) = rest.split_at((bounds[1] - bounds[0]) as usize - shared);
+        indices.extend(of_all.iter().chain(own));
+    }
+    indices
+}
+
 /// The operator of a case.
 fn operator(gpu: &Cuda, case: &Case) -> Result<Attention<Cuda>, Box<dyn Error>> {
     let ([qo, kv], dim) = (case.heads, case.head_dim);
@@ -107,8 +119,9 @@ impl Ours {
         let qo_indptr = indptr(qo_lens.iter().copied());
         let page = case.page_size.unwrap_or(1);
         let pages = indptr(kv_lens.iter().map(|len| len.div_ceil(page)));
-        let count = pages.last().copied().unwrap_or(0) as usize;
-        let indices = shuffled(count);
+        let shared = case.shared / page;
+        let count = pages.last().copied().unwrap_or(0) as usize - shared * (kv_lens.len() - 1);
+        let indices = page_indices(&pages, &shuffled(count), shared);
         let last: Vec<i32> = kv_lens.iter().map(|len| ((len - 1) % page + 1) as i32).collect();
         let batch = match case.page_size {
             Some(page) => Batch::paged(&qo_indptr, PageTable::new(&pages, &indices, &last, page)),
@@ -119,6 +132,7 @@ impl Ours {
             Some(bits) => batch.with_mask(PackedMask::new(bits)),
             None => batch,
         };
+        let batch = if shared > 0 { batch.with_shared_prefixes() } else { batch };
         let plan = attention.plan(&batch)?;
         let mut times = Vec::new();
         for _ in 0..21 {

@@ -325,7 +325,9 @@ impl fmt::Display for Choice {
         let note = match self.body {
             Body::Mma => format!(": mma_split_kv up to {MAX_SPLIT_KV_ROWS} packed rows, mma_split_q above"),
             Body::Wgmma => {
-                format!(": above {MAX_SPLIT_KV_ROWS} packed rows; mma_split_kv up to {MAX_SPLIT_KV_ROWS}")
+                format!(
+                    ": above {MAX_SPLIT_KV_ROWS} packed rows; mma_split_kv up to {MAX_SPLIT_KV_ROWS}, side by side"
+                )
             }
             Body::MlaWgmma | Body::Mla => String::new(),
             Body::Simt => ": fallback without tensor cores".to_owned(),
@@ -356,7 +358,7 @@ mod tests {
         choose(&ChoiceInput { problem, variant: Some(variant), device, alignment }).to_string()
     }
 
-    const WGMMA: &str = "wgmma: above 16 packed rows; mma_split_kv up to 16";
+    const WGMMA: &str = "wgmma: above 16 packed rows; mma_split_kv up to 16, side by side";
     const MMA: &str = "mma: mma_split_kv up to 16 packed rows, mma_split_q above";
     const SIMT: &str = "simt: fallback without tensor cores";
 

@@ -7,8 +7,8 @@
 //! worker_indptr  counters  requests  merges  sources  feeds  items | indices      | mask bits
 //! ```
 //!
-//! The bounds of workers are followed by the ends of runs, so that a kernel without tickets can execute each run as a worker. The
-//! counters of merges are followed by the ticket of runs, and by the list of large merges.
+//! The bounds of workers are followed by those of all items in order, so that items of either kind can be executed as workers: runs by a
+//! kernel without tickets, and the others beside runs. The counters of merges are followed by the ticket of runs, and by the list of large merges.
 //!
 //! A plan without fixed capacity has exactly the capacity of its batch, so one copy uploads all arrays. For a plan of fixed
 //! capacity, that copy ends with the last used item; page indices and mask bits, if any, are separate copies.
@@ -44,6 +44,10 @@ pub(super) struct DeviceRuns {
     pub(super) count: u32,
     /// The arrays of the plan, with the runs as workers.
     pub(super) as_workers: PlanArrays,
+    /// Number of the other items.
+    pub(super) others: u32,
+    /// The arrays of the plan, with the other items as workers.
+    pub(super) others_as_workers: PlanArrays,
     /// The address of the first run.
     pub(super) items: u64,
     /// The address of a u32, 0 before and after a launch.
@@ -62,7 +66,7 @@ impl PlanLayout {
         };
         // struct fields are evaluated in the order written here
         let offsets = PlanArrays {
-            worker_indptr: array(4 * (plan.schedule().num_workers() + 1 + plan.schedule().runs().len())),
+            worker_indptr: array(4 * worker_bounds(plan)),
             arrival_counters: array(4 * (2 * capacity.merges + 3)),
             requests: array(RequestRows::BYTES * capacity.requests),
             num_requests: capacity.requests as u32,
@@ -80,11 +84,14 @@ impl PlanLayout {
     /// The runs of a plan whose arrays begin at `base`; `None` if it has none.
     pub(super) fn runs(&self, plan: &Plan, base: u64) -> Option<DeviceRuns> {
         let (schedule, arrays) = (plan.schedule(), self.at(base));
-        let (workers, count) = (schedule.num_workers(), schedule.runs().len());
+        let count = schedule.runs().len();
         let first = schedule.items.len() - count;
+        let bounds = arrays.worker_indptr + 4 * (schedule.num_workers() + 1) as u64;
         (count > 0).then(|| DeviceRuns {
             count: count as u32,
-            as_workers: PlanArrays { worker_indptr: arrays.worker_indptr + 4 * workers as u64, ..arrays },
+            as_workers: PlanArrays { worker_indptr: bounds + 4 * first as u64, ..arrays },
+            others: first as u32,
+            others_as_workers: PlanArrays { worker_indptr: bounds, ..arrays },
             items: arrays.items + (WorkItem::BYTES * first) as u64,
             ticket: base + self.ticket,
         })
@@ -133,6 +140,13 @@ impl PlanLayout {
     }
 }
 
+/// Bounds of workers, and of items if there are runs.
+fn worker_bounds(plan: &Plan) -> usize {
+    let schedule = plan.schedule();
+    let of_items = if schedule.runs().is_empty() { 0 } else { schedule.items.len() + 1 };
+    schedule.num_workers() + 1 + of_items
+}
+
 /// Writes all arrays of a plan except page indices and mask bits, which need no conversion, to [`PlanLayout::words`] words.
 /// Padding between arrays is left unchanged.
 pub(super) fn write(plan: &Plan, layout: &PlanLayout, words: &mut [u32]) {
@@ -140,10 +154,10 @@ pub(super) fn write(plan: &Plan, layout: &PlanLayout, words: &mut [u32]) {
     let (rest, items) = words.split_at_mut(offsets.items as usize / 4);
     write_items(items, plan);
     let from = |offset: u64| offset as usize / 4..;
-    let (bounds, runs) = rest[from(offsets.worker_indptr)].split_at_mut(schedule.worker_indptr.len());
+    let bounds = &mut rest[from(offsets.worker_indptr)][..worker_bounds(plan)];
+    let (bounds, of_items) = bounds.split_at_mut(schedule.worker_indptr.len());
     bounds.copy_from_slice(&schedule.worker_indptr);
-    let ends = schedule.items.len() + 1 - schedule.runs().len()..=schedule.items.len();
-    runs.iter_mut().zip(ends).for_each(|(to, end)| *to = end as u32);
+    of_items.iter_mut().zip(0..).for_each(|(to, item)| *to = item);
     rest[from(offsets.arrival_counters)][..schedule.merges.len()].fill(0);
     // the ticket, and the two words before the list of large merges
     rest[from(layout.ticket)][..3].fill(0);

@@ -23,6 +23,7 @@ use tilewright_kernels::attention::{
     body::{
         Bodies,
         mla_wgmma::MlaWgmmaParams,
+        mma,
         wgmma::{RunParams, kv_map},
     },
     choose::{Choice, KernelConfig},
@@ -32,6 +33,8 @@ use tilewright_kernels::attention::{
 use tilewright_ptx::sim::tensor::TensorMap;
 
 const OPERATOR: &str = "attention.run";
+/// The part of the SMs on which runs begin beside other items. Half of the SMs draw almost the full bandwidth.
+const RUN_SMS: f32 = 0.55;
 /// CTAs per SM of the kernel of large merges.
 const LARGE_MERGE_CTAS_PER_SM: u32 = 2;
 
@@ -163,56 +166,134 @@ impl<M: Machine> Gpu<M> {
         let buffers = VariantBuffers::upload(self, variant)?;
         call.variant = buffers.arguments(&kernels.tables, variant);
         let target = (plan.problem(), variant);
-        if let Some(runs) = &device_plan.runs {
-            self.launch_runs((kernels, target), inputs, (runs, call.clone()))?;
-        }
-        if let Some(items) = device_plan.items {
-            let (function, kernel) = kernels.select(self, target, (items, &call))?;
-            let args = match kernel {
-                KernelConfig::MlaWgmma(config) => {
-                    let box_rows = config.box_rows(&call);
-                    let maps = mla_maps(inputs, &call, box_rows);
-                    MlaWgmmaParams { box_rows, maps, large_merges: device_plan.large_merges }.args(&call)
-                }
-                _ => call.args(),
-            };
-            let grid = [device_plan.workers * kernel.ctas_per_item(), 1, 1];
-            // the kernel reads its items early, which the previous kernel may have planned
-            match device_plan.launch {
-                Some(_) => self.machine.launch(&function, grid, &args)?,
-                None => self.machine.launch_dependent(&function, grid, &args)?,
-            }
-            if let KernelConfig::MlaWgmma(config) = kernel
-                && device_plan.has_large_merges
-            {
-                let function = kernels.large_merges(self, plan.problem(), &config)?;
-                let ctas = LARGE_MERGE_CTAS_PER_SM * self.limits.multiprocessors;
-                self.machine.launch_dependent(&function, [ctas, 1, 1], &args)?;
-            }
+        let context = RunContext { gpu: self, kernels, target, inputs, device_plan };
+        match (&device_plan.runs, device_plan.items) {
+            (Some(runs), Some(kind)) => context.launch_both(runs, kind, &call)?,
+            (Some(runs), None) => context.launch_runs(runs, &call)?,
+            (None, Some(kind)) => context.launch_items(&context.workers(kind, &call))?,
+            (None, None) => {}
         }
         buffers.download(self, variant)
     }
+}
 
-    /// Launches the runs of a plan: in a kernel that draws them, or each like the items of a worker.
-    fn launch_runs(
-        &self,
-        (kernels, target): (&AttentionKernels<M>, (&Problem, &ExpressionVariant)),
-        inputs: &Inputs<'_>,
-        (runs, mut params): (&DeviceRuns, AttentionParams),
-    ) -> Result<()> {
-        let Some((function, config)) = kernels.select_many_rows(self, target, &params)? else {
-            params.plan = runs.as_workers;
-            let (function, _) = kernels.select(self, target, (Bodies::Both, &params))?;
-            return self.machine.launch(&function, [runs.count, 1, 1], &params.args());
-        };
-        params.plan.items = runs.items;
-        let box_rows = config.box_rows(&params);
-        let map = |tensor, view| tensor_map((tensor, view), &params, box_rows);
-        let maps = [map(params.k, inputs.k()), map(params.v, inputs.v())];
-        let run_params = RunParams { runs: runs.count, ticket: runs.ticket, box_rows, maps };
-        let ctas = runs.count.min(self.limits.multiprocessors);
-        self.machine.launch(&function, [ctas, 1, 1], &run_params.args(&params))
+/// Context of the launches of a run.
+struct RunContext<'a, M: Machine> {
+    gpu: &'a Gpu<M>,
+    kernels: &'a AttentionKernels<M>,
+    target: (&'a Problem, &'a ExpressionVariant),
+    inputs: &'a Inputs<'a>,
+    device_plan: &'a DevicePlan,
+}
+
+impl<M: Machine> RunContext<'_, M> {
+    /// The launch of the plan's workers, alone.
+    fn workers<'p>(&self, kind: Bodies, params: &'p AttentionParams) -> ItemLaunch<'p> {
+        ItemLaunch { kind, workers: self.device_plan.workers, params, is_beside: false }
     }
+
+    fn launch_items(&self, launch: &ItemLaunch<'_>) -> Result<()> {
+        let (gpu, kernels, device_plan) = (self.gpu, self.kernels, self.device_plan);
+        let &ItemLaunch { kind, workers, params, is_beside } = launch;
+        let (function, kernel) = kernels.select(gpu, self.target, (kind, params))?;
+        let args = match kernel {
+            KernelConfig::MlaWgmma(config) => {
+                let box_rows = config.box_rows(params);
+                let maps = mla_maps(self.inputs, params, box_rows);
+                MlaWgmmaParams { box_rows, maps, large_merges: device_plan.large_merges }.args(params)
+            }
+            KernelConfig::Mma(config) => mma::args(&config, params, is_beside),
+            KernelConfig::Mla(_) | KernelConfig::Simt(_) => params.args(),
+        };
+        let grid = [workers * kernel.ctas_per_item(), 1, 1];
+        // the kernel reads its items early, which the previous kernel may have planned
+        match device_plan.launch {
+            Some(_) => gpu.machine.launch(&function, grid, &args)?,
+            None => gpu.machine.launch_dependent(&function, grid, &args)?,
+        }
+        if let KernelConfig::MlaWgmma(config) = kernel
+            && device_plan.has_large_merges
+        {
+            let function = kernels.large_merges(gpu, self.target.0, &config)?;
+            let ctas = LARGE_MERGE_CTAS_PER_SM * gpu.limits.multiprocessors;
+            gpu.machine.launch_dependent(&function, [ctas, 1, 1], &args)?;
+        }
+        Ok(())
+    }
+
+    /// The kernel that draws runs, with its arguments for a launch of its own; `None` if each run is executed like the items of a
+    /// worker.
+    fn many_rows(&self, runs: &DeviceRuns, params: &AttentionParams) -> Result<Option<RunLaunch<M>>> {
+        let selected = self.kernels.select_many_rows(self.gpu, self.target, params)?;
+        Ok(selected.map(|(function, config)| {
+            let box_rows = config.box_rows(params);
+            let map = |tensor, view| tensor_map((tensor, view), params, box_rows);
+            let maps = [map(params.k, self.inputs.k()), map(params.v, self.inputs.v())];
+            let ctas = runs.count.min(self.gpu.limits.multiprocessors);
+            let ticket = runs.ticket;
+            let run_params =
+                RunParams { runs: runs.count, started: ctas, ctas, is_second: false, ticket, box_rows, maps };
+            let params =
+                AttentionParams { plan: PlanArrays { items: runs.items, ..params.plan }, ..params.clone() };
+            RunLaunch { function, run_params, params }
+        }))
+    }
+
+    fn launch_runs(&self, runs: &DeviceRuns, params: &AttentionParams) -> Result<()> {
+        let machine = &self.gpu.machine;
+        let Some(RunLaunch { function, run_params, params }) = self.many_rows(runs, params)? else {
+            return self.launch_as_workers(runs, params);
+        };
+        machine.launch(&function, [run_params.ctas, 1, 1], &run_params.args(&params))
+    }
+
+    /// Launches each run like the items of a worker.
+    fn launch_as_workers(&self, runs: &DeviceRuns, params: &AttentionParams) -> Result<()> {
+        let params = AttentionParams { plan: runs.as_workers, ..params.clone() };
+        let (function, kernel) = self.kernels.select(self.gpu, self.target, (Bodies::Both, &params))?;
+        let args = match kernel {
+            KernelConfig::Mma(config) => mma::args(&config, &params, false),
+            _ => params.args(),
+        };
+        self.gpu.machine.launch(&function, [runs.count, 1, 1], &args)
+    }
+
+    /// Launches runs and items side by side: runs on some SMs, items on the others, then runs on those too. Each item is a worker, so
+    /// that SMs that become free take the next one.
+    fn launch_both(&self, runs: &DeviceRuns, kind: Bodies, params: &AttentionParams) -> Result<()> {
+        let machine = &self.gpu.machine;
+        let Some(RunLaunch { function, run_params, params: of_runs }) = self.many_rows(runs, params)? else {
+            self.launch_as_workers(runs, params)?;
+            return self.launch_items(&self.workers(kind, params));
+        };
+        let sms = (RUN_SMS * self.gpu.limits.multiprocessors as f32) as u32;
+        let first = RunParams { started: run_params.ctas.min(sms.max(1)), ..run_params };
+        machine.launch(&function, [first.started, 1, 1], &first.args(&of_runs))?;
+        let of_items = AttentionParams { plan: runs.others_as_workers, ..params.clone() };
+        let (workers, params) = (runs.others, &of_items);
+        self.launch_items(&ItemLaunch { kind, workers, params, is_beside: true })?;
+        let second = RunParams { is_second: true, ..first };
+        match second.ctas - second.started {
+            0 => Ok(()),
+            ctas => machine.launch_dependent(&function, [ctas, 1, 1], &second.args(&of_runs)),
+        }
+    }
+}
+
+/// A launch of items as workers.
+struct ItemLaunch<'p> {
+    kind: Bodies,
+    workers: u32,
+    params: &'p AttentionParams,
+    /// Whether the kernel runs beside the previous one.
+    is_beside: bool,
+}
+
+/// A launch of the kernel that draws runs.
+struct RunLaunch<M: Machine> {
+    function: M::Function,
+    run_params: RunParams,
+    params: AttentionParams,
 }
 
 /// Whether any merge of a plan has more states than one CTA merges, if its kernel leaves those to another one.

@@ -45,6 +45,8 @@ pub(crate) struct MmaCta<'k> {
     pub(crate) ctas_per_item: u32,
     /// The list of large merges, which another kernel performs, if there is one.
     pub(crate) large_merges: Option<Global<'k, u32>>,
+    /// Whether the kernel runs beside the previous one, if it can. That one has waited for all before it.
+    is_beside: Option<Value<'k, bool>>,
     arena: Shared<'k, u32>,
 }
 
@@ -107,6 +109,7 @@ impl<'k> MmaCta<'k> {
             barrier: None,
             ctas_per_item: 1,
             large_merges: None,
+            is_beside: None,
             arena,
         }
     }
@@ -124,6 +127,11 @@ impl<'k> MmaCta<'k> {
     /// The CTA if large merges are appended to a list: their number, a counter of the CTAs that have performed them, and their indices.
     pub(crate) fn with_large_merges(self, list: Global<'k, u32>) -> Self {
         Self { large_merges: Some(list), ..self }
+    }
+
+    /// The CTA of a kernel that may run beside the previous one.
+    pub(crate) fn beside(self, is_beside: Option<Value<'k, bool>>) -> Self {
+        Self { is_beside, ..self }
     }
 
     /// The CTA with another dtype of products and outputs.
@@ -160,7 +168,8 @@ impl<'k> MmaCta<'k> {
         });
         if self.arch >= 90 {
             // programmatic dependent launch: wait for the writes of the previous kernel, then let the next one start
-            k.wait_for_prerequisites();
+            let is_beside = self.is_beside.unwrap_or_else(|| k.constant(false));
+            k.when(!is_beside, || k.wait_for_prerequisites());
             k.launch_dependents();
         }
         k.sync_threads();
@@ -186,6 +195,10 @@ impl<'k> MmaCta<'k> {
             });
             k.sync_threads();
         });
+        if let Some(is_beside) = self.is_beside {
+            // the next kernel waits for this one alone
+            k.when(is_beside & k.cta().eq(0), || k.wait_for_prerequisites());
+        }
     }
 
     /// Loads an item, if it exists.

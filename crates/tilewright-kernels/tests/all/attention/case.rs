@@ -8,12 +8,12 @@ use tilewright_kernels::attention::{
     body::{
         Bodies, DeviceLimits, MAX_SPLIT_KV_ROWS, mla,
         mla_wgmma::{self, MlaWgmmaConfig},
-        mma::{MmaConfig, attention_with},
+        mma::{self, MmaConfig, attention_with},
         wgmma::{self, WgmmaConfig},
     },
     params::{AttentionParams, KvLayout, UNLIMITED},
 };
-use tilewright_ptx::{ir::Kernel, verify::Invalid};
+use tilewright_ptx::{ir::Kernel, sim::Arg, verify::Invalid};
 
 /// Granularity of the KV scales.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,6 +52,8 @@ pub(crate) struct Case {
     /// Split length: items end at multiples of it.
     pub(crate) piece: usize,
     pub(crate) workers: usize,
+    /// CTAs of a second launch of `wgmma`, which draws runs only.
+    pub(crate) second: usize,
     /// Ratio of the last to the first key magnitude of a segment, linear in between.
     pub(crate) growth: f64,
     /// Factor of the queries; the scale of the logits is divided by it.
@@ -97,6 +99,7 @@ impl Case {
             bits: None,
             piece: WHOLE,
             workers: 2,
+            second: 0,
             growth: 1.0,
             query_factor: 1.0,
             spoiled: Vec::new(),
@@ -128,6 +131,11 @@ impl Case {
             (bodies, kernel)
         };
         [Bodies::Both, Bodies::SplitKv].into_iter().take(1 + usize::from(few)).map(kernel).collect()
+    }
+
+    /// The arguments of a kernel with workers, which runs beside another kernel if the seed is odd.
+    pub(crate) fn args(&self, call: &AttentionParams, seed: u64) -> Vec<Arg> {
+        if self.latent { call.args() } else { mma::args(&self.config(Bodies::Both), call, seed % 2 == 1) }
     }
 
     pub(crate) fn config(&self, bodies: Bodies) -> MmaConfig {

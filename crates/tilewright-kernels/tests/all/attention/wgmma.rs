@@ -116,6 +116,14 @@ fn more_ctas_than_runs_and_fewer() {
 }
 
 #[test]
+fn two_launches_share_the_runs() {
+    for (workers, second) in [(1, 1), (2, 3), (5, 40), (50, 2)] {
+        let case = case(64, (2, 2), &[(300, 300), (40, 400)]).with(|case| case.seeds = 4);
+        check(&case.with(|case| (case.workers, case.second, case.piece) = (workers, second, 192)));
+    }
+}
+
+#[test]
 fn values_that_are_not_finite() {
     let spoiled = [
         (0, 40, f64::INFINITY),

@@ -264,20 +264,19 @@ impl World {
         let arrival_counters = call.plan.arrival_counters;
         let ticket = memory.alloc_from(&[0_u32]);
         let large_merges = memory.alloc_from(&vec![0_u32; 2 + schedule.merges.len()]);
-        let (ctas, args) = match (case.wgmma, case.latent) {
-            (true, true) => {
-                let ctas = case.workers * case.mla_wgmma_config().ctas_per_item();
-                (ctas, self.mla_args(&call, large_merges))
-            }
-            (true, false) => {
-                (case.workers.min(schedule.items.len()), self.run_args(&call, (schedule.items.len(), ticket)))
-            }
-            _ => (case.workers, call.args()),
+        let mut launches = match (case.wgmma, case.latent) {
+            (true, true) => vec![self.mla_launch(&call, large_merges)],
+            (true, false) => self.run_launches(&call, (schedule.items.len(), ticket)),
+            _ => vec![(case.workers, case.args(&call, seed))],
         };
-        let launch = Launch { kernel, grid: [ctas as u32, 1, 1], args: &args, seed };
-        launch.run(&mut memory)?;
+        if seed % 2 == 1 {
+            launches.reverse();
+        }
+        for (ctas, args) in &launches {
+            Launch { kernel, grid: [*ctas as u32, 1, 1], args, seed }.run(&mut memory)?;
+        }
         if case.wgmma && case.latent {
-            self.run_large_merges((&args, large_merges), seed, &mut memory)?;
+            self.run_large_merges((&launches[0].1, large_merges), seed, &mut memory)?;
         }
         assert_eq!(memory.read::<u32>(ticket, 1)?, [0], "the ticket is not reset");
         assert!(memory.read::<u32>(arrival_counters, schedule.merges.len())?.iter().all(|&count| count == 0));
@@ -307,20 +306,28 @@ impl World {
         Ok(())
     }
 
-    /// The arguments of the `wgmma` kernel, whose runs are all items.
-    fn run_args(&self, call: &AttentionParams, (runs, ticket): (usize, u64)) -> Vec<Arg> {
-        let box_rows = self.case.wgmma_config(&self.variant).box_rows(call);
+    /// CTAs and arguments of the launches of the `wgmma` kernel, whose runs are all items: one launch, or two in any order.
+    fn run_launches(&self, call: &AttentionParams, (runs, ticket): (usize, u64)) -> Vec<(usize, Vec<Arg>)> {
+        let (case, box_rows) = (&self.case, self.case.wgmma_config(&self.variant).box_rows(call));
         let map = |tensor, dim| self.map((tensor, dim), box_rows);
-        let maps = [map(call.k, self.case.dim.qk), map(call.v, self.case.dim.vo)];
-        RunParams { runs: runs as u32, ticket, box_rows, maps }.args(call)
+        let maps = [map(call.k, case.dim.qk), map(call.v, case.dim.vo)];
+        let first = case.workers.min(runs);
+        let (runs, started, ctas) = (runs as u32, first as u32, (first + case.second) as u32);
+        let params = RunParams { runs, started, ctas, is_second: false, ticket, box_rows, maps };
+        let mut launches = vec![(first, params.args(call))];
+        if case.second > 0 {
+            launches.push((case.second, RunParams { is_second: true, ..params }.args(call)));
+        }
+        launches
     }
 
-    /// The arguments of the `mla_wgmma` kernel.
-    fn mla_args(&self, call: &AttentionParams, large_merges: u64) -> Vec<Arg> {
+    /// CTAs and arguments of the launch of the `mla_wgmma` kernel.
+    fn mla_launch(&self, call: &AttentionParams, large_merges: u64) -> (usize, Vec<Arg>) {
         let (dim, box_rows) = (self.case.dim, self.case.mla_wgmma_config().box_rows(call));
         let pe = call.pe.expect("latent attention");
         let maps = [self.map((call.k, dim.vo), box_rows), self.map((pe.k, dim.qk - dim.vo), box_rows)];
-        MlaWgmmaParams { box_rows, maps, large_merges }.args(call)
+        let ctas = self.case.workers * self.case.mla_wgmma_config().ctas_per_item();
+        (ctas, MlaWgmmaParams { box_rows, maps, large_merges }.args(call))
     }
 
     /// The tensor map of keys or values.

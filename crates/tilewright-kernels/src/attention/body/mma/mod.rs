@@ -1,6 +1,6 @@
 //! The kernel of the `mma` bodies: FlashAttention with `mma.sync` and `cp.async`, for Ampere and newer.
 //!
-//! Grid: `[workers, 1, 1]`; parameters: [`AttentionParamRegs`](crate::attention::params::AttentionParamRegs). One item is a tile
+//! Grid: `[workers, 1, 1]`; parameters: [`args`]. One item is a tile
 //! of query rows (tokens times heads of a group) against a range of keys. K and V are staged in shared memory by KV tiles. S, P
 //! and O stay in registers as `mma` fragments.
 //!
@@ -22,16 +22,28 @@ pub use variant::unsupported_variant;
 
 use super::{
     mma_split_kv::{self, ring::RingCursors},
-    mma_split_q,
+    mma_split_q, wgmma,
 };
 use crate::{
-    attention::kernel::{cta::MmaCta, row_hooks::RowHooks},
+    attention::{
+        kernel::{cta::MmaCta, row_hooks::RowHooks},
+        params::AttentionParams,
+    },
     variant::Hooks,
 };
 use tilewright::attention::variant::ExpressionVariant;
-use tilewright_ptx::{build::Builder, ir::Kernel, verify::Invalid};
+use tilewright_ptx::{build::Builder, ir::Kernel, sim::Arg, verify::Invalid};
 
-/// Builds the kernel.
+/// The arguments of the kernel in order. On Hopper, the kernel may run beside the previous one: items of few rows beside runs.
+pub fn args(config: &MmaConfig, params: &AttentionParams, is_beside: bool) -> Vec<Arg> {
+    let is_beside = (config.device.arch == wgmma::ARCH).then_some(Arg::U32(u32::from(is_beside)));
+    let mut args = params.args_before_variant();
+    args.extend(is_beside);
+    args.extend_from_slice(&params.variant);
+    args
+}
+
+/// Builds the kernel. Parameters: [`args`].
 ///
 /// # Errors
 /// With the reasons of [`MmaConfig::unsupported`], if there are any.
@@ -39,9 +51,8 @@ pub fn attention(name: &str, config: &MmaConfig) -> Result<Kernel, Invalid> {
     recorded(name, config, None)
 }
 
-/// Builds the kernel for a variant, whose parameters follow those of
-/// [`AttentionParamRegs`](crate::attention::params::AttentionParamRegs) in the order of
-/// [`arguments`](crate::variant::arguments). Without hooks it is [`attention`].
+/// Builds the kernel for a variant, whose parameters come last, in the order of [`arguments`](crate::variant::arguments). Without
+/// hooks it is [`attention`].
 ///
 /// # Errors
 /// With the reasons of [`MmaConfig::unsupported`] and [`unsupported_variant`], if there are any.
@@ -66,6 +77,8 @@ fn recorded(name: &str, config: &MmaConfig, hooks: Option<&Hooks<'_>>) -> Result
     Builder::kernel(name, THREADS, |k| {
         k.ctas_per_sm(config.ctas_with_budget(tile_budget));
         let cta = MmaCta::new(k, (THREADS, config.device.arch), (config.qo, config.kv), false, layout.cta);
+        let is_beside = (config.device.arch == wgmma::ARCH).then(|| k.param::<u32>("is_beside").ne(0));
+        let cta = cta.beside(is_beside);
         let hooks = RowHooks::new(&cta, hooks);
         let cursors = RingCursors::new(&cta, layout.split_kv.stage_keys);
         cta.run(&hooks, |current| {

@@ -16,6 +16,9 @@
 //! Grid: at most one CTA per SM. CTA `w` starts with run `w` and draws others from `ticket`, one ahead. The CTA that makes the last
 //! draw sets the ticket to 0 for the next launch.
 //!
+//! Beside items of few rows there are two launches. The first one leaves SMs to the kernel of the items, which follows it and runs at
+//! the same time. The second one begins as these SMs become free, and its CTAs only draw.
+//!
 //! KV tiles that a row does not see in full are masked: by comparison with the row's range of keys, or, with mask bits or a mask
 //! hook, by words of 64 bits. Non-finite values of masked keys make outputs NaN, which the epilogue finds. The producer then passes
 //! the item again, to be processed carefully: non-finite values of these tiles are found and treated as in `kernel::nonfinite`.
@@ -70,6 +73,12 @@ const PRODUCERS: u32 = 6;
 pub struct RunParams {
     /// Number of runs.
     pub runs: u32,
+    /// Runs with which the CTAs of the first launch start, one each.
+    pub started: u32,
+    /// CTAs of both launches, or of the only one.
+    pub ctas: u32,
+    /// Whether this is the second launch.
+    pub is_second: bool,
     /// Address of a u32, 0 before and after a launch.
     pub ticket: u64,
     /// Keys per box of the tensor maps: [`WgmmaConfig::box_rows`].
@@ -80,9 +89,16 @@ pub struct RunParams {
 
 impl RunParams {
     /// The arguments of the kernel, in order.
-    pub fn args(self, params: &AttentionParams) -> Vec<Arg> {
-        let numbers = [Arg::U32(self.runs), Arg::U64(self.ticket), Arg::U32(self.box_rows.trailing_zeros())];
-        let maps = self.maps.map(Arg::TensorMap);
+    pub fn args(&self, params: &AttentionParams) -> Vec<Arg> {
+        let numbers = [
+            Arg::U32(self.runs),
+            Arg::U32(self.started),
+            Arg::U32(self.ctas),
+            Arg::U32(u32::from(self.is_second)),
+            Arg::U64(self.ticket),
+            Arg::U32(self.box_rows.trailing_zeros()),
+        ];
+        let maps = self.maps.clone().map(Arg::TensorMap);
         [params.args_before_variant(), numbers.to_vec(), maps.to_vec(), params.variant.clone()].concat()
     }
 }
@@ -116,10 +132,13 @@ pub fn attention(name: &str, config: &WgmmaConfig, variant: &ExpressionVariant) 
     Builder::kernel(name, THREADS, |k| {
         let shared = WgmmaCta::new(k, *config);
         let hooks = RowHooks::new(&shared.cta, Some(&hooks));
-        k.wait_for_prerequisites();
+        // the second launch waits for the kernel of few rows at its end, which has waited for the first one
+        k.when(!shared.is_second, || k.wait_for_prerequisites());
+        k.launch_dependents();
         shared.init();
         let producer = (k.thread() >> 5).of_lane(0).ge(CONSUMERS / 32);
         k.when_else(producer, || Producer::new(&shared).run(), || Consumer::new(&shared, &hooks).run());
+        k.when(shared.is_second, || k.wait_for_prerequisites());
     })
 }
 
@@ -131,6 +150,11 @@ struct WgmmaCta<'k> {
     cta: MmaCta<'k>,
     arena: ArenaOffsets,
     runs: Value<'k, u32>,
+    /// [`RunParams::started`]
+    started: Value<'k, u32>,
+    /// Draws of all CTAs: each draws until it draws no run.
+    draws: Value<'k, u32>,
+    is_second: Value<'k, bool>,
     ticket: Global<'k, u32>,
     box_shift: Value<'k, u32>,
     maps: [Value<'k, u64>; 2],
@@ -202,12 +226,16 @@ impl<'k> WgmmaCta<'k> {
         layout.bytes = arena.bytes;
         let cta = MmaCta::new(k, (THREADS, ARCH), (config.dtype, config.dtype), false, layout);
         let (keys, stages) = (config.kv_tokens(), config.stages());
+        let [runs, started, ctas] = ["runs", "started", "ctas"].map(|name| k.param::<u32>(name));
         Self {
             k,
             config,
             cta: cta.with_threads(CONSUMERS, BOTH_CONSUMERS),
             arena,
-            runs: k.param("runs"),
+            runs,
+            started,
+            draws: runs - started + ctas,
+            is_second: k.param::<u32>("is_second").ne(0),
             ticket: k.global("ticket"),
             box_shift: k.param("box_shift"),
             maps: ["k_map", "v_map"].map(|name| k.tensor_map(name)),

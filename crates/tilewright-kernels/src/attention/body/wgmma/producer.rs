@@ -116,8 +116,10 @@ impl<'c, 'k> Producer<'c, 'k> {
         let (k, shared) = (self.k, self.shared);
         let (count, prepared) = (k.var("count", 0), k.var("prepared", false));
         self.in_drawing_warp(|| {
-            self.fetch(k.cta());
+            let starts = k.cta().lt(shared.started) & !shared.is_second;
+            k.when(starts, || self.fetch(k.cta()));
             self.draw();
+            k.when(!starts, || self.fetch_drawn());
         });
         k.loop_(|| {
             let n = count.get();
@@ -193,7 +195,7 @@ impl<'c, 'k> Producer<'c, 'k> {
         k.when(!(self.repeats.get() | self.has_next.get()), || {
             shared.items.wait_empty(n + 1);
             self.repeats.set(self.must_repeat(others));
-            word.set(others.at(k.lane() & 15).load());
+            k.when(self.repeats.get(), || word.set(others.at(k.lane() & 15).load()));
             k.sync_warp();
             k.when(k.lane().lt(CONSUMER_WARPS), || others.plus(REPEAT).at(k.lane()).store(0));
         });
@@ -225,9 +227,8 @@ impl<'c, 'k> Producer<'c, 'k> {
     /// Fetches the item of the drawn run, and draws the run after it.
     fn fetch_drawn(&self) {
         let (k, shared) = (self.k, self.shared);
-        // each CTA draws until it draws no run, so there are as many draws as runs
-        k.when(k.lane().eq(0) & (self.drawn.get() + 1).eq(shared.runs), || shared.ticket.store(0_u32));
-        self.fetch(k.ctas() + self.drawn.get().of_lane(0));
+        k.when(k.lane().eq(0) & (self.drawn.get() + 1).eq(shared.draws), || shared.ticket.store(0_u32));
+        self.fetch(shared.started + self.drawn.get().of_lane(0));
         k.when(self.has_next.get(), || self.draw());
     }
 
