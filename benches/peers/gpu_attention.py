@@ -100,13 +100,23 @@ def sinks(case, page):
     return made
 
 
+def num_pages(case):
+    page = case["page_size"]
+    return sum(-(-n // page) for n in case["kv_lens"]) - case["shared"] // page * (len(case["kv_lens"]) - 1)
+
+
 def paged(case):
     (qo, kv), dim, page = case["heads"], case["head_dim"], case["page_size"]
     pages = [-(-length // page) for length in case["kv_lens"]]
     last = torch.tensor([(length - 1) % page + 1 for length in case["kv_lens"]]).int()
     torch.manual_seed(7)
-    indices = torch.randperm(sum(pages), device=DEVICE).int()
+    indices = torch.randperm(num_pages(case), device=DEVICE).int()
     made = {}
+    if case["shared"]:
+        made |= cascade(case, pages, indices, last)
+        first, own = indices[: case["shared"] // page], indices[case["shared"] // page :]
+        own = own.split([count - len(first) for count in pages])
+        indices = torch.cat([part for of in own for part in (first, of)])
     for backend in ("fa2", "fa3"):
         wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(), "NHD", backend=backend)
         try:
@@ -117,8 +127,10 @@ def paged(case):
             print(f"flashinfer {backend}: {str(why)[-200:]}", file=sys.stderr)
             continue
         made[f"flashinfer {backend}"] = lambda set, w=wrapper: (lambda: w.run(set[0], (set[1], set[2])), identity)
-    if max(case["qo_lens"]) > 1:
+    if min(case["qo_lens"]) > 1:
         return made
+    if max(case["qo_lens"]) > 1:
+        return made | persistent(case, pages, indices) | pod(case, pages, indices, last)
     for tensor_cores in (True, False):
         name = "flashinfer decode tc" if tensor_cores else "flashinfer decode"
         wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(), "NHD", use_tensor_cores=tensor_cores)
@@ -129,6 +141,11 @@ def paged(case):
             print(f"{name}: {str(why)[-200:]}", file=sys.stderr)
             continue
         made[name] = lambda set, w=wrapper: (lambda: w.run(set[0], (set[1], set[2])), identity)
+    return made | persistent(case, pages, indices)
+
+
+def persistent(case, pages, indices):
+    (qo, kv), dim, page = case["heads"], case["head_dim"], case["page_size"]
     try:
         wrapper = flashinfer.BatchAttention(kv_layout="NHD")
         lens = torch.tensor(case["kv_lens"]).int()
@@ -136,10 +153,53 @@ def paged(case):
             indptr(case["qo_lens"]).cuda(), indptr(pages).cuda(), indices, lens.cuda(), qo, kv, dim, dim, page,
             causal=True, q_data_type=torch.bfloat16, kv_data_type=DTYPES[case["kv"]],
         )
-        made["flashinfer persistent"] = lambda set: (lambda: wrapper.run(set[0], (set[1], set[2]))[0], identity)
+        return {"flashinfer persistent": lambda set: (lambda: wrapper.run(set[0], (set[1], set[2]))[0], identity)}
     except Exception as why:
         print(f"flashinfer persistent: {str(why)[-200:]}", file=sys.stderr)
-    return made
+        return {}
+
+
+def cascade(case, pages, indices, last):
+    """FlashInfer's levels: the shared pages, then the others."""
+    (qo, kv), dim, page, count = case["heads"], case["head_dim"], case["page_size"], len(pages)
+    shared = case["shared"] // page
+    rows = indptr(case["qo_lens"])
+    try:
+        wrapper = flashinfer.MultiLevelCascadeAttentionWrapper(2, workspace(), "NHD")
+        wrapper.plan(
+            [torch.tensor([0, int(rows[-1])]).int().cuda(), rows.cuda()],
+            [torch.tensor([0, shared]).int().cuda(), indptr([n - shared for n in pages]).cuda()],
+            [indices[:shared], indices[shared:]],
+            [torch.tensor([page]).int().cuda(), last.cuda()],
+            qo, kv, dim, page, q_data_type=torch.bfloat16, kv_data_type=DTYPES[case["kv"]],
+        )
+    except Exception as why:
+        print(f"flashinfer cascade: {str(why)[-200:]}", file=sys.stderr)
+        return {}
+    return {"flashinfer cascade": lambda set: (lambda: wrapper.run(set[0], (set[1], set[2])), identity)}
+
+
+def pod(case, pages, indices, last):
+    """FlashInfer's kernel for prompts, which come first, beside decode steps."""
+    (qo, kv), dim, page, lens = case["heads"], case["head_dim"], case["page_size"], case["qo_lens"]
+    prompts = sum(length > 1 for length in lens)
+    rows, cut = sum(lens[:prompts]), sum(pages[:prompts])
+    part = lambda at, of: [indptr(lens[at]), indptr(pages[at]), indices[of], last[at]]
+    try:
+        wrapper = flashinfer.BatchPODWithPagedKVCacheWrapper(workspace(), "NHD")
+        wrapper.plan(
+            *part(slice(prompts), slice(cut)), *part(slice(prompts, None), slice(cut, None)), qo, kv, dim, page,
+            q_data_type=torch.bfloat16, kv_data_type=DTYPES[case["kv"]],
+        )
+    except Exception as why:
+        print(f"flashinfer pod: {str(why)[-200:]}", file=sys.stderr)
+        return {}
+
+    def of(set):
+        q, cache = set[0], (set[1], set[2])
+        return lambda: wrapper.run(q[:rows], cache, q[rows:], cache, causal_p=True), torch.cat
+
+    return {"flashinfer pod": of}
 
 
 def latent(case):
@@ -177,7 +237,7 @@ def inputs(case):
     (qo, kv), dim, vo, page = case["heads"], case["head_dim"], case["head_dim_vo"], case["page_size"]
     dtype = DTYPES[case["kv"]]
     q = noise(sum(case["qo_lens"]), qo, dim)
-    tokens = (sum(case["kv_lens"]),) if page is None else (sum(-(-n // page) for n in case["kv_lens"]), page)
+    tokens = (sum(case["kv_lens"]),) if page is None else (num_pages(case), page)
     k, v = noise(*tokens, kv, dim).to(dtype), noise(*tokens, kv, vo).to(dtype)
     return q, k, v, torch.rand(qo, device=DEVICE)
 
