@@ -46,8 +46,9 @@ pub(super) struct DeviceRuns {
     pub(super) as_workers: PlanArrays,
     /// Number of the other items.
     pub(super) others: u32,
-    /// The arrays of the plan, with the other items as workers.
-    pub(super) others_as_workers: PlanArrays,
+    /// The arrays of the plan, with the other items as workers, to be executed beside the runs; `None` if rows have items of both
+    /// kinds: the last CTA of a run would merge all its rows, for which items that follow have more CTAs.
+    pub(super) others_as_workers: Option<PlanArrays>,
     /// The address of the first run.
     pub(super) items: u64,
     /// The address of a u32, 0 before and after a launch.
@@ -87,11 +88,12 @@ impl PlanLayout {
         let count = schedule.runs().len();
         let first = schedule.items.len() - count;
         let bounds = arrays.worker_indptr + 4 * (schedule.num_workers() + 1) as u64;
+        let have_levels = plan.requests().segments.iter().any(|segment| segment.shared);
         (count > 0).then(|| DeviceRuns {
             count: count as u32,
             as_workers: PlanArrays { worker_indptr: bounds + 4 * first as u64, ..arrays },
             others: first as u32,
-            others_as_workers: PlanArrays { worker_indptr: bounds, ..arrays },
+            others_as_workers: (!have_levels).then_some(PlanArrays { worker_indptr: bounds, ..arrays }),
             items: arrays.items + (WorkItem::BYTES * first) as u64,
             ticket: base + self.ticket,
         })

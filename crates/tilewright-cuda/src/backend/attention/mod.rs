@@ -262,14 +262,16 @@ impl<M: Machine> RunContext<'_, M> {
     /// that SMs that become free take the next one.
     fn launch_both(&self, runs: &DeviceRuns, kind: Bodies, params: &AttentionParams) -> Result<()> {
         let machine = &self.gpu.machine;
-        let Some(RunLaunch { function, run_params, params: of_runs }) = self.many_rows(runs, params)? else {
-            self.launch_as_workers(runs, params)?;
+        let (Some(RunLaunch { function, run_params, params: of_runs }), Some(others)) =
+            (self.many_rows(runs, params)?, runs.others_as_workers)
+        else {
+            self.launch_runs(runs, params)?;
             return self.launch_items(&self.workers(kind, params));
         };
         let sms = (RUN_SMS * self.gpu.limits.multiprocessors as f32) as u32;
         let first = RunParams { started: run_params.ctas.min(sms.max(1)), ..run_params };
         machine.launch(&function, [first.started, 1, 1], &first.args(&of_runs))?;
-        let of_items = AttentionParams { plan: runs.others_as_workers, ..params.clone() };
+        let of_items = AttentionParams { plan: others, ..params.clone() };
         let (workers, params) = (runs.others, &of_items);
         self.launch_items(&ItemLaunch { kind, workers, params, is_beside: true })?;
         let second = RunParams { is_second: true, ..first };
