@@ -47,6 +47,7 @@ macro_rules! for_each_operator {
             add: elementwise, ResidualSum;
             filter: sampling, ScoreFilter;
             sample: sampling, TokenSampling;
+            sample_tensors: sampling, TensorSampling;
             distribution: sampling, SamplingDistribution;
             edit_logits: sampling, LogitsEditing;
             top_k: sampling, TopKSelection;

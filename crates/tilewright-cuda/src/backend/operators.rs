@@ -19,8 +19,8 @@ use tilewright::{
     norm::RmsNorm,
     rope::RopeRotation,
     sampling::{
-        ChainVerification, LogitsEditing, LogprobQuery, SamplingDistribution, ScoreFilter, TokenSampling,
-        TopKSelection,
+        ChainVerification, LogitsEditing, LogprobQuery, SamplingDistribution, ScoreFilter, TensorSampling,
+        TokenSampling, TopKSelection,
     },
     tensor::{Buffer, DeviceMemory, IndexBuffer},
 };
@@ -134,6 +134,7 @@ impl<M: Machine> Backend for Gpu<M> {
         add: ResidualSum => elementwise::add,
         filter: ScoreFilter => sampling::filter,
         sample: TokenSampling => sampling::sample,
+        sample_tensors: TensorSampling => sampling::sample_tensors,
         distribution: SamplingDistribution => sampling::distribution,
         edit_logits: LogitsEditing => sampling::edit_logits,
         top_k: TopKSelection => sampling::top_k,

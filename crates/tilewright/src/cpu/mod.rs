@@ -37,8 +37,8 @@ use crate::{
     operator::on_host,
     rope::RopeRotation,
     sampling::{
-        ChainVerification, LogitsEditing, LogprobQuery, SamplingDistribution, ScoreFilter, TokenSampling,
-        TopKSelection,
+        ChainVerification, LogitsEditing, LogprobQuery, SamplingDistribution, ScoreFilter, TensorSampling,
+        TokenSampling, TopKSelection,
     },
 };
 use simd::team::Team;
@@ -173,6 +173,7 @@ impl Backend for Cpu {
         add: ResidualSum => elementwise::add,
         filter: ScoreFilter => sampling::filter,
         sample: TokenSampling => sampling::sample,
+        sample_tensors: TensorSampling => sampling::sample_tensors,
         distribution: SamplingDistribution => sampling::distribution,
         edit_logits: LogitsEditing => sampling::edit::run,
         top_k: TopKSelection => sampling::top_k::run,

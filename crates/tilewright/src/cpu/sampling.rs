@@ -13,8 +13,8 @@ use crate::{
     Cpu, Element, Error, Operator,
     rows::{Rows, rows_mut, widen, widen_row},
     sampling::{
-        Filter, FilterOrder, SamplingDistribution, SamplingParams, ScoreFilter, Scores, TokenSampling,
-        TopKTies, rng::uniform,
+        Filter, FilterOrder, SamplingDistribution, SamplingParams, ScoreFilter, Scores, TensorSampling,
+        TokenSampling, TopKTies, rng::uniform,
     },
     tensor::with_computable,
 };
@@ -30,6 +30,22 @@ pub(super) fn sample(cpu: &Cpu, operator: TokenSampling<'_>) {
         widen_row(view, row, weights);
         **out = sample_row(&scores, weights, &params[row])
             .map_err(|why| Error::new(name, format!("request {row}: {why}")));
+    });
+}
+
+pub(super) fn sample_tensors(cpu: &Cpu, operator: TensorSampling<'_>) {
+    let TensorSampling { scores, rows, params, tokens, valid } = operator;
+    let (view, rows) = (scores.view(), rows.and_then(|rows| rows.host()));
+    let flags = valid.and_then(|valid| i8::slice_mut(valid.into_data())).unwrap_or_default();
+    let mut flags = flags.iter_mut();
+    let out = tokens.into_host().unwrap_or_default().iter_mut().map(|token| (token, flags.next())).collect();
+    cpu.each_row(out, view.shape()[1], Vec::new, |weights, token, (out, valid)| {
+        widen_row(view, rows.map_or(token, |rows| rows[token] as usize), weights);
+        let drawn = sample_row(&scores, weights, &params.of(token));
+        if let Some(valid) = valid {
+            **valid = i8::from(drawn.is_ok());
+        }
+        **out = drawn.map_or(0, |token| token as i32);
     });
 }
 

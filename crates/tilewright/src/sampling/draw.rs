@@ -40,8 +40,23 @@ impl<'a> Scores<'a> {
         view
     }
 
+    /// The operator name of a draw.
+    pub(super) fn operator(&self) -> &'static str {
+        match self {
+            Self::Logits(_) => "sampling.sample",
+            Self::Probs(_) => "sampling.sampling_from_probs",
+        }
+    }
+
+    /// Why a temperature does not fit the kind of scores.
+    pub(super) fn temperature_problem(&self, temperature: f32) -> Option<String> {
+        let fits = matches!(self, Self::Logits(_)) || temperature == 1.0;
+        (!fits)
+            .then(|| format!("temperature = {temperature} applies to logits, expected 1 for probabilities"))
+    }
+
     /// The argument name in error texts.
-    fn argument(&self) -> &'static str {
+    pub(super) fn argument(&self) -> &'static str {
         match self {
             Self::Logits(_) => "logits",
             Self::Probs(_) => "probs",
@@ -97,10 +112,7 @@ pub struct TokenSampling<'a> {
 
 impl<'a> Operator<'a> for TokenSampling<'a> {
     fn name(&self) -> &'static str {
-        match self.scores {
-            Scores::Logits(_) => "sampling.sample",
-            Scores::Probs(_) => "sampling.sampling_from_probs",
-        }
+        self.scores.operator()
     }
 
     fn check(&self) -> Result<()> {
@@ -176,12 +188,6 @@ pub(super) fn check_params(
     params: &[SamplingParams],
 ) -> Result<()> {
     check_per_row(operator, "params", rows, params, |row| {
-        row.problem().or_else(|| match scores {
-            Scores::Probs(_) if row.temperature != 1.0 => Some(format!(
-                "temperature = {} applies to logits, expected 1 for probabilities",
-                row.temperature
-            )),
-            _ => None,
-        })
+        row.problem().or_else(|| scores.temperature_problem(row.temperature))
     })
 }

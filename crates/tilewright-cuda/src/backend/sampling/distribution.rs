@@ -56,14 +56,13 @@ fn run<M: Machine>(
     let kernel = with_elements!(operator, view.dtype(), T => with_elements!(operator, out.dtype(), O => {
         gpu.kernel(operator, &name, |name| sampling::distribution::<T, O>(name, config))
     }))?;
-    let requests = gpu.upload_requests(params)?;
+    let (requests, _uploaded) = gpu.upload_requests(params)?;
     let args = [
         Arg::U64(address(&view)),
-        Arg::U64(requests.address()),
         Arg::U64(address(out)),
         Arg::U64(view.strides()[0] as u64),
         Arg::U64(out.strides()[0] as u64),
         Arg::U32(columns),
     ];
-    gpu.machine.launch(&kernel, [rows as u32, 1, 1], &args)
+    gpu.machine.launch(&kernel, [rows as u32, 1, 1], &[&args[..], &requests.args()].concat())
 }
