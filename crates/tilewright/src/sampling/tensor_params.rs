@@ -5,7 +5,7 @@ use crate::{
     Dtype, Error, Result, View,
     operator::{TensorRef, TensorVisitor},
     rows::check_rows,
-    tensor::{Indices, Integers, check_dtype},
+    tensor::{Indices, Integers, check_dtype, check_shape},
 };
 
 /// A parameter of all tokens: one value, or a tensor.
@@ -13,7 +13,7 @@ use crate::{
 pub enum TensorParam<V, T> {
     /// The same for every token.
     All(V),
-    /// One value per token, or one element for all tokens; stride 1.
+    /// One value per token; stride 1.
     Each(T),
 }
 
@@ -42,9 +42,9 @@ pub struct TensorParams<'a> {
     pub min_p: TensorParam<f32, View<'a>>,
     /// How top-k and top-p combine.
     pub order: FilterOrder,
-    /// The seeds of the random streams.
+    /// The seeds of the random streams; a tensor may have one element for all tokens.
     pub seed: TensorParam<u64, Integers<'a, u64>>,
-    /// The positions in the random streams.
+    /// The positions in the random streams; a tensor may have one element for all tokens.
     pub offset: TensorParam<u64, Integers<'a, u64>>,
     /// Token `i` draws at `offset + i · offset_step`, so that tokens with one seed and one offset differ.
     pub offset_step: u32,
@@ -110,11 +110,13 @@ impl<'a> TensorParams<'a> {
     pub(super) fn check(&self, operator: &'static str, tokens: usize) -> Result<()> {
         for (name, view) in self.float_tensors() {
             check_dtype(operator, name, view.dtype(), Dtype::F32)?;
-            let one_axis = view.shape().len() == 1;
-            crate::ensure!(one_axis, operator, "{name} has shape {:?}, expected [tokens]", view.shape());
+            check_shape(operator, name, (view.shape(), &[tokens]), "[tokens]")?;
             check_rows(operator, name, (view.shape(), view.strides()))?;
         }
-        for (name, len) in self.lengths() {
+        let counts = self.top_k.tensor().map_or(tokens, |counts| counts.len());
+        crate::ensure!(counts == tokens, operator, "top_k has {counts} elements, expected tokens = {tokens}");
+        for (name, param) in [("seed", &self.seed), ("offset", &self.offset)] {
+            let len = param.tensor().map_or(tokens, |values| values.len());
             crate::ensure!(
                 len == tokens || len == 1,
                 operator,
@@ -139,16 +141,6 @@ impl<'a> TensorParams<'a> {
     fn float_tensors(&self) -> impl Iterator<Item = (&'static str, View<'_>)> {
         let params = [("temperature", self.temperature), ("top_p", self.top_p), ("min_p", self.min_p)];
         params.into_iter().filter_map(|(name, param)| Some((name, param.tensor()?)))
-    }
-
-    fn lengths(&self) -> impl Iterator<Item = (&'static str, usize)> {
-        let floats = self.float_tensors().map(|(name, view)| (name, view.shape()[0]));
-        let integers = [
-            ("top_k", self.top_k.tensor().map(|counts| counts.len())),
-            ("seed", self.seed.tensor().map(|seeds| seeds.len())),
-            ("offset", self.offset.tensor().map(|offsets| offsets.len())),
-        ];
-        floats.chain(integers.into_iter().filter_map(|(name, len)| Some((name, len?))))
     }
 
     fn has_host_tensors(&self) -> bool {

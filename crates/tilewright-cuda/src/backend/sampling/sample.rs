@@ -96,7 +96,7 @@ impl<M: Machine> Gpu<M> {
     ) -> Result<(RequestSources, [Option<DeviceMemory>; 3])> {
         let float = |param: &TensorParam<f32, View<'_>>| match param {
             TensorParam::All(value) => ParamSource::constant(value.to_bits().into()),
-            TensorParam::Each(values) => ParamSource::array(address(values), stride(values.shape()[0])),
+            TensorParam::Each(values) => ParamSource::array(address(values), 1),
         };
         let (top_k, counts) = match params.top_k {
             TensorParam::All(count) => (ParamSource::constant(count.unwrap_or(u32::MAX).into()), None),
@@ -129,11 +129,8 @@ impl<M: Machine> Gpu<M> {
         values: Integers<'_, T>,
     ) -> Result<(ParamSource, Option<DeviceMemory>)> {
         let (address, uploaded) = self.integers(operator, name, values)?;
-        Ok((ParamSource::array(address, stride(values.len())), uploaded))
+        // one element holds for all tokens
+        let stride = u32::from(values.len() != 1);
+        Ok((ParamSource::array(address, stride), uploaded))
     }
-}
-
-/// The stride of a parameter tensor: one element holds for all tokens.
-fn stride(len: usize) -> u32 {
-    u32::from(len != 1)
 }

@@ -162,7 +162,11 @@ fn refusals_of_tensors_name_argument_and_value() {
         ),
         (
             TensorParams { min_p: floats(&[0.5, 0.1]), ..plain },
-            "min_p has 2 elements, expected 1 or tokens = 3",
+            "min_p has shape [2], expected [tokens] = [3]",
+        ),
+        (
+            TensorParams { top_k: TensorParam::Each((&[1]).into()), ..plain },
+            "top_k has 1 elements, expected tokens = 3",
         ),
         (
             TensorParams { seed: TensorParam::Each((&[1, 2]).into()), ..plain },
@@ -171,7 +175,7 @@ fn refusals_of_tensors_name_argument_and_value() {
         (TensorParams { top_p: TensorParam::Each(halves.view()), ..plain }, "top_p is f16, expected f32"),
         (
             TensorParams { top_p: TensorParam::Each(x.view()), ..plain },
-            "top_p has shape [3, 4], expected [tokens]",
+            "top_p has shape [3, 4], expected [tokens] = [3]",
         ),
     ];
     for (params, expected) in cases {

@@ -146,7 +146,7 @@ fn one_value_holds_for_all_tokens<B: Backend>(backends: &[B]) {
             temperature: TensorParam::All(0.8),
             top_k: TensorParam::All(Some(30)),
             top_p: TensorParam::All(0.7),
-            min_p: TensorParam::Each(View::new(&[0.01_f32][..], &[1]).unwrap()),
+            min_p: TensorParam::All(0.01),
             seed: TensorParam::Each((&[11_u64]).into()),
             offset: TensorParam::All(5),
             offset_step: 4,
