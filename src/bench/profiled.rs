@@ -20,8 +20,8 @@ use tilewright::{
     operator::TensorRef,
     rope::RopeRotation,
     sampling::{
-        ChainVerification, LogitsEditing, LogprobQuery, SamplingDistribution, ScoreFilter, TensorSampling,
-        TokenSampling, TopKSelection,
+        ChainVerification, LogitsEditing, LogprobQuery, SamplingDistribution, ScoreFilter,
+        TensorDistribution, TensorSampling, TokenSampling, TopKSelection,
     },
     tensor::{Buffer, IndexBuffer},
 };
@@ -115,6 +115,7 @@ describe_by_tensors!(
     TokenSampling,
     TensorSampling,
     SamplingDistribution,
+    TensorDistribution,
     LogitsEditing,
     TopKSelection,
     LogprobQuery,

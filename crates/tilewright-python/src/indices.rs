@@ -30,38 +30,45 @@ impl TensorArg {
         operator: &'static str,
         name: &str,
     ) -> Result<Integers<'_, T>> {
-        self.check_integers::<T>(operator, name)?;
-        match self.device_memory() {
-            Some(memory) => memory.integers(0, self.len()),
-            None => {
-                let values: &[T] = bytemuck::try_cast_slice(self.bytes())
-                    .map_err(|why| Error::new(operator, format!("{name}: {why}")))?;
-                Ok(values.into())
-            }
+        self.check_contiguous::<T>(operator, name)?;
+        let axes = self.shape().len();
+        tilewright::ensure!(axes == 1, operator, "{name} has shape {:?}, expected one axis", self.shape());
+        if let Some(memory) = self.device_memory() {
+            return memory.integers(0, self.len());
         }
+        let bytes = self.bytes();
+        if bytes.is_empty() {
+            return Ok((&[]).into()); // an empty slice of bytes is not aligned
+        }
+        let values: &[T] =
+            bytemuck::try_cast_slice(bytes).map_err(|why| Error::new(operator, format!("{name}: {why}")))?;
+        Ok(values.into())
     }
 
-    /// The elements of a contiguous writable tensor of one axis.
+    /// The elements of a contiguous writable tensor of any number of axes.
     pub(crate) fn indices_mut(&mut self, operator: &'static str, name: &str) -> Result<IndicesMut<'_>> {
-        self.check_integers::<i32>(operator, name)?;
+        self.check_contiguous::<i32>(operator, name)?;
         self.check_writable(operator, name)?;
         let len = self.len();
         if !self.on_host() {
             return self.memory_mut().indices_mut(0, len);
         }
-        let values: &mut [i32] = bytemuck::try_cast_slice_mut(self.bytes_mut())
+        let bytes = self.bytes_mut();
+        if bytes.is_empty() {
+            return Ok((&mut [][..]).into());
+        }
+        let values: &mut [i32] = bytemuck::try_cast_slice_mut(bytes)
             .map_err(|why| Error::new(operator, format!("{name}: {why}")))?;
         Ok(values.into())
     }
 
-    fn check_integers<T: IntegerType>(&self, operator: &'static str, name: &str) -> Result<()> {
+    fn check_contiguous<T: IntegerType>(&self, operator: &'static str, name: &str) -> Result<()> {
         let is_contiguous = self.span().end - self.span().start == (size_of::<T>() * self.len()) as u64;
         tilewright::ensure!(
-            T::DTYPES.contains(&self.dtype()) && self.shape().len() == 1 && is_contiguous,
+            T::DTYPES.contains(&self.dtype()) && is_contiguous,
             operator,
-            "{name} is {} of shape {:?} with strides {:?}, expected contiguous {} of one axis",
+            "{name} is {} with strides {:?}, expected contiguous {}",
             self.dtype(),
-            self.shape(),
             self.strides(),
             T::EXPECTED
         );

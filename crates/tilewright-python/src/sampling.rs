@@ -16,8 +16,8 @@ use tilewright::{
     Error, Operator, Result,
     sampling::{
         ChainCounts, ChainOutput, Drafts, Filter, FilterOrder, Sampled, SamplingParams, ScoreFilter, Scores,
-        TensorSampling, TieBreak, TokenBitmask, TokenSampling, TopK, apply_token_bitmask,
-        chain_speculative_sampling, distribution, top_k,
+        TensorDistribution, TensorSampling, TieBreak, TokenBitmask, TokenSampling, TopK, TopKSelection,
+        apply_token_bitmask, chain_speculative_sampling, distribution,
     },
 };
 
@@ -138,6 +138,27 @@ pub(crate) fn sample_tensors(
     py.detach(draw).map_err(raised)
 }
 
+/// Writes the distribution that [`sample_tensors`] draws from; `tensors` are scores and the output.
+#[pyfunction]
+pub(crate) fn distribution_tensors(
+    py: Python<'_>,
+    queue: &Queue,
+    probs: bool,
+    params: TokenParams,
+    tensors: (TensorArg, TensorArg),
+) -> PyResult<()> {
+    const OPERATOR: &str = "sampling.distribution";
+    let (scores, mut out) = tensors;
+    py.detach(|| {
+        for input in params.named().chain([scores.named("scores")]) {
+            check_separate(OPERATOR, out.named("out"), input)?;
+        }
+        let (scores, params) = (of_kind(&scores, OPERATOR, probs)?, params.tensors(OPERATOR)?);
+        TensorDistribution { scores, params, out: out.view_mut(OPERATOR, "out")? }.run(&queue.backend)
+    })
+    .map_err(raised)
+}
+
 /// Scores and the distribution to write.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
@@ -207,7 +228,7 @@ pub(crate) fn filter_scores(py: Python<'_>, queue: &Queue, fields: Keywords<Filt
     .map_err(raised)
 }
 
-/// A selection of the largest scores.
+/// A selection of the largest scores; `indices` are int32.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct TopKFields {
@@ -216,26 +237,28 @@ pub(crate) struct TopKFields {
     highest_ties: bool,
     sorted: bool,
     values: TensorArg,
+    indices: TensorArg,
 }
 
-/// Selects the `k` largest scores of each row; returns the indices, row-major.
+/// Selects the `k` largest scores of each row.
 #[pyfunction]
-pub(crate) fn top_k_indices(
-    py: Python<'_>,
-    queue: &Queue,
-    fields: Keywords<TopKFields>,
-) -> PyResult<Vec<i32>> {
+pub(crate) fn top_k_selection(py: Python<'_>, queue: &Queue, fields: Keywords<TopKFields>) -> PyResult<()> {
     let Keywords(fields) = fields;
     const OPERATOR: &str = "sampling.top_k";
-    let TopKFields { scores, k, highest_ties, sorted, mut values } = fields;
+    let TopKFields { scores, k, highest_ties, sorted, mut values, mut indices } = fields;
     py.detach(|| {
         let ties = if highest_ties { TieBreak::Highest } else { TieBreak::Lowest };
-        let mut indices = vec![0; values.len()];
+        for other in [scores.named("scores"), values.named("values")] {
+            check_separate(OPERATOR, indices.named("indices"), other)?;
+        }
         let input = InputArg::beside(OPERATOR, scores.named("scores"), values.named("values"))?;
-        let view = input.view(OPERATOR, "scores")?;
-        let selection = TopK { k, ties, sorted };
-        top_k(&queue.backend, view, selection, values.view_mut(OPERATOR, "values")?, &mut indices)?;
-        Ok(indices)
+        TopKSelection {
+            scores: input.view(OPERATOR, "scores")?,
+            top_k: TopK { k, ties, sorted },
+            values: values.view_mut(OPERATOR, "values")?,
+            indices: indices.indices_mut(OPERATOR, "indices")?,
+        }
+        .run(&queue.backend)
     })
     .map_err(raised)
 }

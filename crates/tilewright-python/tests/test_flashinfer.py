@@ -346,6 +346,12 @@ def test_samplers_read_parameters_in_tensors(host, rng):
                        flashinfer.sampling_from_logits(halves.float(), seed=1, offset=0))
     assert torch.equal(flashinfer.sampling_from_probs(probs.T.contiguous().T, seed=-1, offset=0),
                        flashinfer.sampling_from_probs(probs, seed=2**64 - 1, offset=0))
+    for row in range(6):
+        close(flashinfer.top_k_renorm_probs(probs, k)[row], flashinfer.top_k_renorm_probs(probs[row:], int(k[row]))[0].numpy())
+        close(flashinfer.top_p_renorm_probs(probs, p.double())[row], flashinfer.top_p_renorm_probs(probs[row:], float(p[row]))[0].numpy())
+    close(flashinfer.softmax(halves, p), torch.softmax(halves.float() / p[:, None], 1).numpy())
+    none = flashinfer.top_k_top_p_sampling_from_probs(probs[:0], k[:0], p[:0])
+    assert none.shape == (0,) and flashinfer.top_k_renorm_probs(probs[:0], 3).shape == (0, 50)
     chosen = torch.tensor([5, 0, 0, 3])
     tokens = flashinfer.top_k_sampling_from_probs(probs, torch.ones(6, dtype=torch.int32), indices=chosen)
     assert torch.equal(tokens, probs.argmax(1)[chosen]) and tokens.dtype == torch.int64

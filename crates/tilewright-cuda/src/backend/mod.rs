@@ -79,11 +79,12 @@ impl<M: Machine> Gpu<M> {
         Ok(memory)
     }
 
-    /// Rejects an operator with a tensor that is not on this device. Integers may be on the host.
+    /// Rejects an operator with a tensor that is not on this device. Integers may be on the host; an operator rejects
+    /// those that it has to write on the device.
     fn on_device<'a, O: Operator<'a>>(&self, mut operator: O) -> Result<O> {
         let name = operator.name();
         operator.views(&mut |argument, tensor| match (&tensor, tensor.device()) {
-            (TensorRef::Indices(_) | TensorRef::Counters(_), None) => Ok(()),
+            (TensorRef::Indices(_) | TensorRef::Counters(_) | TensorRef::IndicesOut(_), None) => Ok(()),
             (_, location) => self.check_device(name, argument, location).map(drop),
         })?;
         Ok(operator)

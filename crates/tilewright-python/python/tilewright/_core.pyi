@@ -27,9 +27,11 @@ __all__ = [
     "batch_indices_positions",
     "seq_lens",
     "sample",
+    "sample_tensors",
+    "distribution_tensors",
     "sampling_distribution",
     "filter_scores",
-    "top_k_indices",
+    "top_k_selection",
     "token_bitmask",
     "chain_sample",
 ]
@@ -134,9 +136,12 @@ def sample_tensors(
     queue: Queue, probs: bool, params: "dict[str, Any]",
     tensors: "tuple[_Tensor, _Tensor, Optional[_Tensor], Optional[_Tensor]]",
 ) -> None: ...
+def distribution_tensors(
+    queue: Queue, probs: bool, params: "dict[str, Any]", tensors: "tuple[_Tensor, _Tensor]"
+) -> None: ...
 def sampling_distribution(queue: Queue, fields: "dict[str, Any]") -> None: ...
 def filter_scores(queue: Queue, fields: "dict[str, Any]") -> None: ...
-def top_k_indices(queue: Queue, fields: "dict[str, Any]") -> "list[int]": ...
+def top_k_selection(queue: Queue, fields: "dict[str, Any]") -> None: ...
 def token_bitmask(queue: Queue, logits: _Tensor, words: _Integers, rows: "Optional[list[int]]" = None) -> None: ...
 def chain_sample(
     queue: Queue, fields: "dict[str, Any]"

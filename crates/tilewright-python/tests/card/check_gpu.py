@@ -184,7 +184,9 @@ def run_checks():
         k, p = torch.full((8,), 40, device=DEVICE, dtype=torch.int32), torch.full((8,), 0.9, device=DEVICE)
         calls = [lambda: ours.top_k_top_p_sampling_from_probs(probs, k, p), lambda: ours.sampling_from_logits(probs.log()),
                  lambda: ours.min_p_sampling_from_probs(probs, 0.1, return_valid=True),
-                 lambda: ours.top_k_top_p_sampling_from_logits(probs.log(), k.long(), 0.9)]
+                 lambda: ours.top_k_top_p_sampling_from_logits(probs.log(), k.long(), 0.9),
+                 lambda: ours.softmax(probs.log(), temperature=p), lambda: ours.top_p_renorm_probs(probs, p),
+                 lambda: ours.top_k_renorm_probs(probs, k), lambda: ours.top_k(probs, 8, sorted=True)]
         for call in calls:
             call()  # loads the kernels
         torch.cuda.synchronize()

@@ -10,11 +10,11 @@ pub(super) mod top_k;
 
 use super::threshold::{search, ties_within};
 use crate::{
-    Cpu, Element, Error, Operator,
+    Cpu, Element, Error, Operator, ViewMut,
     rows::{Rows, rows_mut, widen, widen_row},
     sampling::{
-        Filter, FilterOrder, SamplingDistribution, SamplingParams, ScoreFilter, Scores, TensorSampling,
-        TokenSampling, TopKTies, rng::uniform,
+        Filter, FilterOrder, SamplingDistribution, SamplingParams, ScoreFilter, Scores, TensorDistribution,
+        TensorSampling, TokenSampling, TopKTies, rng::uniform,
     },
     tensor::with_computable,
 };
@@ -51,11 +51,25 @@ pub(super) fn sample_tensors(cpu: &Cpu, operator: TensorSampling<'_>) {
 
 pub(super) fn distribution(cpu: &Cpu, operator: SamplingDistribution<'_>) {
     let SamplingDistribution { scores, params, out } = operator;
+    write_distribution(cpu, &scores, &|row| params[row], out);
+}
+
+pub(super) fn distribution_tensors(cpu: &Cpu, operator: TensorDistribution<'_>) {
+    let TensorDistribution { scores, params, out } = operator;
+    write_distribution(cpu, &scores, &|row| params.of(row), out);
+}
+
+fn write_distribution(
+    cpu: &Cpu,
+    scores: &Scores<'_>,
+    params: &(dyn Fn(usize) -> SamplingParams + Sync),
+    out: ViewMut<'_>,
+) {
     let (view, vocab) = (scores.view(), out.shape()[1]);
     with_computable!(out.dtype(), O => {
         cpu.each_row(rows_mut::<O>(out), vocab, Vec::new, |weights, row, out| {
             widen_row(view, row, weights);
-            match compute_weights(&scores, weights, &params[row]) {
+            match compute_weights(scores, weights, &params(row)) {
                 Ok(floor) => renormalize(weights, floor, out),
                 Err(_) => out.fill(O::from_f32(f32::NAN)),
             }

@@ -165,11 +165,8 @@ impl<'a> Operator<'a> for SamplingDistribution<'a> {
 
     fn check(&self) -> Result<()> {
         let (operator, Self { scores, params, out }) = (self.name(), self);
-        let rows = check_matrix(operator, scores.argument(), &scores.view())?;
-        check_params(operator, rows, scores, params)?;
-        check_shape(operator, "out", (out.shape(), scores.view().shape()), "[rows, vocab]")?;
-        check_computable(operator, "out", out.dtype())?;
-        check_rows(operator, "out", (out.shape(), out.strides()))
+        let rows = check_distribution(operator, scores, out)?;
+        check_params(operator, rows, scores, params)
     }
 
     fn views(&mut self, visit: &mut TensorVisitor<'_, 'a>) -> Result<()> {
@@ -178,6 +175,19 @@ impl<'a> Operator<'a> for SamplingDistribution<'a> {
     }
 
     dispatch!(distribution);
+}
+
+/// Checks the tensors of a distribution and returns the number of rows.
+pub(super) fn check_distribution(
+    operator: &'static str,
+    scores: &Scores<'_>,
+    out: &ViewMut<'_>,
+) -> Result<usize> {
+    let rows = check_matrix(operator, scores.argument(), &scores.view())?;
+    check_shape(operator, "out", (out.shape(), scores.view().shape()), "[rows, vocab]")?;
+    check_computable(operator, "out", out.dtype())?;
+    check_rows(operator, "out", (out.shape(), out.strides()))?;
+    Ok(rows)
 }
 
 /// Rejects parameters that are out of range or not one per row, and temperatures for probabilities.

@@ -7,7 +7,7 @@
 //! | | |
 //! |---|---|
 //! | [`sample`], [`sampling_from_probs`], [`distribution`] | temperature, top-k, top-p, min-p, draw |
-//! | [`TensorSampling`] | the same draw with parameters and tokens in tensors, without waiting for a device |
+//! | [`TensorSampling`], [`TensorDistribution`] | the same with parameters and tokens in tensors, without waiting for a device |
 //! | [`apply_token_bitmask`], [`apply_penalties`], [`apply_logit_bias`] | in-place edits of logits |
 //! | [`Pipeline`] | these stages in an order checked at compile time, fused where possible |
 //! | [`chain_speculative_sampling`] | drafted tokens, accepted such that the target's distribution is preserved |
@@ -38,5 +38,5 @@ pub use pipeline::{Pipeline, RowParam, flow};
 pub use rng::Stream;
 pub use speculative::{ChainCounts, ChainOutput, ChainVerification, Drafts, chain_speculative_sampling};
 pub use tensor_params::{TensorParam, TensorParams};
-pub use tensor_sampling::TensorSampling;
+pub use tensor_sampling::{TensorDistribution, TensorSampling};
 pub use top_k::{TieBreak, TopK, TopKSelection, top_k};

@@ -1,6 +1,6 @@
 //! Parameters of tokens in tensors: one value for all tokens, or one per token, on the host or on a device.
 
-use super::{FilterOrder, SamplingParams, Stream, TopKTies};
+use super::{FilterOrder, SamplingParams, Scores, Stream, TopKTies};
 use crate::{
     Dtype, Error, Result, View,
     operator::{TensorRef, TensorVisitor},
@@ -107,7 +107,15 @@ impl<'a> TensorParams<'a> {
     }
 
     /// Rejects tensors of another shape or dtype, and values on the host that are out of range.
-    pub(super) fn check(&self, operator: &'static str, tokens: usize) -> Result<()> {
+    pub(super) fn check(&self, operator: &'static str, scores: &Scores<'_>, tokens: usize) -> Result<()> {
+        let problem = match (self.temperature, scores) {
+            (TensorParam::All(temperature), _) => scores.temperature_problem(temperature),
+            (TensorParam::Each(_), Scores::Logits(_)) => None,
+            (TensorParam::Each(_), Scores::Probs(_)) => {
+                Some("temperature is a tensor, expected 1 for probabilities".to_owned())
+            }
+        };
+        problem.map_or(Ok(()), |problem| Err(Error::new(operator, problem)))?;
         for (name, view) in self.float_tensors() {
             check_dtype(operator, name, view.dtype(), Dtype::F32)?;
             check_shape(operator, name, (view.shape(), &[tokens]), "[tokens]")?;

@@ -1,9 +1,9 @@
-//! Token sampling with parameters and tokens in tensors.
+//! Token sampling with parameters and tokens in tensors, and the distribution that it draws from.
 //!
 //! A GPU reads the parameters and writes the tokens in stream order: the host copies nothing and waits for nothing, so a CUDA graph
 //! can record the call. The arithmetic is that of [`sample`](super::sample): equal parameters draw equal tokens.
 
-use super::{Scores, TensorParam, TensorParams, filter::check_matrix};
+use super::{Scores, TensorParams, draw::check_distribution, filter::check_matrix};
 use crate::{
     Dtype, Error, Operator, Result, ViewMut,
     operator::{TensorRef, TensorVisitor, dispatch},
@@ -51,15 +51,7 @@ impl<'a> Operator<'a> for TensorSampling<'a> {
             let text = format!("rows[{at}] = {} is not in 0..{num_rows}", host_rows[at]);
             return Err(Error::new(operator, text));
         }
-        let problem = match (params.temperature, scores) {
-            (TensorParam::All(temperature), _) => scores.temperature_problem(temperature),
-            (TensorParam::Each(_), Scores::Logits(_)) => None,
-            (TensorParam::Each(_), Scores::Probs(_)) => {
-                Some("temperature is a tensor, expected 1 for probabilities".to_owned())
-            }
-        };
-        problem.map_or(Ok(()), |problem| Err(Error::new(operator, problem)))?;
-        params.check(operator, tokens)?;
+        params.check(operator, scores, tokens)?;
         let Some(valid) = valid else { return Ok(()) };
         check_dtype(operator, "valid", valid.dtype(), Dtype::I8)?;
         check_shape(operator, "valid", (valid.shape(), &[tokens]), "[tokens]")?;
@@ -77,4 +69,36 @@ impl<'a> Operator<'a> for TensorSampling<'a> {
     }
 
     dispatch!(sample_tensors);
+}
+
+/// Writes the distribution that [`TensorSampling`] draws from, as [`distribution`](super::distribution) does; seed and offset are
+/// ignored. A row that cannot be sampled becomes NaN.
+#[derive(Debug)]
+pub struct TensorDistribution<'a> {
+    /// `[rows, vocab]`
+    pub scores: Scores<'a>,
+    /// The parameters of the rows.
+    pub params: TensorParams<'a>,
+    /// `[rows, vocab]`
+    pub out: ViewMut<'a>,
+}
+
+impl<'a> Operator<'a> for TensorDistribution<'a> {
+    fn name(&self) -> &'static str {
+        "sampling.distribution"
+    }
+
+    fn check(&self) -> Result<()> {
+        let (operator, Self { scores, params, out }) = (self.name(), self);
+        let rows = check_distribution(operator, scores, out)?;
+        params.check(operator, scores, rows)
+    }
+
+    fn views(&mut self, visit: &mut TensorVisitor<'_, 'a>) -> Result<()> {
+        visit(self.scores.argument(), TensorRef::Input(self.scores.view_mut()))?;
+        self.params.visit(visit)?;
+        visit("out", TensorRef::Output(&mut self.out))
+    }
+
+    dispatch!(distribution_tensors);
 }

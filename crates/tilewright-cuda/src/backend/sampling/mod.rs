@@ -1,7 +1,7 @@
 //! The sampling operators, with the kernels of `tilewright_kernels::sampling`; one file per group.
 //!
 //! Logits and probabilities stay on the device. Calls upload parameters of the host and read back outcomes, except
-//! [`sample_tensors`], whose parameters and tokens are in device memory.
+//! [`sample_tensors`] and [`distribution_tensors`], whose parameters are in device memory.
 
 mod distribution;
 mod edit;
@@ -10,7 +10,7 @@ mod sample;
 mod speculative;
 mod top_k;
 
-pub(super) use distribution::{distribution, filter};
+pub(super) use distribution::{distribution, distribution_tensors, filter};
 pub(super) use edit::edit_logits;
 pub(super) use logprobs::logprobs;
 pub(super) use sample::{sample, sample_tensors};

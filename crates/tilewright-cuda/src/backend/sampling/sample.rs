@@ -89,7 +89,7 @@ fn launch<M: Machine>(
 
 impl<M: Machine> Gpu<M> {
     /// The sources of parameters. Integers on the host are uploaded; the returned memory must live until the work is submitted.
-    fn request_sources(
+    pub(super) fn request_sources(
         &self,
         operator: &'static str,
         params: &TensorParams<'_>,

@@ -1,9 +1,12 @@
-//! A recorded draw: replays read the parameters that device memory holds then, and wait for nothing.
+//! Device memory as parameters and outputs of a draw, which is recorded: replays read the present parameters and wait for nothing.
 
 use tilewright::{
     Backend, Dtype, Operator,
-    sampling::{SamplingParams, Scores, TensorParam, TensorParams, TensorSampling, TokenSampling},
-    tensor::DeviceMemory,
+    sampling::{
+        SamplingParams, Scores, TensorParam, TensorParams, TensorSampling, TieBreak, TokenSampling, TopK,
+        TopKSelection,
+    },
+    tensor::{DeviceMemory, IndicesMut},
 };
 use tilewright_cuda::{Device, Gpu, Simulator, machine::Machine};
 
@@ -122,15 +125,39 @@ fn replays_read_the_present_parameters<M: Machine>(gpu: &Gpu<M>) -> tilewright::
     Ok(())
 }
 
+fn selected_indices_are_in_the_memory_of_the_caller<M: Machine>(gpu: &Gpu<M>) -> tilewright::Result<()> {
+    let scores: Vec<f32> = (0..2 * VOCAB).map(|i| (i * 7919 % 1009) as f32).collect();
+    let scores = gpu.upload(bytemuck::cast_slice(&scores))?;
+    let mut values = gpu.allocate(2 * 5 * 4)?;
+    let (mut on_host, mut found) = ([0_i32; 10], [0_i32; 10]);
+    let (top_k, mut on_device) = (TopK { k: 5, ties: TieBreak::Lowest, sorted: true }, gpu.allocate(40)?);
+    let mut select = |indices: IndicesMut<'_>| {
+        let values = values.view_mut(Dtype::F32, 0, &[2, 5])?;
+        let scores = scores.view(Dtype::F32, 0, &[2, VOCAB])?;
+        TopKSelection { scores, top_k, values, indices }.run(gpu)
+    };
+    select((&mut on_host[..]).into())?;
+    select(on_device.indices_mut(0, 10)?)?;
+    gpu.machine().read(on_device.address(), bytemuck::cast_slice_mut(&mut found))?;
+    assert_eq!(found, on_host);
+    assert!(found.iter().all(|&index| (index as usize) < VOCAB) && found[0] != found[1]);
+    Ok(())
+}
+
 #[test]
 fn in_the_simulator() {
+    selected_indices_are_in_the_memory_of_the_caller(&Gpu::new(Simulator::new(80, 3))).unwrap();
     replays_read_the_present_parameters(&Gpu::new(Simulator::new(80, 3))).unwrap();
 }
 
 #[test]
 fn on_the_gpu() {
     match Device::open(0) {
-        Ok(device) => replays_read_the_present_parameters(&Gpu::new(device)).unwrap(),
+        Ok(device) => {
+            let gpu = Gpu::new(device);
+            selected_indices_are_in_the_memory_of_the_caller(&gpu).unwrap();
+            replays_read_the_present_parameters(&gpu).unwrap();
+        }
         Err(why) => println!("skipped: {why}"),
     }
 }

@@ -1,7 +1,7 @@
 """Sampling: seeds and offsets of torch's generator, or the caller's. Tokens are not those of FlashInfer for the same seed.
 
-Samplers read their parameters where they are and write tokens to the device of the scores. On a GPU a call is one launch, which
-waits for nothing; a CUDA graph can record it. While a graph is recorded, the seed comes from a launch of the generator, so that each
+Samplers, ``softmax`` and renormalisations read their parameters where they are. On a GPU a call is one launch, which waits for
+nothing; a CUDA graph can record it. While a graph is recorded, the seed comes from a launch of the generator, so that each
 replay draws other tokens.
 """
 
@@ -17,7 +17,7 @@ from ._refuse import check_choice
 _STEP = 4
 _SCORES = frozenset((torch.float32, torch.float16, torch.bfloat16))
 _COUNTERS = frozenset((torch.int64, torch.uint64))
-_PARAMETERS = (("top_k", torch.int32), ("top_p", torch.float32), ("min_p", torch.float32))
+_PARAMETERS = (("temperature", torch.float32), ("top_k", torch.int32), ("top_p", torch.float32), ("min_p", torch.float32))
 
 
 def _random(scores, tokens, generator, seed, offset):
@@ -108,8 +108,27 @@ def _converted(scores, params, tokens, indices):
         if name in params:
             params[name] = _of_tokens(params[name], dtype, tokens, scores, indices)
     for name in ("seed", "offset"):
-        params[name] = _counter(name, params[name], tokens, scores)
+        if name in params:
+            params[name] = _counter(name, params[name], tokens, scores)
     return (scores if scores.dtype in _SCORES else scores.float()).contiguous(), params
+
+
+def _call(function, scores, probs, params, others, indices=None):
+    """Calls a function of scores and parameters, converted if it rejects them: a search for conversions would delay every call."""
+    queue = queue_of(scores)
+    try:
+        return function(queue, probs, params, (scores, *others))
+    except _core.Error:
+        pass
+    scores, params = _converted(scores, params, scores.shape[0] if indices is None else indices.shape[0], indices)
+    return function(queue, probs, params, (scores, *others))
+
+
+def _distribution(scores, probs, params, dtype):
+    """The filtered distribution of each row, in the given dtype."""
+    out = torch.empty(scores.shape, dtype=dtype, device=scores.device)
+    _call(_core.distribution_tensors, scores, probs, params, (out,))
+    return out
 
 
 def _draw(scores, probs, params, indices=None, check_nan=False, random=(None, None, None), return_valid=False):
@@ -121,15 +140,7 @@ def _draw(scores, probs, params, indices=None, check_nan=False, random=(None, No
     params["seed"], params["offset"], params["offset_step"] = _random(scores, tokens, *random)
     drawn = torch.empty(tokens, dtype=torch.int32, device=scores.device)
     valid = torch.empty(tokens, dtype=torch.int8, device=scores.device) if return_valid else None
-    is_drawn = True
-    try:
-        _core.sample_tensors(queue_of(scores), probs, params, (scores, drawn, valid, rows))
-    except _core.Error:
-        is_drawn = False
-    if not is_drawn:
-        # most arguments need no conversion: a search for those that do would delay every call
-        scores, params = _converted(scores, params, tokens, indices)
-        _core.sample_tensors(queue_of(scores), probs, params, (scores, drawn, valid, rows))
+    _call(_core.sample_tensors, scores, probs, params, (drawn, valid, rows), indices)
     if rows is not None:
         drawn = drawn.to(indices.dtype)
     return (drawn, valid.view(torch.bool)) if return_valid else drawn
@@ -137,8 +148,7 @@ def _draw(scores, probs, params, indices=None, check_nan=False, random=(None, No
 
 def softmax(logits, temperature=None, enable_pdl=None):
     """The softmax of ``logits / temperature`` in float32. Temperature 0 puts all mass on the largest logit."""
-    temperature = 1.0 if temperature is None else _parameter(temperature, logits.shape[0])
-    return sampling.softmax(logits.float(), temperature)
+    return _distribution(logits, False, {} if temperature is None else {"temperature": temperature}, torch.float32)
 
 
 def sampling_from_logits(
@@ -204,12 +214,12 @@ def top_k_top_p_sampling_from_probs(
 
 def top_p_renorm_probs(probs, top_p, is_deterministic=False):
     """Keeps the smallest set of the largest probabilities whose share reaches ``top_p``, renormalised, in float32."""
-    return sampling.top_p_renorm_probs(probs.float(), _parameter(top_p, probs.shape[0]))
+    return _distribution(probs, True, {"top_p": top_p}, torch.float32)
 
 
 def top_k_renorm_probs(probs, top_k):
     """Keeps the ``top_k`` largest probabilities, ties included, renormalised, in the dtype of ``probs``."""
-    return sampling.top_k_renorm_probs(probs, _parameter(top_k, probs.shape[0]))
+    return _distribution(probs, True, {"top_k": top_k}, probs.dtype)
 
 
 def top_k_mask_logits(logits, top_k):

@@ -7,8 +7,8 @@ use crate::{
 use tilewright::{
     Backend, Dtype, Operator, View, ViewMut,
     sampling::{
-        FilterOrder, SamplingParams, Scores, TensorParam, TensorParams, TensorSampling, TokenSampling,
-        TopKTies,
+        FilterOrder, SamplingParams, Scores, TensorDistribution, TensorParam, TensorParams, TensorSampling,
+        TokenSampling, TopKTies, distribution,
     },
     tensor::Indices,
 };
@@ -128,6 +128,23 @@ fn tensors_draw_the_tokens_of_the_host<B: Backend>(backends: &[B]) {
     }
 }
 
+fn distributions_of_tensors_are_those_of_the_host<B: Backend>(backends: &[B]) {
+    for backend in backends {
+        for probs in [false, true] {
+            let scores = scores(Dtype::F32, probs);
+            let values = Values::new(probs, FilterOrder::Joint);
+            let host: Vec<_> = (0..TOKENS).map(|token| values.of(token)).collect();
+            let mut expected = Array::zeros(Dtype::F16, &[TOKENS, VOCAB], Layout::Dense);
+            let mut found = expected.clone();
+            distribution(backend, of_kind(scores.view(), probs), &host, expected.view_mut()).unwrap();
+            let (params, out) = (values.tensors(probs), found.view_mut());
+            TensorDistribution { scores: of_kind(scores.view(), probs), params, out }.run(backend).unwrap();
+            assert_eq!(found.bits(), expected.bits());
+            assert!(found.values()[..VOCAB].iter().sum::<f64>() > 0.99);
+        }
+    }
+}
+
 fn one_value_holds_for_all_tokens<B: Backend>(backends: &[B]) {
     for backend in backends {
         let scores = scores(Dtype::F32, false);
@@ -174,6 +191,7 @@ fn row_numbers_select_rows<B: Backend>(backends: &[B]) {
 
 crate::judge_backends!(
     tensors_draw_the_tokens_of_the_host,
+    distributions_of_tensors_are_those_of_the_host,
     one_value_holds_for_all_tokens,
     row_numbers_select_rows,
 );
