@@ -22,6 +22,9 @@ use tilewright_ptx::{
 /// Words per request.
 pub const REQUEST_WORDS: usize = 12;
 
+/// The first sources have values of 32 bits; the others, seed and offset, of 64.
+const NARROW_SOURCES: usize = 5;
+
 /// Flag of word 4: top-k and top-p both apply to the full distribution.
 pub const JOINT: u32 = 4;
 
@@ -62,7 +65,7 @@ pub(super) struct SamplingRequest<'k> {
 pub struct ParamSource {
     /// The address of the first token's value; 0: all tokens have `value`.
     pub address: u64,
-    /// The distance of two tokens' values in elements; 0: all tokens have the value at `address`.
+    /// The distance of two tokens' values in bytes; 0: all tokens have the value at `address`.
     pub stride: u32,
     /// The bits of the value of all tokens.
     pub value: u64,
@@ -104,33 +107,39 @@ pub struct RequestSources {
 impl RequestSources {
     /// Records of [`request_words`] at an address that is a multiple of 8.
     pub fn records(address: u64) -> Self {
-        let word = |word: u64| ParamSource::array(address + 4 * word, REQUEST_WORDS as u32);
-        let wide = |word: u64| ParamSource::array(address + 4 * word, REQUEST_WORDS as u32 / 2);
+        let word = |word: u64| ParamSource::array(address + 4 * word, 4 * REQUEST_WORDS as u32);
         Self {
             temperature: word(0),
             top_k: word(1),
             top_p: word(2),
             min_p: word(3),
             flags: word(4),
-            seed: wide(6),
-            offset: wide(8),
+            seed: word(6),
+            offset: word(8),
             offset_step: 0,
         }
     }
 
     /// The last launch arguments of a kernel that reads requests.
     pub fn args(&self) -> Vec<Arg> {
-        let narrow = [self.temperature, self.top_k, self.top_p, self.min_p, self.flags];
-        let narrow = narrow.map(|of| [Arg::U64(of.address), Arg::U32(of.stride), Arg::U32(of.value as u32)]);
-        let wide = [self.seed, self.offset];
-        let wide = wide.map(|of| [Arg::U64(of.address), Arg::U32(of.stride), Arg::U64(of.value)]);
-        [narrow.as_flattened(), wide.as_flattened(), &[Arg::U32(self.offset_step)]].concat()
+        let Self { temperature, top_k, top_p, min_p, flags, seed, offset, offset_step } = *self;
+        let sources = [temperature, top_k, top_p, min_p, flags, seed, offset];
+        let arrays = (0..).zip(sources).map(|(bit, of)| u32::from(of.address != 0) << bit).sum();
+        let mut args = vec![Arg::U32(arrays)];
+        for (i, of) in sources.into_iter().enumerate() {
+            let value = if i < NARROW_SOURCES { Arg::U32(of.value as u32) } else { Arg::U64(of.value) };
+            args.extend([Arg::U64(of.address), Arg::U32(of.stride), value]);
+        }
+        args.push(Arg::U32(offset_step));
+        args
     }
 }
 
 /// A [`ParamSource`] as kernel parameters.
 #[derive(Debug, Clone, Copy)]
 struct SourceRegs<'k, T> {
+    /// Whether the values are in memory.
+    is_array: Value<'k, bool>,
     values: Global<'k, T>,
     stride: Value<'k, u32>,
     constant: Value<'k, T>,
@@ -138,8 +147,9 @@ struct SourceRegs<'k, T> {
 
 impl<'k, T: Stored> SourceRegs<'k, T> {
     #[track_caller]
-    fn new(k: &'k Builder, name: &str) -> Self {
+    fn new(k: &'k Builder, name: &str, is_array: Value<'k, bool>) -> Self {
         Self {
+            is_array,
             values: k.global(name),
             stride: k.param(&format!("{name}_stride")),
             constant: k.param(&format!("{name}_value")),
@@ -151,8 +161,9 @@ impl<'k, T: Stored> SourceRegs<'k, T> {
     fn load(&self, name: &str, token: Value<'k, u32>) -> Value<'k, T> {
         let k = token.builder();
         let value = k.var(name, self.constant);
-        k.when(self.values.address().ne(0), || {
-            value.set(self.values.at_wide(token.to_u64() * self.stride.to_u64()).load());
+        k.when(self.is_array, || {
+            let at = self.values.address() + token.to_u64() * self.stride.to_u64();
+            value.set(Global::<T>::new(at).load());
         });
         value.get()
     }
@@ -175,14 +186,16 @@ impl<'k> RequestParams<'k> {
     /// Declares the parameters of [`RequestSources::args`].
     #[track_caller]
     pub(super) fn new(k: &'k Builder) -> Self {
+        let arrays = k.param::<u32>("arrays");
+        let is_array = |bit: u32| (arrays & (1 << bit)).ne(0);
         Self {
-            temperature: SourceRegs::new(k, "temperature"),
-            top_k: SourceRegs::new(k, "top_k"),
-            top_p: SourceRegs::new(k, "top_p"),
-            min_p: SourceRegs::new(k, "min_p"),
-            flags: SourceRegs::new(k, "flags"),
-            seed: SourceRegs::new(k, "seed"),
-            offset: SourceRegs::new(k, "offset"),
+            temperature: SourceRegs::new(k, "temperature", is_array(0)),
+            top_k: SourceRegs::new(k, "top_k", is_array(1)),
+            top_p: SourceRegs::new(k, "top_p", is_array(2)),
+            min_p: SourceRegs::new(k, "min_p", is_array(3)),
+            flags: SourceRegs::new(k, "flags", is_array(4)),
+            seed: SourceRegs::new(k, "seed", is_array(5)),
+            offset: SourceRegs::new(k, "offset", is_array(6)),
             offset_step: k.param("offset_step"),
         }
     }

@@ -96,7 +96,7 @@ impl<M: Machine> Gpu<M> {
     ) -> Result<(RequestSources, [Option<DeviceMemory>; 3])> {
         let float = |param: &TensorParam<f32, View<'_>>| match param {
             TensorParam::All(value) => ParamSource::constant(value.to_bits().into()),
-            TensorParam::Each(values) => ParamSource::array(address(values), 1),
+            TensorParam::Each(values) => ParamSource::array(address(values), size_of::<f32>() as u32),
         };
         let (top_k, counts) = match params.top_k {
             TensorParam::All(count) => (ParamSource::constant(count.unwrap_or(u32::MAX).into()), None),
@@ -130,7 +130,7 @@ impl<M: Machine> Gpu<M> {
     ) -> Result<(ParamSource, Option<DeviceMemory>)> {
         let (address, uploaded) = self.integers(operator, name, values)?;
         // one element holds for all tokens
-        let stride = u32::from(values.len() != 1);
+        let stride = if values.len() == 1 { 0 } else { size_of::<T>() as u32 };
         Ok((ParamSource::array(address, stride), uploaded))
     }
 }

@@ -61,16 +61,16 @@ fn params(count: usize) -> Vec<SamplingParams> {
 /// The parameters as arrays of their own.
 fn arrays(params: &[SamplingParams], memory: &mut Memory) -> RequestSources {
     let floats = |of: fn(&SamplingParams) -> f32, memory: &mut Memory| {
-        ParamSource::array(memory.alloc_from(&params.iter().map(of).collect::<Vec<f32>>()), 1)
+        ParamSource::array(memory.alloc_from(&params.iter().map(of).collect::<Vec<f32>>()), 4)
     };
     let counters = |of: fn(&SamplingParams) -> u64, memory: &mut Memory| {
-        ParamSource::array(memory.alloc_from(&params.iter().map(of).collect::<Vec<u64>>()), 1)
+        ParamSource::array(memory.alloc_from(&params.iter().map(of).collect::<Vec<u64>>()), 8)
     };
     let counts: Vec<i32> =
         params.iter().map(|params| params.top_k.map_or(i32::MAX, u32::cast_signed)).collect();
     RequestSources {
         temperature: floats(|params| params.temperature, memory),
-        top_k: ParamSource::array(memory.alloc_from(&counts), 1),
+        top_k: ParamSource::array(memory.alloc_from(&counts), 4),
         top_p: floats(|params| params.top_p, memory),
         min_p: floats(|params| params.min_p, memory),
         flags: ParamSource::constant(request_flags(params[0].top_k_ties, params[0].order).into()),
