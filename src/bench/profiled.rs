@@ -20,8 +20,8 @@ use tilewright::{
     operator::TensorRef,
     rope::RopeRotation,
     sampling::{
-        ChainVerification, LogitsEditing, LogprobQuery, SamplingDistribution, ScoreFilter, TokenSampling,
-        TopKSelection,
+        ChainVerification, LogitsEditing, LogprobQuery, SamplingDistribution, ScoreFilter,
+        TensorDistribution, TensorSampling, TokenSampling, TopKSelection,
     },
     tensor::{Buffer, IndexBuffer},
 };
@@ -92,6 +92,8 @@ fn tensor_bytes<'a>(operator: &mut impl Operator<'a>) -> usize {
             TensorRef::Input(view) => of(view.shape(), view.dtype()),
             TensorRef::Output(view) => of(view.shape(), view.dtype()),
             TensorRef::Indices(indices) => indices.len() * size_of::<i32>(),
+            TensorRef::IndicesOut(indices) => indices.as_indices().len() * size_of::<i32>(),
+            TensorRef::Counters(counters) => counters.len() * size_of::<u64>(),
             TensorRef::Workspace(_) => 0,
         };
         Ok(())
@@ -111,7 +113,9 @@ describe_by_tensors!(
     ResidualSum,
     ScoreFilter,
     TokenSampling,
+    TensorSampling,
     SamplingDistribution,
+    TensorDistribution,
     LogitsEditing,
     TopKSelection,
     LogprobQuery,

@@ -31,6 +31,8 @@ struct DeviceTensor {
 #[derive(Default)]
 struct Copies {
     tensors: Vec<DeviceTensor>,
+    /// Memory and number of written indices.
+    indices: Vec<(DeviceMemory, usize)>,
     workspace: Option<Workspace>,
 }
 
@@ -55,7 +57,12 @@ impl<M: Machine> Staged<M> {
             let view = match &tensor {
                 TensorRef::Input(view) => **view,
                 TensorRef::Output(view) => view.as_view(),
-                TensorRef::Indices(_) => return Ok(()),
+                TensorRef::Indices(_) | TensorRef::Counters(_) => return Ok(()),
+                TensorRef::IndicesOut(indices) => {
+                    let values = indices.as_indices().host().unwrap_or_default();
+                    copies.indices.push((self.upload_bytes(bytemuck::cast_slice(values))?, values.len()));
+                    return Ok(());
+                }
                 TensorRef::Workspace(workspace) => {
                     let bytes = Data::F32(workspace.host()).bytes();
                     copies.workspace = Some(Workspace::on_device(self.upload_bytes(bytes)?));
@@ -66,6 +73,7 @@ impl<M: Machine> Staged<M> {
             Ok(())
         })?;
         let (mut tensors, mut device_workspace) = (copies.tensors.iter_mut(), copies.workspace.as_mut());
+        let (mut indices_out, mut written_indices) = (copies.indices.iter_mut(), Vec::new());
         let mut written = Vec::new();
         operator.views(&mut |_, tensor| {
             let mut copy = || tensors.next().expect("both visits have the same tensors");
@@ -76,7 +84,12 @@ impl<M: Machine> Staged<M> {
                     let address = copy.memory.address();
                     written.push((address, std::mem::replace(view, copy.view_mut()?)));
                 }
-                TensorRef::Indices(_) => {}
+                TensorRef::Indices(_) | TensorRef::Counters(_) => {}
+                TensorRef::IndicesOut(indices) => {
+                    let (memory, len) = indices_out.next().expect("both visits have the same tensors");
+                    let address = memory.address();
+                    written_indices.push((address, std::mem::replace(indices, memory.indices_mut(0, *len)?)));
+                }
                 TensorRef::Workspace(workspace) => {
                     *workspace = device_workspace.take().expect("the first visit copied the workspace");
                 }
@@ -86,6 +99,10 @@ impl<M: Machine> Staged<M> {
         let outcome = operator.dispatch(&self.0);
         for (address, view) in written {
             self.0.machine().read(address, view.into_data().into_bytes())?;
+        }
+        for (address, indices) in written_indices {
+            let to = indices.into_host().unwrap_or_default();
+            self.0.machine().read(address, bytemuck::cast_slice_mut(to))?;
         }
         outcome
     }

@@ -11,6 +11,7 @@ mod device;
 mod dlpack;
 mod dtype;
 mod errors;
+mod indices;
 mod integers;
 mod keywords;
 mod operators;
@@ -19,6 +20,7 @@ mod problem;
 mod rope;
 mod sampling;
 mod tensor;
+mod token_params;
 mod torch;
 mod variant;
 
@@ -51,9 +53,11 @@ fn core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(cache::batch_indices_positions, module)?)?;
     module.add_function(wrap_pyfunction!(cache::seq_lens, module)?)?;
     module.add_function(wrap_pyfunction!(sampling::sample, module)?)?;
+    module.add_function(wrap_pyfunction!(sampling::sample_tensors, module)?)?;
     module.add_function(wrap_pyfunction!(sampling::sampling_distribution, module)?)?;
+    module.add_function(wrap_pyfunction!(sampling::distribution_tensors, module)?)?;
     module.add_function(wrap_pyfunction!(sampling::filter_scores, module)?)?;
-    module.add_function(wrap_pyfunction!(sampling::top_k_indices, module)?)?;
+    module.add_function(wrap_pyfunction!(sampling::top_k_selection, module)?)?;
     module.add_function(wrap_pyfunction!(sampling::token_bitmask, module)?)?;
     module.add_function(wrap_pyfunction!(sampling::chain_sample, module)?)
 }

@@ -133,7 +133,7 @@ pub(crate) fn apply_rope(
         };
         let indices = match &positions {
             PositionsArg::Host(_) => Indices::from(&host_positions),
-            PositionsArg::Device(tensor) => device_indices(tensor)?,
+            PositionsArg::Device(tensor) => tensor.integers(OPERATOR, "positions")?,
         };
         let from = [from_q.as_ref(), from_k.as_ref()];
         let rotation = Rotation { from, indices, angles };
@@ -178,21 +178,5 @@ impl<'a> Rotation<'a> {
         };
         let (q, k) = (q.view_mut(OPERATOR, "q")?, k.view_mut(OPERATOR, "k")?);
         RopeRotation { from, q, k, positions: self.indices, angles: self.angles }.run(&queue.backend)
-    }
-}
-
-/// i32 indices in device memory.
-pub(crate) fn device_indices(tensor: &TensorArg) -> Result<Indices<'_>> {
-    let contiguous = tensor.span().end - tensor.span().start == 4 * tensor.len() as u64;
-    tilewright::ensure!(
-        tensor.dtype() == crate::dtype::TensorDtype::I32 && contiguous,
-        OPERATOR,
-        "positions are {} with strides {:?}, expected contiguous int32 on a device",
-        tensor.dtype(),
-        tensor.strides()
-    );
-    match tensor.device_memory() {
-        Some(memory) => memory.indices(0, tensor.len()),
-        None => Err(Error::new(OPERATOR, "positions are on the host")),
     }
 }

@@ -7,15 +7,17 @@ use crate::{
     integers::{Integers, PerRow, Seeds},
     keywords::Keywords,
     operators::InputArg,
+    overlap::check_separate,
     tensor::TensorArg,
+    token_params::TokenParams,
 };
 use pyo3::{prelude::*, types::PyBytes};
 use tilewright::{
     Error, Operator, Result,
     sampling::{
         ChainCounts, ChainOutput, Drafts, Filter, FilterOrder, Sampled, SamplingParams, ScoreFilter, Scores,
-        TieBreak, TokenBitmask, TokenSampling, TopK, apply_token_bitmask, chain_speculative_sampling,
-        distribution, top_k,
+        TensorDistribution, TensorSampling, TieBreak, TokenBitmask, TokenSampling, TopK, TopKSelection,
+        apply_token_bitmask, chain_speculative_sampling, distribution,
     },
 };
 
@@ -62,7 +64,11 @@ fn rows(scores: &TensorArg) -> usize {
     scores.shape().first().copied().unwrap_or(0)
 }
 
-fn scores<'a>(tensor: &'a TensorArg, operator: &'static str, probs: bool) -> Result<Scores<'a>> {
+fn operator_of(probs: bool) -> &'static str {
+    if probs { "sampling.sampling_from_probs" } else { "sampling.sample" }
+}
+
+fn of_kind<'a>(tensor: &'a TensorArg, operator: &'static str, probs: bool) -> Result<Scores<'a>> {
     Ok(match probs {
         true => Scores::Probs(tensor.view(operator, "probs")?),
         false => Scores::Logits(tensor.view(operator, "logits")?),
@@ -79,11 +85,11 @@ pub(crate) fn sample<'py>(
     params: Keywords<ParamFields>,
 ) -> PyResult<(Bound<'py, PyBytes>, Vec<RowError>)> {
     let Keywords(params) = params;
-    let operator = if probs { "sampling.sampling_from_probs" } else { "sampling.sample" };
+    let operator = operator_of(probs);
     let drawn = py.detach(|| {
         let params = params.rows(operator, rows(&tensor))?;
         let mut out: Vec<Sampled> = vec![Ok(0); params.len()];
-        let scores = scores(&tensor, operator, probs)?;
+        let scores = of_kind(&tensor, operator, probs)?;
         TokenSampling { scores, params: &params, out: &mut out }.run(&queue.backend)?;
         Ok(out)
     });
@@ -93,6 +99,64 @@ pub(crate) fn sample<'py>(
     let errors = errors.collect();
     let tokens: Vec<u32> = drawn.into_iter().map(|token| token.unwrap_or(0)).collect();
     Ok((PyBytes::new(py, bytemuck::cast_slice(&tokens)), errors))
+}
+
+/// The tensors of a draw: scores, tokens int32, flags int8 of tokens that were drawn, row numbers int32.
+#[derive(FromPyObject)]
+pub(crate) struct DrawTensors(TensorArg, TensorArg, Option<TensorArg>, Option<TensorArg>);
+
+/// Draws a token per row, or per row number, with parameters that stay where they are.
+#[pyfunction]
+pub(crate) fn sample_tensors(
+    py: Python<'_>,
+    queue: &Queue,
+    probs: bool,
+    params: TokenParams,
+    tensors: DrawTensors,
+) -> PyResult<()> {
+    let operator = operator_of(probs);
+    let DrawTensors(scores, mut tokens, mut valid, rows) = tensors;
+    let draw = || {
+        let inputs = params.named().chain([scores.named("scores")]);
+        let inputs = inputs.chain(rows.as_ref().map(|rows| rows.named("rows")));
+        for input in inputs {
+            check_separate(operator, tokens.named("tokens"), input)?;
+            valid.iter().try_for_each(|valid| check_separate(operator, valid.named("valid"), input))?;
+        }
+        valid
+            .iter()
+            .try_for_each(|valid| check_separate(operator, valid.named("valid"), tokens.named("tokens")))?;
+        TensorSampling {
+            scores: of_kind(&scores, operator, probs)?,
+            rows: rows.as_ref().map(|rows| rows.integers(operator, "rows")).transpose()?,
+            params: params.tensors(operator)?,
+            tokens: tokens.indices_mut(operator, "tokens")?,
+            valid: valid.as_mut().map(|valid| valid.view_mut(operator, "valid")).transpose()?,
+        }
+        .run(&queue.backend)
+    };
+    py.detach(draw).map_err(raised)
+}
+
+/// Writes the distribution that [`sample_tensors`] draws from; `tensors` are scores and the output.
+#[pyfunction]
+pub(crate) fn distribution_tensors(
+    py: Python<'_>,
+    queue: &Queue,
+    probs: bool,
+    params: TokenParams,
+    tensors: (TensorArg, TensorArg),
+) -> PyResult<()> {
+    const OPERATOR: &str = "sampling.distribution";
+    let (scores, mut out) = tensors;
+    py.detach(|| {
+        for input in params.named().chain([scores.named("scores")]) {
+            check_separate(OPERATOR, out.named("out"), input)?;
+        }
+        let (scores, params) = (of_kind(&scores, OPERATOR, probs)?, params.tensors(OPERATOR)?);
+        TensorDistribution { scores, params, out: out.view_mut(OPERATOR, "out")? }.run(&queue.backend)
+    })
+    .map_err(raised)
 }
 
 /// Scores and the distribution to write.
@@ -164,7 +228,7 @@ pub(crate) fn filter_scores(py: Python<'_>, queue: &Queue, fields: Keywords<Filt
     .map_err(raised)
 }
 
-/// A selection of the largest scores.
+/// A selection of the largest scores; `indices` are int32.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct TopKFields {
@@ -173,26 +237,28 @@ pub(crate) struct TopKFields {
     highest_ties: bool,
     sorted: bool,
     values: TensorArg,
+    indices: TensorArg,
 }
 
-/// Selects the `k` largest scores of each row; returns the indices, row-major.
+/// Selects the `k` largest scores of each row.
 #[pyfunction]
-pub(crate) fn top_k_indices(
-    py: Python<'_>,
-    queue: &Queue,
-    fields: Keywords<TopKFields>,
-) -> PyResult<Vec<i32>> {
+pub(crate) fn top_k_selection(py: Python<'_>, queue: &Queue, fields: Keywords<TopKFields>) -> PyResult<()> {
     let Keywords(fields) = fields;
     const OPERATOR: &str = "sampling.top_k";
-    let TopKFields { scores, k, highest_ties, sorted, mut values } = fields;
+    let TopKFields { scores, k, highest_ties, sorted, mut values, mut indices } = fields;
     py.detach(|| {
         let ties = if highest_ties { TieBreak::Highest } else { TieBreak::Lowest };
-        let mut indices = vec![0; values.len()];
+        for other in [scores.named("scores"), values.named("values")] {
+            check_separate(OPERATOR, indices.named("indices"), other)?;
+        }
         let input = InputArg::beside(OPERATOR, scores.named("scores"), values.named("values"))?;
-        let view = input.view(OPERATOR, "scores")?;
-        let selection = TopK { k, ties, sorted };
-        top_k(&queue.backend, view, selection, values.view_mut(OPERATOR, "values")?, &mut indices)?;
-        Ok(indices)
+        TopKSelection {
+            scores: input.view(OPERATOR, "scores")?,
+            top_k: TopK { k, ties, sorted },
+            values: values.view_mut(OPERATOR, "values")?,
+            indices: indices.indices_mut(OPERATOR, "indices")?,
+        }
+        .run(&queue.backend)
     })
     .map_err(raised)
 }
@@ -255,7 +321,7 @@ pub(crate) fn chain_sample(
         let mut tokens = vec![-1; batch.saturating_mul(drafted + 1)];
         let mut chains: Vec<Result<ChainCounts>> = vec![Ok(ChainCounts::default()); batch];
         let drafts = Drafts { probs: draft_probs.view(OPERATOR, "draft_probs")?, ids: &ids };
-        let target = scores(&target, OPERATOR, probs)?;
+        let target = of_kind(&target, OPERATOR, probs)?;
         let out = ChainOutput { tokens: &mut tokens, chains: &mut chains, totals: None };
         chain_speculative_sampling(&queue.backend, drafts, target, &params, out)?;
         Ok((tokens, chains))

@@ -155,7 +155,7 @@ impl TensorArg {
     /// A writable view of a tensor of floats or int8.
     pub(crate) fn view_mut(&mut self, operator: &'static str, name: &str) -> Result<ViewMut<'_>> {
         let dtype = self.element_type(operator, name)?;
-        tilewright::ensure!(!self.readonly, operator, "{name} is read-only, expected a writable tensor");
+        self.check_writable(operator, name)?;
         if !self.on_host {
             let view = self.memory.strided_mut(dtype, 0, &self.shape, &self.strides);
             return view.map_err(|error| named(operator, name, error));
@@ -168,6 +168,16 @@ impl TensorArg {
                 .map_err(|why| Error::new(operator, format!("{name}: {why}")))?),
         });
         ViewMut::strided(data, &shape, &strides).map_err(|error| named(operator, name, error))
+    }
+
+    pub(crate) fn check_writable(&self, operator: &'static str, name: &str) -> Result<()> {
+        tilewright::ensure!(!self.readonly, operator, "{name} is read-only, expected a writable tensor");
+        Ok(())
+    }
+
+    /// The memory of the tensor, whose addresses are the host's if it is on the host.
+    pub(crate) fn memory_mut(&mut self) -> &mut DeviceMemory {
+        &mut self.memory
     }
 
     fn element_type(&self, operator: &'static str, name: &str) -> Result<Dtype> {

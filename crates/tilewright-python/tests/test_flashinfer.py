@@ -325,6 +325,57 @@ def test_samplers(host, rng):
     assert tokens.tolist() == [[3, 3, -1]] and emitted.tolist() == [1] and accepted is total
 
 
+def test_samplers_read_parameters_in_tensors(host, rng):
+    logits = torch.from_numpy(rng.standard_normal((6, 50)).astype("float32"))
+    probs = torch.softmax(logits, 1)
+    k, p = torch.tensor([1, 3, 10, 50, 7, 2], dtype=torch.int32), torch.tensor([0.9, 0.5, 1.0, 0.3, 0.99, 0.7])
+    seed, offset = torch.tensor([5]), torch.tensor([8])
+    for draw, scores in ((flashinfer.top_k_top_p_sampling_from_logits, logits), (flashinfer.top_k_top_p_sampling_from_probs, probs)):
+        for order in ("top_k_first", "joint"):
+            def one(row, k=k, p=p, offset=8):
+                return draw(scores[row : row + 1], int(k[row]), float(p[row]), filter_apply_order=order, seed=5, offset=offset)
+
+            expected = torch.cat([one(row, offset=8 + 4 * row) for row in range(6)])
+            for kinds in ((k, p), (k.long(), p.double()), (k.tolist(), p.numpy())):
+                found = draw(scores, *kinds, filter_apply_order=order, seed=seed, offset=offset)
+                assert torch.equal(found, expected) and found.dtype == torch.int32
+            each = draw(scores, k, p, filter_apply_order=order, seed=seed.repeat(6), offset=torch.full((6,), 8))
+            assert torch.equal(each, torch.cat([one(row) for row in range(6)]))
+    halves = logits.half()
+    assert torch.equal(flashinfer.sampling_from_logits(halves, seed=1, offset=0),
+                       flashinfer.sampling_from_logits(halves.float(), seed=1, offset=0))
+    assert torch.equal(flashinfer.sampling_from_probs(probs.T.contiguous().T, seed=-1, offset=0),
+                       flashinfer.sampling_from_probs(probs, seed=2**64 - 1, offset=0))
+    for row in range(6):
+        close(flashinfer.top_k_renorm_probs(probs, k)[row], flashinfer.top_k_renorm_probs(probs[row:], int(k[row]))[0].numpy())
+        close(flashinfer.top_p_renorm_probs(probs, p.double())[row], flashinfer.top_p_renorm_probs(probs[row:], float(p[row]))[0].numpy())
+    close(flashinfer.softmax(halves, p), torch.softmax(halves.float() / p[:, None], 1).numpy())
+    none = flashinfer.top_k_top_p_sampling_from_probs(probs[:0], k[:0], p[:0])
+    assert none.shape == (0,) and flashinfer.top_k_renorm_probs(probs[:0], 3).shape == (0, 50)
+    chosen = torch.tensor([5, 0, 0, 3])
+    tokens = flashinfer.top_k_sampling_from_probs(probs, torch.ones(6, dtype=torch.int32), indices=chosen)
+    assert torch.equal(tokens, probs.argmax(1)[chosen]) and tokens.dtype == torch.int64
+    first = flashinfer.min_p_sampling_from_probs(probs, torch.full((4,), 0.1), indices=chosen, seed=3, offset=0)
+    assert first[0] == flashinfer.min_p_sampling_from_probs(probs[5:], 0.1, seed=3, offset=0)[0]
+
+
+@pytest.mark.parametrize("arguments, message", [
+    ({"top_p": torch.tensor(0.5)}, "0-dimensional tensor"),
+    ({"top_p": torch.ones(2, 1)}, "2D tensor"),
+    ({"top_p": torch.ones(3)}, "batch size mismatch: 3 numbers, expected batch_size = 2"),
+    ({"top_p": torch.tensor([0.5, 1.5])}, "request 1: top_p = 1.5 is not in"),
+    ({"top_p": 0.0}, "request 0: top_p = 0 is not in"),
+    ({"top_k": torch.tensor([3, -1])}, "request 1: top_k = -1 is not at least 1"),
+    ({"top_k": -1}, "request 0: top_k = -1, expected an integer of at least 1"),
+    ({"seed": torch.zeros(3, dtype=torch.int64), "offset": 0}, "seed has 3 elements, expected 1 or batch_size = 2"),
+    ({"seed": 1}, "given together"),
+    ({"indices": torch.tensor([0, 2])}, r"rows\[1\] = 2 is not in 0..2"),
+])
+def test_samplers_reject(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        flashinfer.top_k_top_p_sampling_from_probs(torch.full((2, 4), 0.25), **{"top_k": 2, "top_p": 0.5, **arguments})
+
+
 @pytest.mark.parametrize("call, name", [
     (lambda: flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(), jit_args=["x"]), "jit_args"),
     (lambda: flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(), backend="cudnn"), "backend"),

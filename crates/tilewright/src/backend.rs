@@ -47,7 +47,9 @@ macro_rules! for_each_operator {
             add: elementwise, ResidualSum;
             filter: sampling, ScoreFilter;
             sample: sampling, TokenSampling;
+            sample_tensors: sampling, TensorSampling;
             distribution: sampling, SamplingDistribution;
+            distribution_tensors: sampling, TensorDistribution;
             edit_logits: sampling, LogitsEditing;
             top_k: sampling, TopKSelection;
             logprobs: sampling, LogprobQuery;

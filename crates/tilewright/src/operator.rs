@@ -4,7 +4,7 @@
 
 use crate::{
     Backend, Error, ErrorKind, Result, View, ViewMut, Workspace,
-    tensor::{DeviceAddress, DeviceMemory, Indices},
+    tensor::{DeviceAddress, DeviceMemory, Indices, IndicesMut, Integers},
 };
 
 /// A tensor argument of an operator.
@@ -16,6 +16,10 @@ pub enum TensorRef<'v, 'a> {
     Output(&'v mut ViewMut<'a>),
     /// Indices, which a device backend also takes from host memory.
     Indices(&'v mut Indices<'a>),
+    /// Seeds or counters, as indices.
+    Counters(&'v mut Integers<'a, u64>),
+    /// Indices that are written.
+    IndicesOut(&'v mut IndicesMut<'a>),
     /// The workspace of attention.
     Workspace(&'v mut &'a mut Workspace),
 }
@@ -27,6 +31,8 @@ impl TensorRef<'_, '_> {
             Self::Input(view) => view.device(),
             Self::Output(view) => view.device(),
             Self::Indices(indices) => indices.device(),
+            Self::Counters(counters) => counters.device(),
+            Self::IndicesOut(indices) => indices.as_indices().device(),
             Self::Workspace(workspace) => workspace.device().map(DeviceMemory::device_address),
         }
     }

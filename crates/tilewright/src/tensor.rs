@@ -12,7 +12,7 @@ pub use buffer::Buffer;
 pub use copy::copy;
 pub(crate) use copy::on_host as copy_on_host;
 pub use device::{DeviceAddress, DeviceMemory};
-pub use indices::{IndexBuffer, Indices};
+pub use indices::{IndexBuffer, Indices, IndicesMut, Integers};
 pub(crate) use indices::{copy_i32, copy_i64, largest_i32};
 
 use crate::{Dtype, E4m3, E5m2, Element, Error, Result};

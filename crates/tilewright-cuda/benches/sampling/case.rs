@@ -7,8 +7,9 @@ use tilewright::{
     tensor::DeviceMemory,
 };
 use tilewright_cuda::{Cuda, Device, machine::Machine};
-use tilewright_kernels::sampling::{ROW_OUTCOME_WORDS, RowCtas, RowKind, request_words, sample};
-use tilewright_ptx::sim::Arg;
+use tilewright_kernels::sampling::{
+    ROW_OUTCOME_WORDS, RequestSources, RowCtas, RowKind, SampleParams, request_words, sample,
+};
 
 const VOCAB: usize = 128_256;
 /// Bytes that cold cases rotate over.
@@ -109,6 +110,7 @@ impl Case {
 pub(crate) struct Launch {
     kernel: <Device as Machine>::Function,
     ctas: u32,
+    rows: usize,
     /// Logits, one per set.
     sets: Vec<DeviceMemory>,
     requests: DeviceMemory,
@@ -137,18 +139,21 @@ impl Launch {
         let requests = gpu.allocate(words.len() * 4)?;
         gpu.machine().write(requests.address(), bytemuck::cast_slice(&words))?;
         let outcomes = gpu.allocate(case.rows * ROW_OUTCOME_WORDS * 4)?;
-        Ok(Self { kernel, ctas: case.rows as u32 * of_row.ctas, sets, requests, outcomes })
+        Ok(Self { kernel, ctas: case.rows as u32 * of_row.ctas, rows: case.rows, sets, requests, outcomes })
     }
 
     /// Samples each row of a set.
     pub(crate) fn run(&self, gpu: &Cuda, set: usize) -> tilewright::Result<()> {
-        let arguments = [
-            Arg::U64(self.sets[set].address()),
-            Arg::U64(self.requests.address()),
-            Arg::U64(self.outcomes.address()),
-            Arg::U64(VOCAB as u64),
-            Arg::U32(VOCAB as u32),
-        ];
-        gpu.machine().launch(&self.kernel, [self.ctas, 1, 1], &arguments)
+        let params = SampleParams {
+            scores: self.sets[set].address(),
+            stride: VOCAB as u64,
+            shape: [self.rows as u32, VOCAB as u32],
+            row_ids: 0,
+            outcomes: self.outcomes.address(),
+            tokens: 0,
+            valid: 0,
+            requests: RequestSources::records(self.requests.address()),
+        };
+        gpu.machine().launch(&self.kernel, [self.ctas, 1, 1], &params.args())
     }
 }

@@ -12,7 +12,7 @@ pub(super) fn gather_rows<M: Machine>(gpu: &Gpu<M>, operator: RowGather<'_>) -> 
     let (name, RowGather { table, ids, out }) = (operator.name(), &operator);
     let Some([count, _, width]) = extents(name, out.shape())? else { return Ok(()) };
     extent(name, "rows", table.shape()[0])?;
-    let (from, _uploaded) = gpu.indices(name, "ids", *ids)?;
+    let (from, _uploaded) = gpu.integers(name, "ids", *ids)?;
     let params = CopyRowsParams {
         dtypes: (table.dtype(), out.dtype()),
         shape: [count, width],

@@ -28,7 +28,7 @@ use std::sync::Arc;
 use tilewright::{
     Error, Operator, Result, View, ViewMut,
     operator::TensorRef,
-    tensor::{DeviceAddress, DeviceMemory, Indices},
+    tensor::{DeviceAddress, DeviceMemory, Integers},
 };
 
 /// The backend on a machine, with its loaded kernels. Cheap to clone; clones share them.
@@ -79,11 +79,12 @@ impl<M: Machine> Gpu<M> {
         Ok(memory)
     }
 
-    /// Rejects an operator with a tensor that is not on this device. Indices may be on the host.
+    /// Rejects an operator with a tensor that is not on this device. Integers may be on the host; an operator rejects
+    /// those that it has to write on the device.
     fn on_device<'a, O: Operator<'a>>(&self, mut operator: O) -> Result<O> {
         let name = operator.name();
         operator.views(&mut |argument, tensor| match (&tensor, tensor.device()) {
-            (TensorRef::Indices(_), None) => Ok(()),
+            (TensorRef::Indices(_) | TensorRef::Counters(_) | TensorRef::IndicesOut(_), None) => Ok(()),
             (_, location) => self.check_device(name, argument, location).map(drop),
         })?;
         Ok(operator)
@@ -99,16 +100,16 @@ impl<M: Machine> Gpu<M> {
         self.check_device(operator, name, view.device())
     }
 
-    /// The address of an index argument. Indices on the host are uploaded; the returned memory must live until the work is
+    /// The address of an argument of integers. Those on the host are uploaded; the returned memory must live until the work is
     /// submitted.
-    fn indices(
+    fn integers<T: bytemuck::Pod>(
         &self,
         operator: &'static str,
         name: &str,
-        indices: Indices<'_>,
+        integers: Integers<'_, T>,
     ) -> Result<(u64, Option<DeviceMemory>)> {
-        match indices.host() {
-            None => Ok((self.check_device(operator, name, indices.device())?, None)),
+        match integers.host() {
+            None => Ok((self.check_device(operator, name, integers.device())?, None)),
             Some(values) => {
                 let memory = self.upload(bytemuck::cast_slice(values))?;
                 Ok((memory.address(), Some(memory)))

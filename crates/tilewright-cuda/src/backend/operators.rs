@@ -19,8 +19,8 @@ use tilewright::{
     norm::RmsNorm,
     rope::RopeRotation,
     sampling::{
-        ChainVerification, LogitsEditing, LogprobQuery, SamplingDistribution, ScoreFilter, TokenSampling,
-        TopKSelection,
+        ChainVerification, LogitsEditing, LogprobQuery, SamplingDistribution, ScoreFilter,
+        TensorDistribution, TensorSampling, TokenSampling, TopKSelection,
     },
     tensor::{Buffer, DeviceMemory, IndexBuffer},
 };
@@ -134,7 +134,9 @@ impl<M: Machine> Backend for Gpu<M> {
         add: ResidualSum => elementwise::add,
         filter: ScoreFilter => sampling::filter,
         sample: TokenSampling => sampling::sample,
+        sample_tensors: TensorSampling => sampling::sample_tensors,
         distribution: SamplingDistribution => sampling::distribution,
+        distribution_tensors: TensorDistribution => sampling::distribution_tensors,
         edit_logits: LogitsEditing => sampling::edit_logits,
         top_k: TopKSelection => sampling::top_k,
         logprobs: LogprobQuery => sampling::logprobs,

@@ -23,7 +23,7 @@ pub(super) fn rope<M: Machine>(gpu: &Gpu<M>, operator: RopeRotation<'_>) -> Resu
         }
         RopeAngles::Table(cache) => (Angles::Table, gpu.cos_sin(cache)?),
     };
-    let (positions, _uploaded) = gpu.indices(name, "positions", operator.positions)?;
+    let (positions, _uploaded) = gpu.integers(name, "positions", operator.positions)?;
     let to = [operator.q.as_view(), operator.k.as_view()];
     let from = operator.from.unwrap_or(to);
     let counts = [extent(name, "qo_heads", to[0].shape()[1])?, extent(name, "kv_heads", to[1].shape()[1])?];

@@ -4,8 +4,7 @@
 //! replacement of the first rejected token is drawn from `max(q · ‖p‖ - p · ‖q‖, 0)`, or from q if that is 0
 //! everywhere. All drafted tokens are verified, for the acceptance counts.
 //!
-//! Shapes: drafts `[batch, n, vocab]` and target `[batch, n + 1, vocab]`, any row strides; requests `[batch,
-//! REQUEST_WORDS]`; ids `[batch, n]` and tokens `[batch, n + 1]` i32; outcomes `[batch, CHAIN_OUTCOME_WORDS]`. Grid:
+//! Shapes: drafts `[batch, n, vocab]` and target `[batch, n + 1, vocab]`, any row strides; requests `[batch]`; ids `[batch, n]` and tokens `[batch, n + 1]` i32; outcomes `[batch, CHAIN_OUTCOME_WORDS]`. Grid:
 //! `[batch, 1, 1]`.
 
 use super::{
@@ -14,7 +13,7 @@ use super::{
     cta::CtaCollectives,
     mass::{MassScale, Number, fraction_of},
     product_scale::{ProductScale, excess, less, of_fraction, of_mass},
-    request::SamplingRequest,
+    request::{RequestParams, SamplingRequest},
     row_reader::RowReader,
     row_stats::{RowKind, RowStats, VALID},
     sample::SampleConfig,
@@ -30,8 +29,8 @@ use tilewright_ptx::{
 /// that row is the draft's, 1 if the target's; its position; accepted tokens; emitted tokens.
 pub const CHAIN_OUTCOME_WORDS: usize = 8;
 
-/// Records the kernel. Parameters: drafts, target, requests, ids, tokens, outcomes; draft_batch, draft_position,
-/// target_batch, target_position (u64 strides in elements), n, vocab (u32). The tokens of a failed chain are
+/// Records the kernel. Parameters: drafts, target, ids, tokens, outcomes; draft_batch, draft_position,
+/// target_batch, target_position (u64 strides in elements), n, vocab (u32); requests. The tokens of a failed chain are
 /// unspecified.
 ///
 /// # Errors
@@ -89,13 +88,13 @@ impl<'k, D: Number, T: Number> Chain<'k, D, T> {
     #[track_caller]
     fn new(k: &'k Builder, config: SampleConfig) -> Self {
         let (drafts, target) = (k.global::<D>("drafts"), k.global::<T>("target"));
-        let requests = k.global::<u32>("requests");
         let (ids, tokens) = (k.global::<i32>("ids"), k.global::<i32>("tokens"));
         let outcomes = k.global::<u32>("outcomes");
         let stride = |name| k.param::<u64>(name);
         let (draft_batch, draft_position) = (stride("draft_batch"), stride("draft_position"));
         let (target_batch, target_position) = (stride("target_batch"), stride("target_position"));
         let (n, vocab) = (k.param::<u32>("n"), k.param::<u32>("vocab"));
+        let requests = RequestParams::new(k);
         let at = k.cta().to_u64();
         let cta = CtaCollectives::new(k, config.threads, 1);
         Self {
@@ -106,7 +105,7 @@ impl<'k, D: Number, T: Number> Chain<'k, D, T> {
             target: target.at_wide(at * target_batch),
             draft_position,
             target_position,
-            request: SamplingRequest::load(requests, k.cta()),
+            request: requests.load(k.cta()).decode(),
             ids: ids.at_wide(at * n.to_u64()),
             tokens: tokens.at_wide(at * (n + 1).to_u64()),
             outcome: outcomes.at_wide(at * CHAIN_OUTCOME_WORDS as u64),

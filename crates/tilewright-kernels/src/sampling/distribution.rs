@@ -2,7 +2,7 @@
 //!
 //! For logits without filters this is softmax; for probabilities it is the renormalizing filters.
 //!
-//! Shapes: scores and out `[rows, vocab]`, any row strides; requests `[rows, REQUEST_WORDS]` u32. An invalid row
+//! Shapes: scores and out `[rows, vocab]`, any row strides; requests `[rows]`. An invalid row
 //! becomes NaN. Grid: `[rows, 1, 1]`.
 
 use super::{
@@ -10,7 +10,7 @@ use super::{
     check_threads,
     cta::CtaCollectives,
     mass::Number,
-    request::SamplingRequest,
+    request::RequestParams,
     row_reader::RowReader,
     row_stats::{RowStats, VALID},
     row_writer::RowWriter,
@@ -19,7 +19,7 @@ use super::{
 };
 use tilewright_ptx::{build::Builder, ir::Kernel, verify::Invalid};
 
-/// Records the kernel. Parameters: scores, requests, out; stride, out_stride (u64, in elements), vocab (u32). `out`
+/// Records the kernel. Parameters: scores, out; stride, out_stride (u64, in elements), vocab (u32); requests. `out`
 /// may alias `scores` if dtypes and strides are equal.
 ///
 /// # Errors
@@ -27,15 +27,15 @@ use tilewright_ptx::{build::Builder, ir::Kernel, verify::Invalid};
 pub fn distribution<T: Number, O: Number>(name: &str, config: SampleConfig) -> Result<Kernel, Invalid> {
     check_threads(name, config.threads)?;
     Builder::kernel(name, config.threads, |k| {
-        let (scores, requests, out) =
-            (k.global::<T>("scores"), k.global::<u32>("requests"), k.global::<O>("out"));
+        let (scores, out) = (k.global::<T>("scores"), k.global::<O>("out"));
         let (stride, out_stride) = (k.param::<u64>("stride"), k.param::<u64>("out_stride"));
         let vocab = k.param::<u32>("vocab");
+        let requests = RequestParams::new(k);
         let at = k.cta().to_u64();
         let cta = CtaCollectives::new(k, config.threads, 1);
         let list = CandidateList::new(&cta);
         let row = RowReader::new(&cta, scores.at_wide(at * stride), vocab);
-        let request = SamplingRequest::load(requests, k.cta());
+        let request = requests.load(k.cta()).decode();
         let stats = RowStats::new(&list, &row, config.kind);
         let writer = RowWriter::new(&row, out.at_wide(at * out_stride));
         k.when_else(

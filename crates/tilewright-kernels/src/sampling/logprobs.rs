@@ -2,9 +2,8 @@
 //!
 //! The host computes the logarithms in f64: `(logit - max) / temperature - ln mass`.
 //!
-//! Shapes: logits `[rows, vocab]`, any row stride; requests `[rows, REQUEST_WORDS]`, choices `[rows, 2]` (token,
-//! top_n), answers `[rows, LOGPROBS_WORDS]`, tops `[rows, most, 2]` (token, bits of its logit) u32. Grid: `[rows, 1,
-//! 1]`.
+//! Shapes: logits `[rows, vocab]`, any row stride; requests `[rows]`; choices `[rows, 2]` (token, top_n),
+//! answers `[rows, LOGPROBS_WORDS]`, tops `[rows, most, 2]` (token, bits of its logit) u32. Grid: `[rows, 1, 1]`.
 
 use super::{
     candidates::{CandidateList, Candidates},
@@ -12,7 +11,7 @@ use super::{
     cta::CtaCollectives,
     mass::Number,
     ranking::Ranking,
-    request::SamplingRequest,
+    request::RequestParams,
     row_reader::RowReader,
     row_stats::{RowKind, RowStats, VALID},
     weights::Weights,
@@ -23,19 +22,19 @@ use tilewright_ptx::{build::Builder, ir::Kernel, verify::Invalid};
 /// high word of the kept mass, unused. The mass of the maximum is `2^(mass_bits - 1)`.
 pub const LOGPROBS_WORDS: usize = 12;
 
-/// Records the kernel. Parameters: logits, requests, choices, answers, tops; stride (u64, in elements), vocab, most
-/// (u32). Filtered logits count as -inf; ranks start at 1.
+/// Records the kernel. Parameters: logits, choices, answers, tops; stride (u64, in elements), vocab, most (u32);
+/// requests. Filtered logits count as -inf; ranks start at 1.
 ///
 /// # Errors
 /// If `threads` is not supported.
 pub fn logprobs<T: Number>(name: &str, threads: u32) -> Result<Kernel, Invalid> {
     check_threads(name, threads)?;
     Builder::kernel(name, threads, |k| {
-        let (logits, requests) = (k.global::<T>("logits"), k.global::<u32>("requests"));
-        let choices = k.global::<u32>("choices");
+        let (logits, choices) = (k.global::<T>("logits"), k.global::<u32>("choices"));
         let (answers, tops) = (k.global::<u32>("answers"), k.global::<u32>("tops"));
         let stride = k.param::<u64>("stride");
         let (vocab, most) = (k.param::<u32>("vocab"), k.param::<u32>("most"));
+        let requests = RequestParams::new(k);
         let at = k.cta().to_u64();
         let cta = CtaCollectives::new(k, threads, 1);
         let list = CandidateList::new(&cta);
@@ -46,7 +45,7 @@ pub fn logprobs<T: Number>(name: &str, threads: u32) -> Result<Kernel, Invalid> 
         stats.write(&cta, &row, (answer, k.constant(0)));
         k.when(stats.outcome.eq(VALID), || {
             let [token, count] = choices.at_wide(at * 2_u64).load_vector::<2>();
-            let request = SamplingRequest::load(requests, k.cta());
+            let request = requests.load(k.cta()).decode();
             let weights = Weights::new(list, row, (RowKind::Logits, &stats), &request);
             let kept = weights.apply_filters();
             let logit =

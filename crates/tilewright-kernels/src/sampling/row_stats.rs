@@ -30,13 +30,15 @@ pub const VALID: u32 = 0;
 pub const INVALID_VALUE: u32 = 1;
 /// The row has no mass: logits of -inf only, or probabilities of 0 only.
 pub const EMPTY: u32 = 2;
+/// There is no row of this number.
+pub const NO_ROW: u32 = 3;
 
 /// Statistics of a row; the same in all threads.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RowStats<'k> {
     /// Maximum of a valid row.
     pub(super) max: Value<'k, f32>,
-    /// [`VALID`], [`INVALID_VALUE`] or [`EMPTY`].
+    /// [`VALID`], [`INVALID_VALUE`], [`EMPTY`] or [`NO_ROW`].
     pub(super) outcome: Value<'k, u32>,
     /// First token with an invalid value.
     first_invalid: Value<'k, u32>,

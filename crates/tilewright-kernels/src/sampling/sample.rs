@@ -4,20 +4,25 @@
 //! and token. With top-k, the second read covers only the threads that hold a candidate, unless top-p applies to all
 //! tokens. Greedy rows are read once. Rows without filters, or with too short a list, are read again.
 //!
-//! Shapes: scores `[rows, vocab]`, any row stride; requests `[rows, REQUEST_WORDS]` and outcomes `[rows,
-//! ROW_OUTCOME_WORDS]` u32. Grid: `[rows · CTAs per row, 1, 1]`.
+//! Shapes: scores `[rows, vocab]`, any row stride; row ids, requests, tokens `[tokens]`; outcomes `[tokens, ROW_OUTCOME_WORDS]`
+//! u32. Grid: `[tokens · CTAs per row, 1, 1]`.
 
 use super::{
     candidates::CandidateList,
     check_threads,
     cta::{CtaCollectives, MAX_ROW_THREADS},
     mass::Number,
-    request::{REQUEST_WORDS, SamplingRequest},
+    request::{RequestParams, RequestSources},
     row_reader::RowReader,
-    row_stats::{ROW_OUTCOME_WORDS, RowKind, RowStats, VALID},
+    row_stats::{NO_ROW, ROW_OUTCOME_WORDS, RowKind, RowStats, VALID},
     weights::Weights,
 };
-use tilewright_ptx::{build::Builder, ir::Kernel, verify::Invalid};
+use tilewright_ptx::{
+    build::{Builder, Global, Value},
+    ir::Kernel,
+    sim::Arg,
+    verify::Invalid,
+};
 
 /// Compile-time configuration of kernels with one CTA per row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,9 +62,37 @@ pub fn cta_threads(vocab: usize) -> u32 {
     if vocab <= 4096 { 128 } else { 1024 }
 }
 
-/// Records the kernel. Parameters: scores, requests, verdicts; stride (u64, in elements), vocab (u32).
-///
-/// Word 1 of a valid outcome is the token.
+/// Arguments of one launch. An address of 0 stands for an absent tensor.
+#[derive(Debug, Clone, Copy)]
+pub struct SampleParams {
+    /// Address of the scores.
+    pub scores: u64,
+    /// Distance of their rows, in elements.
+    pub stride: u64,
+    /// `[rows, vocab]` of the scores.
+    pub shape: [u32; 2],
+    /// Address of the row of each token, i32; without, token `i` is drawn from row `i`.
+    pub row_ids: u64,
+    /// Address of the outcomes, aligned to 16 bytes.
+    pub outcomes: u64,
+    /// Address of the tokens, i32: 0 where the outcome is not [`VALID`].
+    pub tokens: u64,
+    /// Address of a byte per token: 1 where the outcome is [`VALID`], otherwise 0.
+    pub valid: u64,
+    /// The requests of the tokens.
+    pub requests: RequestSources,
+}
+
+impl SampleParams {
+    /// The launch arguments.
+    pub fn args(&self) -> Vec<Arg> {
+        let addresses = [self.row_ids, self.outcomes, self.tokens, self.valid].map(Arg::U64);
+        let scores = [Arg::U64(self.scores), Arg::U64(self.stride)];
+        [&scores[..], &self.shape.map(Arg::U32), &addresses, &self.requests.args()].concat()
+    }
+}
+
+/// Records the kernel, whose parameters are those of [`SampleParams`]. Word 1 of a valid outcome is the token.
 ///
 /// # Errors
 /// If `threads` or `ctas` is not supported.
@@ -71,15 +104,21 @@ pub fn sample<T: Number>(
     check_threads(name, threads)?;
     check_ctas(name, threads, ctas)?;
     Builder::kernel(name, threads, |k| {
-        let (scores, requests) = (k.global::<T>("scores"), k.global::<u32>("requests"));
-        let outcomes = k.global::<u32>("verdicts");
-        let (stride, vocab) = (k.param::<u64>("stride"), k.param::<u32>("vocab"));
+        let (scores, stride) = (k.global::<T>("scores"), k.param::<u64>("stride"));
+        let [rows, vocab] = ["rows", "vocab"].map(|name| k.param::<u32>(name));
+        let row_ids = k.global::<u32>("row_ids");
+        let outputs = SampleOutputs::new(k);
+        let requests = RequestParams::new(k);
         let cta = CtaCollectives::new(k, threads, ctas);
         let list = CandidateList::new(&cta);
-        let at = cta.row().to_u64();
+        let row_id = k.var("row_id", cta.row());
+        k.when(row_ids.address().ne(0), || row_id.set(row_ids.at(cta.row()).load()));
+        let is_row = row_id.get().lt(rows);
+        let at = is_row.select(row_id.get(), 0).to_u64();
         let row = RowReader::new(&cta, scores.at_wide(at * stride), vocab);
-        let load = || SamplingRequest::load(requests, cta.row());
-        let (stats, request) = RowStats::with(&list, &row, kind, load);
+        let (mut stats, loaded) = RowStats::with(&list, &row, kind, || requests.load(cta.row()));
+        stats.outcome = is_row.select(stats.outcome, NO_ROW);
+        let request = loaded.decode();
         let token = k.var("token", 0_u32);
         let drawn = match kind {
             RowKind::Logits => request.temperature.ne(0.0),
@@ -95,10 +134,47 @@ pub fn sample<T: Number>(
                 || token.set(stats.first_of_max(&cta, &row)),
             );
         });
-        let outcome = outcomes.at_wide(at * ROW_OUTCOME_WORDS as u64);
-        stats.write(&cta, &row, (outcome, token.get()));
+        outputs.write(&cta, &row, &stats, token.get());
         cta.finish();
     })
+}
+
+/// The outputs of a launch; the address of an absent one is 0.
+#[derive(Debug, Clone, Copy)]
+struct SampleOutputs<'k> {
+    outcomes: Global<'k, u32>,
+    tokens: Global<'k, u32>,
+    valid: Global<'k, u32>,
+}
+
+impl<'k> SampleOutputs<'k> {
+    #[track_caller]
+    fn new(k: &'k Builder) -> Self {
+        let [outcomes, tokens, valid] = ["outcomes", "tokens", "valid"].map(|name| k.global(name));
+        Self { outcomes, tokens, valid }
+    }
+
+    /// Writes the token of this row, which is 0 unless the row is valid.
+    #[track_caller]
+    fn write<T: Number>(
+        &self,
+        cta: &CtaCollectives<'k>,
+        row: &RowReader<'k, T>,
+        stats: &RowStats<'k>,
+        token: Value<'k, u32>,
+    ) {
+        let k = cta.k;
+        k.when(self.outcomes.address().ne(0), || {
+            let outcome = self.outcomes.at_wide(cta.row().to_u64() * ROW_OUTCOME_WORDS as u64);
+            stats.write(cta, row, (outcome, token));
+        });
+        let is_first = cta.row_thread().eq(0);
+        k.when(is_first & self.tokens.address().ne(0), || self.tokens.at(cta.row()).store(token));
+        k.when(is_first & self.valid.address().ne(0), || {
+            let at = Global::<u32>::new(self.valid.address() + cta.row().to_u64());
+            at.store_u8(stats.outcome.eq(VALID).select(1_u32, 0_u32));
+        });
+    }
 }
 
 /// Checks the number of CTAs per row.
@@ -111,5 +187,3 @@ fn check_ctas(kernel: &str, threads: u32, ctas: u32) -> Result<(), Invalid> {
     );
     Err(Invalid::of(kernel, wrong))
 }
-
-const _: () = assert!(REQUEST_WORDS.is_multiple_of(4), "requests are loaded as vectors");

@@ -79,9 +79,10 @@ def top_k(scores, k: int, *, sorted: bool = True, highest_ties: bool = False):
     """Exactly the ``k`` largest scores of each row, ties to the lowest index (or the highest). Returns ``(values, indices)``
     ``[rows, k]``; the indices are int32."""
     values = empty((*shape_of(scores)[:1], k), dtype_name(scores.dtype), scores)
-    indices = _core.top_k_indices(queue_of(scores), {"scores": scores, "k": k, "highest_ties": highest_ties,
-                                                     "sorted": sorted, "values": values})
-    return values, from_list(indices, "int32", scores, (scores.shape[0], k))
+    indices = empty((*shape_of(scores)[:1], k), "int32", scores)
+    _core.top_k_selection(queue_of(scores), {"scores": scores, "k": k, "highest_ties": highest_ties, "sorted": sorted,
+                                             "values": values, "indices": indices})
+    return values, indices
 
 
 def apply_token_bitmask(logits, words, rows=None) -> None:

@@ -155,6 +155,82 @@ def run_checks():
         assert (ranks < 40).all()
         return f"ranks up to {int(ranks.max())}"
 
+    @check("sampling with parameters on the GPU")
+    def _():
+        logits = torch.randn(64, 32000, device=DEVICE)
+        probs = logits.softmax(-1)
+        k = torch.randint(1, 200, (64,), device=DEVICE, dtype=torch.int32)
+        p = torch.rand(64, device=DEVICE) * 0.9 + 0.1
+        seed, offset = torch.arange(64, device=DEVICE), torch.arange(64, device=DEVICE) * 12
+        for draw, scores in ((ours.top_k_top_p_sampling_from_probs, probs), (ours.top_k_top_p_sampling_from_logits, logits)):
+            for order in ("top_k_first", "joint"):
+                tokens = draw(scores, k, p, filter_apply_order=order, seed=seed, offset=offset)
+                on_host = tilewright.sampling.sample if scores is logits else tilewright.sampling.sampling_from_probs
+                expected = on_host(scores, top_k=k.cpu(), top_p=p.cpu(), joint=order == "joint", seed=seed.cpu(), offset=offset.cpu())
+                assert tokens.is_cuda and torch.equal(tokens, expected), order
+        rows = torch.randint(0, 64, (100,), device=DEVICE)
+        tokens = ours.min_p_sampling_from_probs(probs, 0.1, indices=rows, seed=1, offset=0)
+        assert torch.equal(tokens.int(), ours.min_p_sampling_from_probs(probs[rows], 0.1, seed=1, offset=0))
+        probs[7], probs[9] = 0.0, float("nan")
+        off = torch.tensor([0, -1, 32000, 2**31 - 1] * 16, device=DEVICE, dtype=torch.int32)
+        tokens, valid = ours.top_k_top_p_sampling_from_probs(probs, off, 1.0, seed=3, offset=0, return_valid=True)
+        assert (~valid).nonzero().flatten().tolist() == [7, 9] and tokens[7] == 0 and tokens[9] == 0
+        assert torch.equal(tokens, ours.sampling_from_probs(probs, seed=3, offset=0))
+        return "tokens of host parameters"
+
+    @check("sampling waits for nothing")
+    def _():
+        probs = torch.randn(8, 32000, device=DEVICE).softmax(-1)
+        k, p = torch.full((8,), 40, device=DEVICE, dtype=torch.int32), torch.full((8,), 0.9, device=DEVICE)
+        calls = [lambda: ours.top_k_top_p_sampling_from_probs(probs, k, p), lambda: ours.sampling_from_logits(probs.log()),
+                 lambda: ours.min_p_sampling_from_probs(probs, 0.1, return_valid=True),
+                 lambda: ours.top_k_top_p_sampling_from_logits(probs.log(), k.long(), 0.9),
+                 lambda: ours.softmax(probs.log(), temperature=p), lambda: ours.top_p_renorm_probs(probs, p),
+                 lambda: ours.top_k_renorm_probs(probs, k), lambda: ours.top_k(probs, 8, sorted=True)]
+        for call in calls:
+            call()  # loads the kernels
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            torch.cuda._sleep(2 * 10**9)
+            done = torch.cuda.Event()
+            done.record()
+            for call in calls:
+                call()
+            assert not done.query(), "a call returned after the work before it"
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+            torch.cuda.synchronize()
+        return f"{len(calls)} calls behind a kernel of a second"
+
+    @check("sampling in torch.cuda.graph with parameters changed between replays")
+    def _():
+        logits = torch.randn(16, 32000, device=DEVICE)
+        k, p = torch.full((16,), 40, device=DEVICE, dtype=torch.int32), torch.full((16,), 0.9, device=DEVICE)
+        seed, offset = torch.zeros(1, device=DEVICE, dtype=torch.int64), torch.zeros(1, device=DEVICE, dtype=torch.int64)
+        graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+
+        def draw():
+            return ours.top_k_top_p_sampling_from_logits(logits, k, p, seed=seed, offset=offset)
+
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            draw()  # loads the kernel
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, stream=side):
+            tokens = draw()
+            drawn = ours.top_k_top_p_sampling_from_logits(logits, k, p)
+        different = set()
+        for turn in range(20):
+            k.fill_(1 + 13 * turn)
+            p.fill_(1.0 - 0.04 * turn)
+            offset.fill_(64 * turn)
+            graph.replay()
+            assert torch.equal(tokens, draw()), turn
+            different.add(tuple(drawn.tolist()))
+        assert len(different) > 10, "the generator gives each replay a seed"
+        return f"{len(different)} different draws of 20 replays"
+
     @check("capture in torch.cuda.graph on a side stream, 200 replays with replans")
     def _():
         buffers = [torch.zeros(5, dtype=torch.int32, device=DEVICE), torch.zeros(2048, dtype=torch.int32, device=DEVICE),
@@ -225,6 +301,8 @@ def measure(module):
         "run": host_time(lambda: wrapper.run(q, cache.data, out=out)),
         "rmsnorm": host_time(lambda: module.rmsnorm(x, weight, out=normed)),
         "top_k_top_p_sampling_from_probs": host_time(lambda: module.top_k_top_p_sampling_from_probs(probs, k, p)),
+        "top_k_top_p_sampling_from_logits": host_time(lambda: module.top_k_top_p_sampling_from_logits(probs, k, p)),
+        "the same with numbers": host_time(lambda: module.top_k_top_p_sampling_from_probs(probs, 40, 0.9)),
     }
 
 

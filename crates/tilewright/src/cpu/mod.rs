@@ -37,8 +37,8 @@ use crate::{
     operator::on_host,
     rope::RopeRotation,
     sampling::{
-        ChainVerification, LogitsEditing, LogprobQuery, SamplingDistribution, ScoreFilter, TokenSampling,
-        TopKSelection,
+        ChainVerification, LogitsEditing, LogprobQuery, SamplingDistribution, ScoreFilter,
+        TensorDistribution, TensorSampling, TokenSampling, TopKSelection,
     },
 };
 use simd::team::Team;
@@ -173,7 +173,9 @@ impl Backend for Cpu {
         add: ResidualSum => elementwise::add,
         filter: ScoreFilter => sampling::filter,
         sample: TokenSampling => sampling::sample,
+        sample_tensors: TensorSampling => sampling::sample_tensors,
         distribution: SamplingDistribution => sampling::distribution,
+        distribution_tensors: TensorDistribution => sampling::distribution_tensors,
         edit_logits: LogitsEditing => sampling::edit::run,
         top_k: TopKSelection => sampling::top_k::run,
         logprobs: LogprobQuery => sampling::logprobs::run,

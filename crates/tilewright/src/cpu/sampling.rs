@@ -10,11 +10,11 @@ pub(super) mod top_k;
 
 use super::threshold::{search, ties_within};
 use crate::{
-    Cpu, Element, Error, Operator,
+    Cpu, Element, Error, Operator, ViewMut,
     rows::{Rows, rows_mut, widen, widen_row},
     sampling::{
-        Filter, FilterOrder, SamplingDistribution, SamplingParams, ScoreFilter, Scores, TokenSampling,
-        TopKTies, rng::uniform,
+        Filter, FilterOrder, SamplingDistribution, SamplingParams, ScoreFilter, Scores, TensorDistribution,
+        TensorSampling, TokenSampling, TopKTies, rng::uniform,
     },
     tensor::with_computable,
 };
@@ -33,13 +33,43 @@ pub(super) fn sample(cpu: &Cpu, operator: TokenSampling<'_>) {
     });
 }
 
+pub(super) fn sample_tensors(cpu: &Cpu, operator: TensorSampling<'_>) {
+    let TensorSampling { scores, rows, params, tokens, valid } = operator;
+    let (view, rows) = (scores.view(), rows.and_then(|rows| rows.host()));
+    let flags = valid.and_then(|valid| i8::slice_mut(valid.into_data())).unwrap_or_default();
+    let mut flags = flags.iter_mut();
+    let out = tokens.into_host().unwrap_or_default().iter_mut().map(|token| (token, flags.next())).collect();
+    cpu.each_row(out, view.shape()[1], Vec::new, |weights, token, (out, valid)| {
+        widen_row(view, rows.map_or(token, |rows| rows[token] as usize), weights);
+        let drawn = sample_row(&scores, weights, &params.of(token));
+        if let Some(valid) = valid {
+            **valid = i8::from(drawn.is_ok());
+        }
+        **out = drawn.map_or(0, |token| token as i32);
+    });
+}
+
 pub(super) fn distribution(cpu: &Cpu, operator: SamplingDistribution<'_>) {
     let SamplingDistribution { scores, params, out } = operator;
+    write_distribution(cpu, &scores, &|row| params[row], out);
+}
+
+pub(super) fn distribution_tensors(cpu: &Cpu, operator: TensorDistribution<'_>) {
+    let TensorDistribution { scores, params, out } = operator;
+    write_distribution(cpu, &scores, &|row| params.of(row), out);
+}
+
+fn write_distribution(
+    cpu: &Cpu,
+    scores: &Scores<'_>,
+    params: &(dyn Fn(usize) -> SamplingParams + Sync),
+    out: ViewMut<'_>,
+) {
     let (view, vocab) = (scores.view(), out.shape()[1]);
     with_computable!(out.dtype(), O => {
         cpu.each_row(rows_mut::<O>(out), vocab, Vec::new, |weights, row, out| {
             widen_row(view, row, weights);
-            match compute_weights(&scores, weights, &params[row]) {
+            match compute_weights(scores, weights, &params(row)) {
                 Ok(floor) => renormalize(weights, floor, out),
                 Err(_) => out.fill(O::from_f32(f32::NAN)),
             }

@@ -40,8 +40,23 @@ impl<'a> Scores<'a> {
         view
     }
 
+    /// The operator name of a draw.
+    pub(super) fn operator(&self) -> &'static str {
+        match self {
+            Self::Logits(_) => "sampling.sample",
+            Self::Probs(_) => "sampling.sampling_from_probs",
+        }
+    }
+
+    /// Why a temperature does not fit the kind of scores.
+    pub(super) fn temperature_problem(&self, temperature: f32) -> Option<String> {
+        let fits = matches!(self, Self::Logits(_)) || temperature == 1.0;
+        (!fits)
+            .then(|| format!("temperature = {temperature} applies to logits, expected 1 for probabilities"))
+    }
+
     /// The argument name in error texts.
-    fn argument(&self) -> &'static str {
+    pub(super) fn argument(&self) -> &'static str {
         match self {
             Self::Logits(_) => "logits",
             Self::Probs(_) => "probs",
@@ -97,10 +112,7 @@ pub struct TokenSampling<'a> {
 
 impl<'a> Operator<'a> for TokenSampling<'a> {
     fn name(&self) -> &'static str {
-        match self.scores {
-            Scores::Logits(_) => "sampling.sample",
-            Scores::Probs(_) => "sampling.sampling_from_probs",
-        }
+        self.scores.operator()
     }
 
     fn check(&self) -> Result<()> {
@@ -153,11 +165,8 @@ impl<'a> Operator<'a> for SamplingDistribution<'a> {
 
     fn check(&self) -> Result<()> {
         let (operator, Self { scores, params, out }) = (self.name(), self);
-        let rows = check_matrix(operator, scores.argument(), &scores.view())?;
-        check_params(operator, rows, scores, params)?;
-        check_shape(operator, "out", (out.shape(), scores.view().shape()), "[rows, vocab]")?;
-        check_computable(operator, "out", out.dtype())?;
-        check_rows(operator, "out", (out.shape(), out.strides()))
+        let rows = check_distribution(operator, scores, out)?;
+        check_params(operator, rows, scores, params)
     }
 
     fn views(&mut self, visit: &mut TensorVisitor<'_, 'a>) -> Result<()> {
@@ -168,6 +177,19 @@ impl<'a> Operator<'a> for SamplingDistribution<'a> {
     dispatch!(distribution);
 }
 
+/// Checks the tensors of a distribution and returns the number of rows.
+pub(super) fn check_distribution(
+    operator: &'static str,
+    scores: &Scores<'_>,
+    out: &ViewMut<'_>,
+) -> Result<usize> {
+    let rows = check_matrix(operator, scores.argument(), &scores.view())?;
+    check_shape(operator, "out", (out.shape(), scores.view().shape()), "[rows, vocab]")?;
+    check_computable(operator, "out", out.dtype())?;
+    check_rows(operator, "out", (out.shape(), out.strides()))?;
+    Ok(rows)
+}
+
 /// Rejects parameters that are out of range or not one per row, and temperatures for probabilities.
 pub(super) fn check_params(
     operator: &'static str,
@@ -176,12 +198,6 @@ pub(super) fn check_params(
     params: &[SamplingParams],
 ) -> Result<()> {
     check_per_row(operator, "params", rows, params, |row| {
-        row.problem().or_else(|| match scores {
-            Scores::Probs(_) if row.temperature != 1.0 => Some(format!(
-                "temperature = {} applies to logits, expected 1 for probabilities",
-                row.temperature
-            )),
-            _ => None,
-        })
+        row.problem().or_else(|| scores.temperature_problem(row.temperature))
     })
 }

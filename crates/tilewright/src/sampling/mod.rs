@@ -7,6 +7,7 @@
 //! | | |
 //! |---|---|
 //! | [`sample`], [`sampling_from_probs`], [`distribution`] | temperature, top-k, top-p, min-p, draw |
+//! | [`TensorSampling`], [`TensorDistribution`] | the same with parameters and tokens in tensors, without waiting for a device |
 //! | [`apply_token_bitmask`], [`apply_penalties`], [`apply_logit_bias`] | in-place edits of logits |
 //! | [`Pipeline`] | these stages in an order checked at compile time, fused where possible |
 //! | [`chain_speculative_sampling`] | drafted tokens, accepted such that the target's distribution is preserved |
@@ -21,6 +22,8 @@ mod penalties;
 mod pipeline;
 pub mod rng;
 mod speculative;
+mod tensor_params;
+mod tensor_sampling;
 mod top_k;
 
 pub use draw::{
@@ -34,4 +37,6 @@ pub use penalties::{History, Penalties, apply_penalties};
 pub use pipeline::{Pipeline, RowParam, flow};
 pub use rng::Stream;
 pub use speculative::{ChainCounts, ChainOutput, ChainVerification, Drafts, chain_speculative_sampling};
+pub use tensor_params::{TensorParam, TensorParams};
+pub use tensor_sampling::{TensorDistribution, TensorSampling};
 pub use top_k::{TieBreak, TopK, TopKSelection, top_k};

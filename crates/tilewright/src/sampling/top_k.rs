@@ -5,7 +5,7 @@ use crate::{
     Backend, Operator, Result, View, ViewMut,
     operator::{TensorRef, TensorVisitor, dispatch},
     rows::check_rows,
-    tensor::{check_dtype, check_shape},
+    tensor::{IndicesMut, check_dtype, check_shape},
 };
 
 /// The tie rule for equal scores.
@@ -45,7 +45,7 @@ pub fn top_k<B: Backend + ?Sized>(
     values: ViewMut<'_>,
     indices: &mut [i32],
 ) -> Result<()> {
-    TopKSelection { scores, top_k, values, indices }.run(backend)
+    TopKSelection { scores, top_k, values, indices: indices.into() }.run(backend)
 }
 
 /// The arguments of [`top_k`].
@@ -57,8 +57,8 @@ pub struct TopKSelection<'a> {
     pub top_k: TopK,
     /// `[rows, k]`
     pub values: ViewMut<'a>,
-    /// `[rows, k]`
-    pub indices: &'a mut [i32],
+    /// `[rows, k]`, row-major; a device backend also takes host memory.
+    pub indices: IndicesMut<'a>,
 }
 
 impl<'a> Operator<'a> for TopKSelection<'a> {
@@ -75,18 +75,19 @@ impl<'a> Operator<'a> for TopKSelection<'a> {
         check_shape(operator, "values", (values.shape(), &[rows, k]), "[rows, k]")?;
         check_dtype(operator, "values", values.dtype(), scores.dtype())?;
         check_rows(operator, "values", (values.shape(), values.strides()))?;
+        let found = indices.as_indices().len();
         crate::ensure!(
-            indices.len() == rows * k,
+            found == rows * k,
             operator,
-            "indices has {} elements, expected rows x k = {rows} x {k}",
-            indices.len()
+            "indices has {found} elements, expected rows x k = {rows} x {k}"
         );
         Ok(())
     }
 
     fn views(&mut self, visit: &mut TensorVisitor<'_, 'a>) -> Result<()> {
         visit("scores", TensorRef::Input(&mut self.scores))?;
-        visit("values", TensorRef::Output(&mut self.values))
+        visit("values", TensorRef::Output(&mut self.values))?;
+        visit("indices", TensorRef::IndicesOut(&mut self.indices))
     }
 
     dispatch!(top_k);

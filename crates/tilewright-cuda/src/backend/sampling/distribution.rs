@@ -7,16 +7,25 @@ use crate::{
 };
 use tilewright::{
     Operator, Result, View,
-    sampling::{Filter, SamplingDistribution, SamplingParams, ScoreFilter, Scores},
+    sampling::{Filter, SamplingDistribution, SamplingParams, ScoreFilter, Scores, TensorDistribution},
 };
-use tilewright_kernels::sampling::{self, SampleConfig, cta_threads};
+use tilewright_kernels::sampling::{self, RequestSources, SampleConfig, cta_threads};
 use tilewright_ptx::sim::Arg;
 
 pub(in crate::backend) fn distribution<M: Machine>(
     gpu: &Gpu<M>,
     operator: SamplingDistribution<'_>,
 ) -> Result<()> {
-    run(gpu, operator.name(), operator.scores, operator.params, &operator.out.as_view())
+    let (requests, _uploaded) = gpu.upload_requests(operator.params)?;
+    run(gpu, operator.name(), operator.scores, &requests, &operator.out.as_view())
+}
+
+pub(in crate::backend) fn distribution_tensors<M: Machine>(
+    gpu: &Gpu<M>,
+    operator: TensorDistribution<'_>,
+) -> Result<()> {
+    let (requests, _uploaded) = gpu.request_sources(operator.name(), &operator.params)?;
+    run(gpu, operator.name(), operator.scores, &requests, &operator.out.as_view())
 }
 
 pub(in crate::backend) fn filter<M: Machine>(gpu: &Gpu<M>, operator: ScoreFilter<'_>) -> Result<()> {
@@ -35,14 +44,15 @@ pub(in crate::backend) fn filter<M: Machine>(gpu: &Gpu<M>, operator: ScoreFilter
         Filter::Softmax(_) => Scores::Logits(operator.x),
         _ => Scores::Probs(operator.x),
     };
-    run(gpu, operator.name(), scores, &params, &operator.out.as_view())
+    let (requests, _uploaded) = gpu.upload_requests(&params)?;
+    run(gpu, operator.name(), scores, &requests, &operator.out.as_view())
 }
 
 fn run<M: Machine>(
     gpu: &Gpu<M>,
     operator: &'static str,
     scores: Scores<'_>,
-    params: &[SamplingParams],
+    requests: &RequestSources,
     out: &View<'_>,
 ) -> Result<()> {
     let (view, kind) = (scores.view(), kind_of(&scores));
@@ -56,14 +66,12 @@ fn run<M: Machine>(
     let kernel = with_elements!(operator, view.dtype(), T => with_elements!(operator, out.dtype(), O => {
         gpu.kernel(operator, &name, |name| sampling::distribution::<T, O>(name, config))
     }))?;
-    let requests = gpu.upload_requests(params)?;
     let args = [
         Arg::U64(address(&view)),
-        Arg::U64(requests.address()),
         Arg::U64(address(out)),
         Arg::U64(view.strides()[0] as u64),
         Arg::U64(out.strides()[0] as u64),
         Arg::U32(columns),
     ];
-    gpu.machine.launch(&kernel, [rows as u32, 1, 1], &args)
+    gpu.machine.launch(&kernel, [rows as u32, 1, 1], &[&args[..], &requests.args()].concat())
 }

@@ -27,7 +27,7 @@ pub(in crate::backend) fn logprobs<M: Machine>(gpu: &Gpu<M>, operator: LogprobQu
         gpu.kernel(OPERATOR, &name, |name| sampling::logprobs::<T>(name, threads))
     })?;
     let most = choices.iter().map(|choice| choice.top_n).max().unwrap_or(0) as usize;
-    let requests = gpu.upload_requests(params)?;
+    let (requests, _uploaded) = gpu.upload_requests(params)?;
     let choice_words = gpu.upload_words(choices.iter().flat_map(|choice| [choice.token, choice.top_n]))?;
     let answers = gpu.allocate(rows * LOGPROBS_WORDS * 4)?;
     // rows that request fewer tokens, and invalid ones, write only a part
@@ -36,7 +36,6 @@ pub(in crate::backend) fn logprobs<M: Machine>(gpu: &Gpu<M>, operator: LogprobQu
     gpu.machine.fill(tops.address(), 0, tops.bytes())?;
     let args = [
         Arg::U64(address(&logits)),
-        Arg::U64(requests.address()),
         Arg::U64(choice_words.address()),
         Arg::U64(answers.address()),
         Arg::U64(tops.address()),
@@ -44,7 +43,7 @@ pub(in crate::backend) fn logprobs<M: Machine>(gpu: &Gpu<M>, operator: LogprobQu
         Arg::U32(columns),
         Arg::U32(most as u32),
     ];
-    gpu.machine.launch(&kernel, [rows as u32, 1, 1], &args)?;
+    gpu.machine.launch(&kernel, [rows as u32, 1, 1], &[&args[..], &requests.args()].concat())?;
     let answers = gpu.read_words(&answers, rows * LOGPROBS_WORDS)?;
     let tops = gpu.read_words(&tops, rows * most * 2)?;
     for (row, out) in out.iter_mut().enumerate() {

@@ -1,6 +1,7 @@
 //! The sampling operators, with the kernels of `tilewright_kernels::sampling`; one file per group.
 //!
-//! Each call uploads its parameters and reads back its outcomes. Logits and probabilities stay on the device.
+//! Logits and probabilities stay on the device. Calls upload parameters of the host and read back outcomes, except
+//! [`sample_tensors`] and [`distribution_tensors`], whose parameters are in device memory.
 
 mod distribution;
 mod edit;
@@ -9,10 +10,10 @@ mod sample;
 mod speculative;
 mod top_k;
 
-pub(super) use distribution::{distribution, filter};
+pub(super) use distribution::{distribution, distribution_tensors, filter};
 pub(super) use edit::edit_logits;
 pub(super) use logprobs::logprobs;
-pub(super) use sample::sample;
+pub(super) use sample::{sample, sample_tensors};
 pub(super) use speculative::chain_speculative_sampling;
 pub(super) use top_k::top_k;
 
@@ -23,7 +24,9 @@ use tilewright::{
     sampling::{SamplingParams, Scores},
     tensor::DeviceMemory,
 };
-use tilewright_kernels::sampling::{INVALID_VALUE, RowKind, VALID, cta_threads, request_words};
+use tilewright_kernels::sampling::{
+    INVALID_VALUE, RequestSources, RowKind, VALID, cta_threads, request_words,
+};
 
 /// Evaluates an expression with the element type of a dtype that kernels compute with.
 macro_rules! with_elements {
@@ -102,8 +105,10 @@ impl<M: Machine> Gpu<M> {
         self.upload(bytemuck::cast_slice(&words.into_iter().collect::<Vec<u32>>()))
     }
 
-    fn upload_requests(&self, params: &[SamplingParams]) -> Result<DeviceMemory> {
-        self.upload_words(params.iter().flat_map(request_words))
+    /// Uploads requests; the returned memory must live until the work is submitted.
+    fn upload_requests(&self, params: &[SamplingParams]) -> Result<(RequestSources, DeviceMemory)> {
+        let memory = self.upload_words(params.iter().flat_map(request_words))?;
+        Ok((RequestSources::records(memory.address()), memory))
     }
 
     /// The first `count` words of memory, after all work.

@@ -31,7 +31,7 @@ pub(in crate::backend) fn chain_speculative_sampling<M: Machine>(
     let kernel = with_elements!(OPERATOR, of_draft, D => with_elements!(OPERATOR, of_target, T => {
         gpu.kernel(OPERATOR, &name, |name| sampling::chain::<D, T>(name, config))
     }))?;
-    let requests = gpu.upload_requests(params)?;
+    let (requests, _uploaded) = gpu.upload_requests(params)?;
     let ids = gpu.upload_words(drafts.ids.iter().map(|id| id.cast_unsigned()))?;
     let tokens = gpu.allocate(4 * batch * positions)?;
     let outcomes = gpu.allocate(4 * batch * CHAIN_OUTCOME_WORDS)?;
@@ -40,7 +40,6 @@ pub(in crate::backend) fn chain_speculative_sampling<M: Machine>(
     let args = [
         Arg::U64(address(&drafts.probs)),
         Arg::U64(address(&view)),
-        Arg::U64(requests.address()),
         Arg::U64(ids.address()),
         Arg::U64(tokens.address()),
         Arg::U64(outcomes.address()),
@@ -51,7 +50,7 @@ pub(in crate::backend) fn chain_speculative_sampling<M: Machine>(
         Arg::U32(positions as u32 - 1),
         Arg::U32(columns),
     ];
-    gpu.machine.launch(&kernel, [batch as u32, 1, 1], &args)?;
+    gpu.machine.launch(&kernel, [batch as u32, 1, 1], &[&args[..], &requests.args()].concat())?;
     let tokens = gpu.read_words(&tokens, batch * positions)?;
     let outcomes = gpu.read_words(&outcomes, batch * CHAIN_OUTCOME_WORDS)?;
     report(kind, &tokens, &outcomes, out);

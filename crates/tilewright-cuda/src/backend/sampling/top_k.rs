@@ -27,11 +27,15 @@ pub(in crate::backend) fn top_k<M: Machine>(gpu: &Gpu<M>, operator: TopKSelectio
     })?;
     let sorted = if top_k.sorted { SORTED } else { 0 };
     let last_first = if top_k.ties == TieBreak::Highest { LAST_FIRST } else { 0 };
-    let indices_there = gpu.allocate(4 * indices.len())?;
+    let on_host = indices.as_indices().host().map(|values| gpu.allocate(4 * values.len())).transpose()?;
+    let to = match &on_host {
+        Some(memory) => memory.address(),
+        None => gpu.check_device(OPERATOR, "indices", indices.as_indices().device())?,
+    };
     let args = [
         Arg::U64(address(&scores)),
         Arg::U64(address(&values.as_view())),
-        Arg::U64(indices_there.address()),
+        Arg::U64(to),
         Arg::U64(scores.strides()[0] as u64),
         Arg::U64(values.strides()[0] as u64),
         Arg::U32(columns),
@@ -39,9 +43,8 @@ pub(in crate::backend) fn top_k<M: Machine>(gpu: &Gpu<M>, operator: TopKSelectio
         Arg::U32(sorted | last_first),
     ];
     gpu.machine.launch(&kernel, [rows as u32, 1, 1], &args)?;
-    let indices_there = gpu.read_words(&indices_there, indices.len())?;
-    indices.iter_mut().zip(indices_there).for_each(|(index, found)| *index = found.cast_signed());
-    Ok(())
+    let (Some(memory), Some(indices)) = (on_host, indices.into_host()) else { return Ok(()) };
+    gpu.machine.read(memory.address(), bytemuck::cast_slice_mut(indices))
 }
 
 pub(super) fn top_k_mask<M: Machine>(gpu: &Gpu<M>, operator: ScoreFilter<'_>, counts: &[u32]) -> Result<()> {

@@ -3,6 +3,8 @@
 /// The simulator makes every n-th of many draws.
 const STRIDE: usize = 2499;
 
+mod recorded;
+
 #[path = "../../../../tilewright/tests/all/sampling/distribution.rs"]
 mod distribution;
 #[path = "../../../../tilewright/tests/all/sampling/edits.rs"]
@@ -15,5 +17,7 @@ mod pipeline;
 mod speculative;
 #[path = "../../../../tilewright/tests/all/sampling/speculative_distribution.rs"]
 mod speculative_distribution;
+#[path = "../../../../tilewright/tests/all/sampling/tensors.rs"]
+mod tensors;
 #[path = "../../../../tilewright/tests/all/sampling/top.rs"]
 mod top;

@@ -5,3 +5,4 @@
 
 mod rows;
 mod sample;
+mod sources;

@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use tilewright::sampling::SamplingParams;
 use tilewright::{Element, View};
-use tilewright_kernels::sampling::{Number, request_words};
+use tilewright_kernels::sampling::{Number, RequestSources, request_words};
 use tilewright_ptx::{
     ir::Kernel,
     sim::{Arg, Launch, Memory},
@@ -67,8 +67,8 @@ pub(crate) fn bell(row: usize, i: usize) -> f32 {
 }
 
 /// Encodes requests in the simulator.
-pub(crate) fn requests(params: &[SamplingParams], memory: &mut Memory) -> u64 {
-    memory.alloc_from(&params.iter().flat_map(request_words).collect::<Vec<u32>>())
+pub(crate) fn requests(params: &[SamplingParams], memory: &mut Memory) -> RequestSources {
+    RequestSources::records(memory.alloc_from(&params.iter().flat_map(request_words).collect::<Vec<u32>>()))
 }
 
 /// Runs a kernel with one CTA or cluster per row.

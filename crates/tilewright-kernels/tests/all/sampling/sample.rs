@@ -7,7 +7,8 @@ use tilewright::{
     sampling::{FilterOrder, SamplingParams, TopKTies, sample as on_cpu, sampling_from_probs},
 };
 use tilewright_kernels::sampling::{
-    EMPTY, INVALID_VALUE, ROW_OUTCOME_WORDS, RowCtas, RowKind, SampleConfig, VALID, distribution, sample,
+    EMPTY, INVALID_VALUE, ROW_OUTCOME_WORDS, RowCtas, RowKind, SampleConfig, SampleParams, VALID,
+    distribution, sample,
 };
 use tilewright_ptx::sim::{Arg, Memory};
 
@@ -52,14 +53,17 @@ fn outcomes<T: Both>(
     let requests = requests(params, &mut memory);
     let to = memory.alloc(params.len() * ROW_OUTCOME_WORDS * 4);
     let [count, vocab] = rows.shape;
-    let args = [
-        Arg::U64(scores),
-        Arg::U64(requests),
-        Arg::U64(to),
-        Arg::U64(rows.stride as u64),
-        Arg::U32(vocab as u32),
-    ];
-    run(&kernel, count, &args, (seed, &mut memory));
+    let params = SampleParams {
+        scores,
+        stride: rows.stride as u64,
+        shape: [count as u32, vocab as u32],
+        row_ids: 0,
+        outcomes: to,
+        tokens: 0,
+        valid: 0,
+        requests,
+    };
+    run(&kernel, count, &params.args(), (seed, &mut memory));
     memory.read(to, count * ROW_OUTCOME_WORDS).expect("verdicts")
 }
 
@@ -246,9 +250,8 @@ fn probabilities_have_the_accuracy_of_f32() {
     let requests = requests(&params, &mut memory);
     let to = memory.alloc(8 * vocab * 4);
     let stride = || Arg::U64(vocab as u64);
-    let args =
-        [Arg::U64(scores), Arg::U64(requests), Arg::U64(to), stride(), stride(), Arg::U32(vocab as u32)];
-    run(&kernel, 8, &args, (0, &mut memory));
+    let args = [Arg::U64(scores), Arg::U64(to), stride(), stride(), Arg::U32(vocab as u32)];
+    run(&kernel, 8, &[&args[..], &requests.args()].concat(), (0, &mut memory));
     let found: Vec<f32> = memory.read(to, 8 * vocab).expect("probabilities");
     for (row, found) in found.chunks(vocab).enumerate() {
         let weight = |i| (f64::from(logit(row, i)) / f64::from(temperatures[row])).exp();

@@ -1,59 +1,75 @@
-"""Sampling: seeds and offsets of torch's generator, or the caller's. Tokens are not those of FlashInfer for the same seed."""
+"""Sampling: seeds and offsets of torch's generator, or the caller's. Tokens are not those of FlashInfer for the same seed.
+
+Samplers, ``softmax`` and renormalisations read their parameters where they are. On a GPU a call is one launch, which waits for
+nothing; a CUDA graph can record it. While a graph is recorded, the seed comes from a launch of the generator, so that each
+replay draws other tokens.
+"""
 
 import numpy
 import torch
 
 from .. import _core, sampling
 from .._device import queue_of
-from .._tensors import from_bytes, on_host
+from .._tensors import on_host
 from ._refuse import check_choice
 
-#: What a row takes from its random stream, as the generator's offset advances.
+#: The numbers that a token takes from its random stream, as the generator's offset advances.
 _STEP = 4
+_SCORES = frozenset((torch.float32, torch.float16, torch.bfloat16))
+_COUNTERS = frozenset((torch.int64, torch.uint64))
+_PARAMETERS = (("temperature", torch.float32), ("top_k", torch.int32), ("top_p", torch.float32), ("min_p", torch.float32))
 
 
-def _seeds(probs, rows, generator, seed, offset):
-    """Seeds and offsets of all rows: one seed and consecutive offsets from a generator, which advances."""
+def _random(scores, tokens, generator, seed, offset):
+    """Seed, offset, and the distance of two tokens' offsets. A single offset advances, so that equal rows draw different tokens."""
     if (seed is None) != (offset is None):
         raise ValueError("seed and offset must be given together")
     if seed is None:
-        if generator is None:
-            generator = _default_generator(probs.device)
-        if probs.device.type == "cuda":
-            seed, offset = generator.initial_seed(), generator.get_offset()
-            generator.set_offset(offset + _STEP * rows)
-        else:
-            # the CPU's generator has no counter: a fresh seed is drawn from it
-            seed, offset = int(torch.randint(0, 2**62, (1,), generator=generator)), 0
-    for name, value in (("seed", seed), ("offset", offset)):
-        if isinstance(value, torch.Tensor) and value.numel() not in (1, rows):
-            raise ValueError(f"{name} has {value.numel()} elements, expected 1 or batch_size = {rows}")
-    return _each(seed, rows, 0), _each(offset, rows, _STEP)
+        seed, offset = _of_generator(scores, tokens, generator)
+    each = isinstance(offset, torch.Tensor) and offset.numel() == tokens != 1
+    return seed, offset, 0 if each else _STEP
 
 
-def _default_generator(device):
-    if device.type == "cuda":
-        return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
-    return torch.default_generator
+def _of_generator(scores, tokens, generator):
+    """A seed and an offset from a generator, which advances."""
+    if not scores.is_cuda:
+        # the CPU's generator has no counter: a fresh seed is drawn from it
+        return int(torch.randint(0, 2**62, (1,), generator=generator)), 0
+    if torch.cuda.is_current_stream_capturing():
+        # the state on the host would be that of the recording in every replay
+        return torch.randint(2**62, (1,), dtype=torch.int64, device=scores.device, generator=generator), 0
+    if generator is None:
+        generator = torch.cuda.default_generators[scores.get_device()]
+    seed, offset = generator.initial_seed(), generator.get_offset()
+    generator.set_offset(offset + _STEP * tokens)
+    return seed, offset
 
 
-def _each(value, rows, step):
-    """One number per row, or one for all: a single one advances by ``step``, so that equal rows draw different tokens."""
-    if isinstance(value, torch.Tensor):
-        values = [int(one) % 2**64 for one in value.reshape(-1).tolist()]
-        if len(values) == rows and rows != 1:
-            return values
-        value = values[0]
-    if step == 0:
+def _counter(name, value, tokens, scores):
+    """A number modulo 2^64, or a tensor on the device of ``scores``."""
+    if not isinstance(value, torch.Tensor):
         return int(value) % 2**64
-    first = numpy.uint64(int(value) % 2**64)
+    if value.numel() not in (1, tokens):
+        raise ValueError(f"{name} has {value.numel()} elements, expected 1 or batch_size = {tokens}")
+    dtype = value.dtype if value.dtype in _COUNTERS else torch.int64
+    return value.reshape(-1).to(scores.device, dtype).contiguous()
+
+
+def _on_host(counter, rows, step):
+    """One number per row on the host, or one for all."""
+    if isinstance(counter, torch.Tensor):
+        values = [value % 2**64 for value in counter.tolist()]
+        if len(values) == rows != 1:
+            return values
+        counter = values[0]
+    if step == 0:
+        return counter
+    first = numpy.uint64(counter)
     return numpy.arange(rows, dtype=numpy.uint64) * numpy.uint64(step) + first  # modulo 2^64
 
 
-def _parameter(value, rows):
-    """A number, or one per row; a tensor on a GPU is copied, which waits for it."""
-    if not isinstance(value, torch.Tensor):
-        return value
+def _check_parameter(value, rows):
+    """Rejects a tensor that is not one number per row."""
     if value.dim() == 0:
         raise ValueError("Expected a 1D tensor of shape (batch_size,) or scalar for the sampling parameter, "
                          "got a 0-dimensional tensor")
@@ -61,66 +77,92 @@ def _parameter(value, rows):
         raise ValueError(f"Expected a 1D tensor or scalar for the sampling parameter, got a {value.dim()}D tensor")
     if value.numel() != rows:
         raise ValueError(f"Sampling parameter tensor batch size mismatch: {value.numel()} numbers, expected batch_size = {rows}")
+
+
+def _parameter(value, rows):
+    """A number, or one per row; a tensor on a GPU is copied, which waits for it."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    _check_parameter(value, rows)
     return on_host(value.float() if value.dtype in (torch.float16, torch.bfloat16) else value)
 
 
-class _Draw:
-    """The keywords that all samplers share."""
+def _of_tokens(value, dtype, tokens, scores, indices):
+    """A number, or one per token on the device of ``scores``; with ``indices`` also one per row."""
+    if isinstance(value, (int, float)):
+        return value
+    if not isinstance(value, torch.Tensor):
+        value = torch.as_tensor(value)
+        if value.dim() == 0:
+            return value.item()
+    rows = scores.shape[0]
+    _check_parameter(value, tokens if value.shape == (tokens,) else rows)
+    value = value.to(scores.device, dtype)
+    return (value if value.shape[0] == tokens else value.index_select(0, indices.to(scores.device))).contiguous()
 
-    __slots__ = ("check_nan", "indices", "random", "return_valid")
 
-    def __init__(self, indices, generator, check_nan, seed, offset, return_valid=False):
-        self.indices = indices
-        self.random = (generator, seed, offset)
-        self.check_nan = check_nan
-        self.return_valid = return_valid
+def _converted(scores, params, tokens, indices):
+    """Scores and parameters of dtypes and devices that a kernel reads."""
+    params = dict(params)
+    for name, dtype in _PARAMETERS:
+        if name in params:
+            params[name] = _of_tokens(params[name], dtype, tokens, scores, indices)
+    for name in ("seed", "offset"):
+        if name in params:
+            params[name] = _counter(name, params[name], tokens, scores)
+    return (scores if scores.dtype in _SCORES else scores.float()).contiguous(), params
 
-    def _parameter_rows(self, scores, value):
-        """Parameters are one per row of ``scores``, or with ``indices`` also one per token."""
-        tokens = scores.shape[0] if self.indices is None else len(self.indices)
-        return tokens if getattr(value, "shape", None) == (tokens,) else scores.shape[0]
 
-    def sample(self, scores, probs, params):
-        """One token per row, or per entry of ``indices``, int32 (the dtype of ``indices``)."""
-        if self.check_nan and torch.any(torch.isnan(scores)):
-            raise ValueError("Input probs contains NaN.")
-        source = scores if self.indices is None else scores.index_select(0, self.indices.long())
-        source = source.float() if source.dtype != torch.float32 else source
-        rows = source.shape[0]
-        seed, offset = _seeds(scores, rows, *self.random)
-        fields = {"temperature": 1.0, "top_k": None, "top_p": 1.0, "min_p": 0.0, "joint": False, "seed": seed, "offset": offset}
-        for name, value in params.items():
-            fields[name] = _parameter(value, self._parameter_rows(scores, value))
-            if self.indices is not None and getattr(fields[name], "ndim", 0) == 1 and len(fields[name]) != rows:
-                fields[name] = fields[name][on_host(self.indices.long())]
-        tokens, errors = _core.sample(queue_of(source), source.contiguous(), probs, fields)
-        drawn = from_bytes(tokens, "int32", scores)
-        drawn = drawn if self.indices is None else drawn.to(self.indices.dtype)
-        if not self.return_valid:
-            return drawn
-        valid = torch.ones(rows, dtype=torch.bool)
-        valid[[row for row, _ in errors]] = False
-        return drawn, valid.to(scores.device)
+def _call(function, scores, probs, params, others, indices=None):
+    """Calls a function of scores and parameters, converted if it rejects them: a search for conversions would delay every call."""
+    queue = queue_of(scores)
+    try:
+        return function(queue, probs, params, (scores, *others))
+    except _core.Error:
+        pass
+    scores, params = _converted(scores, params, scores.shape[0] if indices is None else indices.shape[0], indices)
+    return function(queue, probs, params, (scores, *others))
+
+
+def _distribution(scores, probs, params, dtype):
+    """The filtered distribution of each row, in the given dtype."""
+    out = torch.empty(scores.shape, dtype=dtype, device=scores.device)
+    _call(_core.distribution_tensors, scores, probs, params, (out,))
+    return out
+
+
+def _draw(scores, probs, params, indices=None, check_nan=False, random=(None, None, None), return_valid=False):
+    """One token per row, or per entry of ``indices``, int32 (the dtype of ``indices``)."""
+    if check_nan and torch.any(torch.isnan(scores)):
+        raise ValueError("Input probs contains NaN.")
+    rows = None if indices is None else indices.to(scores.device, torch.int32).contiguous()
+    tokens = (scores if rows is None else rows).size(0)
+    params["seed"], params["offset"], params["offset_step"] = _random(scores, tokens, *random)
+    drawn = torch.empty(tokens, dtype=torch.int32, device=scores.device)
+    valid = torch.empty(tokens, dtype=torch.int8, device=scores.device) if return_valid else None
+    _call(_core.sample_tensors, scores, probs, params, (drawn, valid, rows), indices)
+    if rows is not None:
+        drawn = drawn.to(indices.dtype)
+    return (drawn, valid.view(torch.bool)) if return_valid else drawn
 
 
 def softmax(logits, temperature=None, enable_pdl=None):
     """The softmax of ``logits / temperature`` in float32. Temperature 0 puts all mass on the largest logit."""
-    temperature = 1.0 if temperature is None else _parameter(temperature, logits.shape[0])
-    return sampling.softmax(logits.float(), temperature)
+    return _distribution(logits, False, {} if temperature is None else {"temperature": temperature}, torch.float32)
 
 
 def sampling_from_logits(
     logits, indices=None, deterministic=True, generator=None, check_nan=False, seed=None, offset=None
 ):
     """Draws from the softmax of each row. ``deterministic`` has no effect: all draws are."""
-    return _Draw(indices, generator, check_nan, seed, offset).sample(logits, False, {})
+    return _draw(logits, False, {}, indices, check_nan, (generator, seed, offset))
 
 
 def sampling_from_probs(
     probs, indices=None, deterministic=True, generator=None, check_nan=False, seed=None, offset=None, return_valid=False
 ):
     """Draws from each row of probabilities; with ``indices``, entry ``i`` draws from row ``indices[i]``."""
-    return _Draw(indices, generator, check_nan, seed, offset, return_valid).sample(probs, True, {})
+    return _draw(probs, True, {}, indices, check_nan, (generator, seed, offset), return_valid)
 
 
 def top_p_sampling_from_probs(
@@ -128,7 +170,7 @@ def top_p_sampling_from_probs(
     return_valid=False,
 ):
     """:func:`sampling_from_probs` after top-p."""
-    return _Draw(indices, generator, check_nan, seed, offset, return_valid).sample(probs, True, {"top_p": top_p})
+    return _draw(probs, True, {"top_p": top_p}, indices, check_nan, (generator, seed, offset), return_valid)
 
 
 def top_k_sampling_from_probs(
@@ -136,7 +178,7 @@ def top_k_sampling_from_probs(
     return_valid=False,
 ):
     """:func:`sampling_from_probs` after top-k."""
-    return _Draw(indices, generator, check_nan, seed, offset, return_valid).sample(probs, True, {"top_k": top_k})
+    return _draw(probs, True, {"top_k": top_k}, indices, check_nan, (generator, seed, offset), return_valid)
 
 
 def min_p_sampling_from_probs(
@@ -144,7 +186,7 @@ def min_p_sampling_from_probs(
     return_valid=False,
 ):
     """:func:`sampling_from_probs` after min-p."""
-    return _Draw(indices, generator, check_nan, seed, offset, return_valid).sample(probs, True, {"min_p": min_p})
+    return _draw(probs, True, {"min_p": min_p}, indices, check_nan, (generator, seed, offset), return_valid)
 
 
 def _orders(filter_apply_order):
@@ -158,7 +200,7 @@ def top_k_top_p_sampling_from_logits(
 ):
     """Draws from the softmax of each row after top-k and top-p."""
     params = {"top_k": top_k, "top_p": top_p, "joint": _orders(filter_apply_order)}
-    return _Draw(indices, generator, check_nan, seed, offset).sample(logits, False, params)
+    return _draw(logits, False, params, indices, check_nan, (generator, seed, offset))
 
 
 def top_k_top_p_sampling_from_probs(
@@ -167,17 +209,17 @@ def top_k_top_p_sampling_from_probs(
 ):
     """Draws from each row of probabilities after top-k and top-p."""
     params = {"top_k": top_k, "top_p": top_p, "joint": _orders(filter_apply_order)}
-    return _Draw(indices, generator, check_nan, seed, offset, return_valid).sample(probs, True, params)
+    return _draw(probs, True, params, indices, check_nan, (generator, seed, offset), return_valid)
 
 
 def top_p_renorm_probs(probs, top_p, is_deterministic=False):
     """Keeps the smallest set of the largest probabilities whose share reaches ``top_p``, renormalised, in float32."""
-    return sampling.top_p_renorm_probs(probs.float(), _parameter(top_p, probs.shape[0]))
+    return _distribution(probs, True, {"top_p": top_p}, torch.float32)
 
 
 def top_k_renorm_probs(probs, top_k):
     """Keeps the ``top_k`` largest probabilities, ties included, renormalised, in the dtype of ``probs``."""
-    return sampling.top_k_renorm_probs(probs, _parameter(top_k, probs.shape[0]))
+    return _distribution(probs, True, {"top_k": top_k}, probs.dtype)
 
 
 def top_k_mask_logits(logits, top_k):
@@ -196,9 +238,11 @@ def chain_speculative_sampling(
     """Verifies drafted tokens: ``draft_probs`` ``[batch, n, vocab]``, ``draft_token_ids`` ``[batch, n]``, ``target_probs``
     ``[batch, n + 1, vocab]``. Returns the tokens ``[batch, n + 1]``, padded with -1, and the totals with the counts added."""
     batch = draft_probs.shape[0]
-    seed, offset = _seeds(draft_probs, batch, generator, seed, offset)
+    seed, offset, step = _random(draft_probs, batch, generator, seed, offset)
+    seed, offset = _counter("seed", seed, batch, draft_probs), _counter("offset", offset, batch, draft_probs)
     tokens, counts = sampling.chain_speculative_sampling(
-        draft_probs.float(), draft_token_ids.to(torch.int32), target_probs.float(), seed=seed, offset=offset
+        draft_probs.float(), draft_token_ids.to(torch.int32), target_probs.float(), seed=_on_host(seed, batch, 0),
+        offset=_on_host(offset, batch, step)
     )
     totals = []
     for at, total in enumerate((maybe_output_accepted_token_num, maybe_output_emitted_draft_token_num)):

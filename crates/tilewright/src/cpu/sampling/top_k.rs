@@ -11,7 +11,7 @@ use std::cmp::Ordering;
 
 pub(in crate::cpu) fn run(cpu: &Cpu, operator: TopKSelection<'_>) {
     let TopKSelection { scores, top_k, values, indices } = operator;
-    let vocab = scores.shape()[1];
+    let (vocab, indices) = (scores.shape()[1], indices.into_host().unwrap_or_default());
     with_dtype!(scores.dtype(), T => {
         let rows = Rows::<T>::new(scores);
         let out = rows_mut::<T>(values).into_iter().zip(indices.chunks_mut(top_k.k)).collect();

@@ -2,11 +2,13 @@
 
 use crate::arrays::{Array, Layout};
 use tilewright::{
-    Cpu, Dtype, Result, ViewMut,
+    Cpu, Dtype, Operator, Result, View, ViewMut,
     sampling::{
-        Sampled, SamplingParams, Scores, TokenBitmask, apply_token_bitmask, distribution, sample,
-        sampling_from_probs, softmax, top_k_mask_logits, top_k_renorm_probs, top_p_renorm_probs,
+        Sampled, SamplingParams, Scores, TensorParam, TensorParams, TensorSampling, TokenBitmask,
+        apply_token_bitmask, distribution, sample, sampling_from_probs, softmax, top_k_mask_logits,
+        top_k_renorm_probs, top_p_renorm_probs,
     },
+    tensor::Indices,
 };
 
 #[test]
@@ -128,4 +130,66 @@ fn logits_that_are_edited_have_a_dense_last_axis() {
         apply_token_bitmask(&Cpu::with_threads(1).unwrap(), logits, bitmask).unwrap_err().to_string(),
         "sampling.apply_token_bitmask: logits has stride 2 along its last axis, expected 1"
     );
+}
+
+#[test]
+fn refusals_of_tensors_name_argument_and_value() {
+    let cpu = Cpu::with_threads(1).unwrap();
+    let x = Array::zeros(Dtype::F32, &[3, 4], Layout::Dense);
+    let halves = Array::zeros(Dtype::F16, &[3], Layout::Dense);
+    let text = |scores: Scores<'_>, params: TensorParams<'_>, rows: Option<&[i32]>| {
+        let (mut tokens, mut valid) = (vec![9; 3], vec![9_i8; 3]);
+        let (rows, flags) = (rows.map(Indices::from), ViewMut::new(&mut valid[..], &[3]).unwrap());
+        let call = TensorSampling { scores, rows, params, tokens: (&mut tokens).into(), valid: Some(flags) };
+        let text = call.run(&cpu).unwrap_err().to_string();
+        assert_eq!((tokens, valid), (vec![9; 3], vec![9; 3]), "a refused call draws nothing");
+        text
+    };
+    let plain = TensorParams::default();
+    let floats = |values: &'static [f32]| TensorParam::Each(View::new(values, &[values.len()]).unwrap());
+    let cases = [
+        (
+            TensorParams { top_p: floats(&[0.5, 1.5, 0.5]), ..plain },
+            "request 1: top_p = 1.5 is not in (0, 1]",
+        ),
+        (
+            TensorParams { top_k: TensorParam::Each((&[1, 2, -3]).into()), ..plain },
+            "request 2: top_k = -3 is not at least 1",
+        ),
+        (
+            TensorParams { temperature: TensorParam::All(-1.0), ..plain },
+            "request 0: temperature = -1 is not a finite number >= 0",
+        ),
+        (
+            TensorParams { min_p: floats(&[0.5, 0.1]), ..plain },
+            "min_p has shape [2], expected [tokens] = [3]",
+        ),
+        (
+            TensorParams { top_k: TensorParam::Each((&[1]).into()), ..plain },
+            "top_k has 1 elements, expected tokens = 3",
+        ),
+        (
+            TensorParams { seed: TensorParam::Each((&[1, 2]).into()), ..plain },
+            "seed has 2 elements, expected 1 or tokens = 3",
+        ),
+        (TensorParams { top_p: TensorParam::Each(halves.view()), ..plain }, "top_p is f16, expected f32"),
+        (
+            TensorParams { top_p: TensorParam::Each(x.view()), ..plain },
+            "top_p has shape [3, 4], expected [tokens] = [3]",
+        ),
+    ];
+    for (params, expected) in cases {
+        let found = text(Scores::Logits(x.view()), params, None);
+        assert_eq!(found, format!("sampling.sample: {expected}"));
+    }
+    let found = |params, rows| text(Scores::Probs(x.view()), params, rows);
+    let of = |text: &str| format!("sampling.sampling_from_probs: {text}");
+    assert_eq!(found(plain, Some(&[0, 3, 1])), of("rows[1] = 3 is not in 0..3"));
+    assert_eq!(found(plain, Some(&[0, 1])), of("tokens has 3 elements, expected the row numbers = 2"));
+    assert_eq!(
+        found(TensorParams { temperature: floats(&[1.0; 3]), ..plain }, None),
+        of("temperature is a tensor, expected 1 for probabilities")
+    );
+    let warm = TensorParams { temperature: TensorParam::All(0.5), ..plain };
+    assert_eq!(found(warm, None), of("temperature = 0.5 applies to logits, expected 1 for probabilities"));
 }

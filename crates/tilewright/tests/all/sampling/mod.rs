@@ -7,6 +7,7 @@ mod filters;
 mod pipeline;
 mod speculative;
 mod speculative_distribution;
+mod tensors;
 mod top;
 
 use tilewright::Cpu;
