@@ -132,7 +132,7 @@ impl SharedPrefix {
         own: &[Segment],
         cost_model: CostModel<'_>,
     ) -> Self {
-        let CostModel { tiling, tile_tokens } = cost_model;
+        let CostModel { tiling, tile_tokens, group } = cost_model;
         let heads = own[0].kv_heads.len();
         let per_tile = |rows: usize| heads * (tiling.tile_load * rows.div_ceil(tile_tokens) + rows);
         let rows = own[requests.clone()].iter().map(|own| own.qo.len());
@@ -140,13 +140,16 @@ impl SharedPrefix {
         let tiles = tokens.len().div_ceil(tiling.kv_tokens);
         // writing and reading back the two states of a row costs about as much as two KV tiles
         let merging = 2 * heads * all;
+        let own_kernel = tiling.many_rows.filter(|many| many.contains(group, all));
+        let overhead =
+            own_kernel.map_or(0, |many| many.overhead * tiling.workers * tiling.cost_per_tile(1, 1));
         Self {
             requests,
             tokens,
             cost_alone: alone.saturating_mul(tiles),
             cost_shared: per_tile(all)
                 .saturating_mul(tiles + tiling.segment_overhead)
-                .saturating_add(merging),
+                .saturating_add(merging + overhead),
         }
     }
 }
@@ -168,6 +171,8 @@ pub(super) struct CostModel<'a> {
     pub(super) tiling: &'a Tiling,
     /// Query tokens per tile.
     pub(super) tile_tokens: usize,
+    /// Query heads per KV head.
+    pub(super) group: usize,
 }
 
 impl Requests {

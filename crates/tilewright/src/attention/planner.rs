@@ -108,7 +108,9 @@ impl Planner {
         batch.resolve(operator, &self.problem, &mut plan.requests)?;
         if batch.detects_levels() {
             let tile_tokens = schedule::tile_tokens(&self.problem, &self.tiling);
-            plan.prefixes = plan.requests.share_prefixes(CostModel { tiling: &self.tiling, tile_tokens });
+            let group = self.problem.heads().group();
+            plan.prefixes =
+                plan.requests.share_prefixes(CostModel { tiling: &self.tiling, tile_tokens, group });
         }
         if let Some(fixed) = &plan.fixed_capacity {
             fixed.check_batch(operator, &plan.requests)?;

@@ -78,6 +78,8 @@ pub struct ManyRows {
     pub workers: usize,
     /// Keys of one KV head whose keys and values stay in the device's cache together.
     pub resident_keys: usize,
+    /// Cost of a level of shared keys, whose launch precedes that of the other keys, in KV tiles of one row per worker of these.
+    pub overhead: usize,
 }
 
 impl ManyRows {
@@ -101,7 +103,7 @@ impl Tiling {
         )
     }
 
-    fn cost_per_tile(&self, kv_heads: usize, qo_len: usize) -> usize {
+    pub(super) fn cost_per_tile(&self, kv_heads: usize, qo_len: usize) -> usize {
         kv_heads * (self.tile_load + qo_len)
     }
 }

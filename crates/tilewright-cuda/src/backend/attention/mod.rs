@@ -268,6 +268,8 @@ impl<M: Machine> RunContext<'_, M> {
             self.launch_runs(runs, params)?;
             return self.launch_items(&self.workers(kind, params));
         };
+        // before any launch: without the second one, the ticket keeps its value
+        self.kernels.select(self.gpu, self.target, (kind, params))?;
         let sms = (RUN_SMS * self.gpu.limits.multiprocessors as f32) as u32;
         let first = RunParams { started: run_params.ctas.min(sms.max(1)), ..run_params };
         machine.launch(&function, [first.started, 1, 1], &first.args(&of_runs))?;

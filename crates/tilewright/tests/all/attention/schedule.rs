@@ -67,6 +67,7 @@ impl PlanCase {
             kv_tokens: generator.pick(&[64, 128]),
             workers: generator.pick(&[1, 4, 132]),
             resident_keys: generator.pick(&[1, 1000, 1 << 20]),
+            overhead: 20,
         };
         let tiling = Tiling { many_rows: (generator.below(3) == 0).then_some(many_rows), ..tiling };
         let tokens = [1, 64, 65, 100, 256, 1000, 1 << 20];
@@ -88,6 +89,11 @@ impl PlanCase {
     }
 
     fn plan(&self) -> Plan {
+        self.plan_sharing(0)
+    }
+
+    /// The plan of requests whose first `shared` pages are the same.
+    fn plan_sharing(&self, shared: usize) -> Plan {
         let mut indptr = (vec![0_i32], vec![0_i32]);
         let mut last_page_len = Vec::new();
         for &(qo, kv) in &self.lens {
@@ -96,10 +102,16 @@ impl PlanCase {
             indptr.1.push(indptr.1[indptr.1.len() - 1] + pages as i32);
             last_page_len.push((kv - pages.saturating_sub(1) * self.page_size) as i32);
         }
-        let indices: Vec<i32> = (0..indptr.1[indptr.1.len() - 1]).collect();
+        let mut indices: Vec<i32> = (0..indptr.1[indptr.1.len() - 1]).collect();
+        for bounds in indptr.1.windows(2) {
+            let pages = &mut indices[bounds[0] as usize..bounds[1] as usize];
+            pages.iter_mut().take(shared).zip(0..).for_each(|(page, number)| *page = number);
+        }
         let table = PageTable::new(&indptr.1, &indices, &last_page_len, self.page_size);
         let attention = Attention::new(self.problem, TilingBackend(self.tiling)).expect("it plans anything");
-        attention.plan_with(&Batch::paged(&indptr.0, table), self.split).expect("the batch is sound")
+        let batch = Batch::paged(&indptr.0, table);
+        let batch = if shared > 0 { batch.with_shared_prefixes() } else { batch };
+        attention.plan_with(&batch, self.split).expect("the batch is sound")
     }
 
     /// Query rows of request `r`, as indices into the batch.
@@ -332,7 +344,9 @@ fn balanced_worker_costs_are_bounded() {
         // an item that continues a unit pays its overhead again; a cut moves by less than an overhead and a tile at each
         // end
         let segment = schedule.items.iter().map(|item| tiling.cost(item.kv_heads.len(), item.qo.len(), 0));
-        let most = quota + 5 * segment.max().unwrap_or(0);
+        // equal units stay whole if that costs less than a cut
+        let cut = schedule.items.iter().map(|item| tiling.cut_overhead * (tiling.tile_load + item.qo.len()));
+        let most = quota + 5 * segment.max().unwrap_or(0) + cut.max().unwrap_or(0);
         for worker in 0..schedule.num_workers() {
             let load: usize = schedule.worker(worker).iter().map(|item| draw.cost(item)).sum();
             assert!(load <= most, "worker {worker} has {load}, its share is {quota}, the most is {most}");
@@ -410,4 +424,37 @@ fn empty_batches_have_empty_schedules() {
         assert_eq!((plan.num_rows(), plan.schedule().items.len(), plan.schedule().merges.len()), (0, 0, 0));
         assert_eq!(plan.schedule().num_workers(), draw.tiling.workers);
     }
+}
+
+#[test]
+fn a_level_must_pay_for_the_launch_of_its_kernel() {
+    let heads = Heads { qo: 32, kv: 8 };
+    let many = ManyRows {
+        min_rows: 17,
+        q_rows: 128,
+        kv_tokens: 128,
+        workers: 132,
+        resident_keys: 1 << 15,
+        overhead: 20,
+    };
+    let tiling = Tiling {
+        q_rows: 128,
+        kv_heads: 1,
+        kv_tokens: 64,
+        segment_overhead: 3,
+        cut_overhead: 3,
+        tile_load: 40,
+        workers: 264,
+        scratch: 0,
+        weights: tilewright::Dtype::F32,
+        many_rows: Some(many),
+    };
+    let problem = Problem::builder(heads, HeadDim::same(128)).build().expect("a valid problem");
+    let is_level = |requests: usize, many_rows: Option<ManyRows>| {
+        let (tiling, lens) = (Tiling { many_rows, ..tiling }, vec![(1, 2048 + 512); requests]);
+        let case = PlanCase { problem, tiling, split: Split::Balanced, lens, page_size: 16 };
+        case.plan_sharing(128).explain().prefixes[0].is_level()
+    };
+    assert_eq!([16, 64].map(|requests| is_level(requests, Some(many))), [false, true]);
+    assert!(is_level(16, None));
 }
