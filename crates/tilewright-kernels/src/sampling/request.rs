@@ -186,7 +186,12 @@ impl<'k> RequestParams<'k> {
     /// Declares the parameters of [`RequestSources::args`].
     #[track_caller]
     pub(super) fn new(k: &'k Builder) -> Self {
-        let arrays = k.param::<u32>("arrays");
+        Self::after(k, k.param("arrays"))
+    }
+
+    /// The same without the first parameter, which is `arrays`.
+    #[track_caller]
+    pub(super) fn after(k: &'k Builder, arrays: Value<'k, u32>) -> Self {
         let is_array = |bit: u32| (arrays & (1 << bit)).ne(0);
         Self {
             temperature: SourceRegs::new(k, "temperature", is_array(0)),
@@ -203,6 +208,8 @@ impl<'k> RequestParams<'k> {
     /// Loads the parameters of a token. All loads are in flight together until [`LoadedRequest::decode`].
     #[track_caller]
     pub(super) fn load(&self, token: Value<'k, u32>) -> LoadedRequest<'k> {
+        // the first access to each 64 bytes of launch arguments takes long; assemblers move it before earlier loads otherwise
+        token.builder().sync_warp();
         LoadedRequest {
             temperature: self.temperature.load("temperature", token),
             top_k: self.top_k.load("top_k", token),

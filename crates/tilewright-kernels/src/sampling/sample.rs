@@ -88,7 +88,9 @@ impl SampleParams {
     pub fn args(&self) -> Vec<Arg> {
         let addresses = [self.row_ids, self.outcomes, self.tokens, self.valid].map(Arg::U64);
         let scores = [Arg::U64(self.scores), Arg::U64(self.stride)];
-        [&scores[..], &self.shape.map(Arg::U32), &addresses, &self.requests.args()].concat()
+        let requests = self.requests.args();
+        let (arrays, sources) = requests.split_at(1);
+        [arrays, &scores[..], &self.shape.map(Arg::U32), &addresses, sources].concat()
     }
 }
 
@@ -104,11 +106,12 @@ pub fn sample<T: Number>(
     check_threads(name, threads)?;
     check_ctas(name, threads, ctas)?;
     Builder::kernel(name, threads, |k| {
+        let arrays = k.param("arrays");
         let (scores, stride) = (k.global::<T>("scores"), k.param::<u64>("stride"));
         let [rows, vocab] = ["rows", "vocab"].map(|name| k.param::<u32>(name));
         let row_ids = k.global::<u32>("row_ids");
         let outputs = SampleOutputs::new(k);
-        let requests = RequestParams::new(k);
+        let requests = RequestParams::after(k, arrays);
         let cta = CtaCollectives::new(k, threads, ctas);
         let list = CandidateList::new(&cta);
         let row_id = k.var("row_id", cta.row());
