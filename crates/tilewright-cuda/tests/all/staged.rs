@@ -8,6 +8,11 @@ pub(crate) fn simulated() -> Staged<Simulator> {
     Staged(Gpu::new(Simulator::new(80, 3)))
 }
 
+/// The same on Hopper.
+pub(crate) fn simulated_hopper() -> Staged<Simulator> {
+    Staged(Gpu::new(Simulator::new(90, 3)))
+}
+
 /// The backend on the GPU of this machine; without one, prints the reason.
 pub(crate) fn gpu() -> Option<Staged<Device>> {
     static GPU: OnceLock<Option<Staged<Device>>> = OnceLock::new();

@@ -47,3 +47,10 @@ mod scales;
 mod strides;
 #[path = "../../../../tilewright/tests/all/attention/variants.rs"]
 mod variants;
+
+/// The backend's launches on Hopper, which the simulated backend of the other tests does not have.
+#[test]
+fn prompts_run_beside_decode_steps_on_hopper() {
+    crate::judge::set_stride(STRIDE);
+    flashinfer::prompts_beside_decode_steps(&[crate::staged::simulated_hopper()]);
+}

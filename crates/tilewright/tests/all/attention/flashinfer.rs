@@ -37,6 +37,17 @@ impl Point {
         variant: &V,
         definition: &dyn Fn() -> Definition<'static>,
     ) {
+        self.judge_runs(1, backends, variant, definition);
+    }
+
+    /// Judges each of `runs` runs of one plan: a run must leave tickets and counters as they were.
+    fn judge_runs<B: Backend + Clone, V: Variant + Clone>(
+        &self,
+        runs: usize,
+        backends: &[B],
+        variant: &V,
+        definition: &dyn Fn() -> Definition<'static>,
+    ) {
         let heads = Heads { qo: self.heads.0, kv: self.heads.1 };
         let problem = Problem::builder(heads, HeadDim::same(self.dim))
             .dtypes(self.dtypes.0, self.dtypes.1)
@@ -51,10 +62,13 @@ impl Point {
             let attention =
                 Attention::with_variant(problem, variant.clone(), backend.clone()).expect("it can");
             let plan = attention.plan_with(&stored.batch(), Split::Balanced).expect("the batch is sound");
-            let outcome = execute(&attention, &plan, (&sample, stored.cache()), &mut Workspace::default());
-            expected
-                .check(&outcome)
-                .unwrap_or_else(|text| panic!("{}: {self:?}: {text}", backend.describe()));
+            for run in 0..runs {
+                let outcome =
+                    execute(&attention, &plan, (&sample, stored.cache()), &mut Workspace::default());
+                expected
+                    .check(&outcome)
+                    .unwrap_or_else(|text| panic!("{}: run {run} of {self:?}: {text}", backend.describe()));
+            }
         }
     }
 
@@ -162,6 +176,24 @@ fn mixed_batches<B: Backend + Clone>(backends: &[B]) {
     }
 }
 
+/// Prompts, which Hopper computes in a kernel of their own, beside decode steps.
+pub(super) fn prompts_beside_decode_steps<B: Backend + Clone>(backends: &[B]) {
+    for (page, lens) in
+        [(16, [vec![(150, 200)], vec![(1, 90); 5]].concat()), (1, vec![(1, 300), (40, 70), (2, 33)])]
+    {
+        let point = Point {
+            lens,
+            storage: Storage::Paged(page),
+            heads: (4, 2),
+            dim: 64,
+            mask: Mask::Causal,
+            layout: KvLayout::Nhd,
+            dtypes: (Dtype::Bf16, Dtype::Bf16),
+        };
+        point.judge_runs(2, backends, &Plain, &Definition::default);
+    }
+}
+
 fn alibi_and_soft_cap<B: Backend + Clone>(backends: &[B]) {
     let lens = [1, 9, 17, 81, 729];
     for [q, k, h, d, causal] in crate::judge::subset(subsampled([4, 5, 3, 2, 2], 12)) {
@@ -250,6 +282,7 @@ crate::judge_backends!(
     batch_prefill,
     single_prefill,
     mixed_batches,
+    prompts_beside_decode_steps,
     alibi_and_soft_cap,
     sliding_windows,
     sinks_and_rope,
