@@ -4,8 +4,8 @@
 //! replacement of the first rejected token is drawn from `max(q · ‖p‖ - p · ‖q‖, 0)`, or from q if that is 0
 //! everywhere. All drafted tokens are verified, for the acceptance counts.
 //!
-//! Shapes: drafts `[batch, n, vocab]` and target `[batch, n + 1, vocab]`, any row strides; requests `[batch]`; ids `[batch, n]` and tokens `[batch, n + 1]` i32; outcomes `[batch, CHAIN_OUTCOME_WORDS]`. Grid:
-//! `[batch, 1, 1]`.
+//! Shapes: drafts `[batch, n, vocab]` and target `[batch, n + 1, vocab]`, any row strides; requests `[batch]`; ids `[batch, n]` and
+//! tokens `[batch, n + 1]` i32; outcomes `[batch, CHAIN_OUTCOME_WORDS]`. Grid: `[batch, 1, 1]`.
 
 use super::{
     candidates::CandidateList,

@@ -142,7 +142,7 @@ impl SharedPrefix {
         let merging = 2 * heads * all;
         let own_kernel = tiling.many_rows.filter(|many| many.contains(group, all));
         let overhead =
-            own_kernel.map_or(0, |many| many.overhead * tiling.workers * tiling.cost_per_tile(1, 1));
+            own_kernel.map_or(0, |many| many.level_overhead * tiling.workers * tiling.cost_per_tile(1, 1));
         Self {
             requests,
             tokens,

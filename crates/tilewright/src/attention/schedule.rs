@@ -79,7 +79,7 @@ pub struct ManyRows {
     /// Keys of one KV head whose keys and values stay in the device's cache together.
     pub resident_keys: usize,
     /// Cost of a level of shared keys, whose launch precedes that of the other keys, in KV tiles of one row per worker of these.
-    pub overhead: usize,
+    pub level_overhead: usize,
 }
 
 impl ManyRows {

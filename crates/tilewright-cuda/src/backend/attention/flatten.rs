@@ -7,8 +7,9 @@
 //! worker_indptr  counters  requests  merges  sources  feeds  items | indices      | mask bits
 //! ```
 //!
-//! The bounds of workers are followed by those of all items in order, so that items of either kind can be executed as workers: runs by a
-//! kernel without tickets, and the others beside runs. The counters of merges are followed by the ticket of runs, and by the list of large merges.
+//! The bounds of workers are followed by those of all items in order, so that items of either kind can be executed as workers: runs
+//! by a kernel without tickets, and the others beside runs. The counters of merges are followed by the ticket of runs, and by the
+//! list of large merges.
 //!
 //! A plan without fixed capacity has exactly the capacity of its batch, so one copy uploads all arrays. For a plan of fixed
 //! capacity, that copy ends with the last used item; page indices and mask bits, if any, are separate copies.

@@ -99,8 +99,8 @@ fn cut_overhead(kernel: &KernelConfig, problem: &Problem) -> usize {
     CUT_OVERHEADS[usize::from(is_latent || problem.dtype_kv().size() == 1)]
 }
 
-/// Cost of a level of shared keys. 16 requests that share 2,048 tokens, 15 tiles per worker, take 40 µs with a level and 31 without;
-/// 64 requests, 62 tiles, take 56 and 85: [record](../../../../../benches/record/h200/attention-decode-2026-11-24.csv).
+/// Cost of a level of shared keys. 16 requests that share 2,048 tokens, 15 tiles per worker, took 40 µs with a level, and FlashInfer 31
+/// without; 64 requests, 62 tiles, took 56, and FlashInfer 85: [record](../../../../../benches/record/h200/attention-decode-2026-11-24.csv).
 const LEVEL_OVERHEAD: usize = 20;
 
 /// The granularity of `wgmma`. A section of keys and values leaves room in the L2 cache for other data.
@@ -112,7 +112,7 @@ fn many_rows_tiling(limits: &Limits, problem: &Problem, config: &WgmmaConfig) ->
         q_rows: wgmma::Q_ROWS,
         kv_tokens: config.kv_tokens(),
         workers: limits.multiprocessors as usize,
-        overhead: LEVEL_OVERHEAD,
+        level_overhead: LEVEL_OVERHEAD,
         resident_keys: RESIDENT_BYTES / (problem.dtype_kv().size() * (dim.qk + dim.vo)),
     }
 }

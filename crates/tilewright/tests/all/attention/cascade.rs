@@ -312,7 +312,7 @@ fn a_long_prefix_becomes_a_level_and_is_read_once<B: Backend + Clone>(backends: 
             let explanation = plan.explain();
             // KV tiles per worker without a level, which a device with a kernel of its own for levels compares with its launch
             let alone = 64 * 16 * 2 / plan.tiling().workers;
-            let pays = plan.tiling().many_rows.is_none_or(|many| many.overhead < alone);
+            let pays = plan.tiling().many_rows.is_none_or(|many| many.level_overhead < alone);
             if !given {
                 let [prefix] = &explanation.prefixes[..] else { panic!("one prefix: {explanation}") };
                 assert_eq!(

@@ -67,7 +67,7 @@ impl PlanCase {
             kv_tokens: generator.pick(&[64, 128]),
             workers: generator.pick(&[1, 4, 132]),
             resident_keys: generator.pick(&[1, 1000, 1 << 20]),
-            overhead: 20,
+            level_overhead: 20,
         };
         let tiling = Tiling { many_rows: (generator.below(3) == 0).then_some(many_rows), ..tiling };
         let tokens = [1, 64, 65, 100, 256, 1000, 1 << 20];
@@ -435,7 +435,7 @@ fn a_level_must_pay_for_the_launch_of_its_kernel() {
         kv_tokens: 128,
         workers: 132,
         resident_keys: 1 << 15,
-        overhead: 20,
+        level_overhead: 20,
     };
     let tiling = Tiling {
         q_rows: 128,
