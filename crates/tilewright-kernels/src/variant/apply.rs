@@ -14,6 +14,15 @@ pub(super) enum NodeValue<'k> {
     Truth(Value<'k, bool>),
 }
 
+impl<'k> NodeValue<'k> {
+    pub(super) fn number(self) -> Option<Value<'k, f32>> {
+        match self {
+            Self::Number(number) => Some(number),
+            Self::Truth(_) => None,
+        }
+    }
+}
+
 /// Precision of exponentials, logarithms and quotients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Arithmetic {

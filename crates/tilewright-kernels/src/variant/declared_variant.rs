@@ -183,6 +183,35 @@ impl<'k> PartialHook<'k, '_> {
         self.evaluate(inputs, &[(Input::O, o)], false).number(0, o)
     }
 
+    pub(super) fn builder(&self) -> &'k Builder {
+        self.params.k
+    }
+
+    pub(super) fn graph(&self) -> &Graph {
+        self.graph
+    }
+
+    /// Whether a node is computed as soon as its operands are known.
+    pub(super) fn is_eager(&self, node: usize) -> bool {
+        self.eager[node]
+    }
+
+    /// Whether a node is computed exactly.
+    pub(super) fn is_exact(&self, node: usize) -> bool {
+        self.exact[node]
+    }
+
+    #[track_caller]
+    pub(super) fn read(&self, table: u32, index: Value<'k, f32>) -> Value<'k, f32> {
+        self.params.read(table as usize, index)
+    }
+
+    /// The value of a number, a scalar, or a number of heads.
+    #[track_caller]
+    pub(super) fn uniform(&self, node: &Node) -> Option<NodeValue<'k>> {
+        self.node((0, node), &|input| self.input(input, &|_| None, &[]), false)
+    }
+
     /// The value of a node.
     pub(super) fn known(&self, node: u32) -> Option<NodeValue<'k>> {
         self.known[node as usize]

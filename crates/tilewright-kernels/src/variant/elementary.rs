@@ -100,6 +100,51 @@ pub(crate) fn tanh(x: Number<'_>) -> Number<'_> {
     bounded(x * polynomial(square, &P) / polynomial(square, &Q), 1.0)
 }
 
+/// Sums of four chains of operations, enough to hide the latency of an operation.
+pub(super) const CHAINS: usize = 4;
+
+/// `x ↦ out · tanh(factor · x)` for small arguments, without the special-function unit: the odd polynomial with the least maximum
+/// error, 4e-8. Factors are part of its coefficients, so an element takes five operations.
+pub(super) struct SmallTanh<'k> {
+    /// From the highest power down.
+    coefficients: [Number<'k>; 4],
+    factor: Number<'k>,
+}
+
+impl<'k> SmallTanh<'k> {
+    /// Largest argument of `tanh`.
+    const MAX: f32 = 0.4375;
+    const POLYNOMIAL: [f32; 4] = [-4.557_896e-2, 1.321_782e-1, -3.332_733_2e-1, 9.999_991_7e-1];
+
+    #[track_caller]
+    pub(super) fn new(factor: Number<'k>, out: Number<'k>) -> Self {
+        let (square, mut power) = (factor * factor, factor * out);
+        let mut coefficients = Self::POLYNOMIAL.map(|coefficient| power * coefficient);
+        for (at, coefficient) in Self::POLYNOMIAL.into_iter().enumerate().rev() {
+            coefficients[at] = power * coefficient;
+            power = power * square;
+        }
+        Self { coefficients, factor }
+    }
+
+    /// Whether elements up to a magnitude have small arguments, and no coefficient left the normal range.
+    #[track_caller]
+    pub(super) fn holds(&self, magnitude: Number<'k>) -> Value<'k, bool> {
+        let last = self.coefficients[0].abs();
+        (magnitude * self.factor.abs()).le(Self::MAX) & last.gt(1e-36) & last.lt(1e36)
+    }
+
+    #[track_caller]
+    pub(super) fn of(&self, elements: &[Number<'k>]) -> Vec<Number<'k>> {
+        let of_element = |x: &Number<'k>| {
+            let [first, others @ ..] = self.coefficients;
+            let square = *x * *x;
+            *x * others.into_iter().fold(first, |sum, coefficient| sum.mul_add(square, coefficient))
+        };
+        elements.iter().map(of_element).collect()
+    }
+}
+
 /// `x` in `-bound..=bound`; NaN stays.
 #[track_caller]
 fn bounded(x: Number<'_>, bound: f32) -> Number<'_> {

@@ -34,9 +34,11 @@ mod apply;
 mod declared_variant;
 pub(crate) mod elementary;
 mod hoist;
+mod strip;
 
 pub use apply::Arithmetic;
 pub use declared_variant::{DeclaredVariant, HookInputs, PartialHook};
+pub use strip::KeyPositions;
 
 use tilewright::attention::variant::{ExpressionVariant, Hook, Input, Variant, expression::Node};
 use tilewright_ptx::{

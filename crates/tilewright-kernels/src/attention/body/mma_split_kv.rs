@@ -246,7 +246,7 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
             self.page_scales.scale_logits(keys.plus(layout.scales / 4).cast(), &logits);
             self.copy_values(count);
             let stage_keys = self.key_range(stage);
-            self.hooks.logits((self.cta, self.current), stage_keys, (&|| k.constant(0), &logits));
+            self.hooks.logits(self.current, stage_keys, &|| k.constant(0), &logits);
             let masked = self.hooks.needs_mask(self.rows.needs_mask(stage_keys.first, layout.stage_keys));
             let (values, whole) = (self.values_of(keys), layout.has_whole_stages());
             let visible = [0, 8].map(|_| k.var::<u32>("seen", 0));

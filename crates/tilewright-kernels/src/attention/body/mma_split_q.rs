@@ -229,7 +229,7 @@ impl<'c, 'k> SplitQBody<'c, 'k> {
         self.fragments.multiply_keys(self.cta, query, keys, &logits);
         let key_scales = stage.plus(self.layout.split_q.scales / 4).cast::<f32>();
         self.page_scales.scale_logits(key_scales, &logits);
-        self.hooks.logits((self.cta, self.current), key_range(first), (&|| self.row_of_tile(0), &logits));
+        self.hooks.logits(self.current, key_range(first), &|| self.row_of_tile(0), &logits);
         k.when(masked, || self.apply_mask(&logits));
         let page_rescale = self.page_scales.update(key_scales.plus(KV_TOKENS));
         let weights = softmax::online_softmax(

@@ -54,7 +54,7 @@ pub(crate) struct MmaCta<'k> {
 /// point of use to reduce register pressure.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CurrentItem<'k> {
-    cta: MmaCta<'k>,
+    pub(crate) cta: MmaCta<'k>,
     words: Shared<'k, u32>,
     /// One past the last key; the innermost loop uses it.
     pub(crate) kv_end: Value<'k, u32>,

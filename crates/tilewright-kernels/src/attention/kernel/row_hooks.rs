@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     attention::items::WorkItemRegs,
-    variant::{DeclaredVariant, Hooks, PartialHook},
+    variant::{DeclaredVariant, Hooks, KeyPositions, PartialHook},
 };
 use tilewright::attention::variant::{Hook, Input};
 use tilewright_ptx::build::{Builder, Shared, Value};
@@ -58,18 +58,22 @@ pub(crate) struct RowHooks<'k, 'v> {
     slots: Vec<(Hook, u32)>,
     /// `[slots][128]`
     table: Option<Shared<'k, f32>>,
+    /// Whether keys may be in blocks.
+    blocks: bool,
 }
 
 impl<'k, 'v> RowHooks<'k, 'v> {
-    /// Declares the variant's parameters after those of attention.
-    pub(crate) fn new(cta: &MmaCta<'k>, hooks: Option<&Hooks<'v>>) -> Self {
+    /// Declares the variant's parameters after those of attention. Without `blocks` the kernel does not read block-sparse tensors.
+    pub(crate) fn new(cta: &MmaCta<'k>, hooks: Option<&Hooks<'v>>, blocks: bool) -> Self {
         let k = cta.k;
         let live = hooks.filter(|hooks| SUPPORTED.iter().any(|(hook, _)| hooks.is_live(*hook)));
-        let Some(hooks) = live else { return Self { k, declared: None, slots: Vec::new(), table: None } };
+        let Some(hooks) = live else {
+            return Self { k, declared: None, slots: Vec::new(), table: None, blocks };
+        };
         let heads = (cta.params.qo_heads, cta.params.group.quotient(cta.params.qo_heads));
         let slots = slots(hooks);
         let table = (!slots.is_empty()).then(|| k.shared("hooks_of_rows", slots.len() * ROWS, 16));
-        Self { k, declared: Some(hooks.declare(k, heads)), slots, table }
+        Self { k, declared: Some(hooks.declare(k, heads)), slots, table, blocks }
     }
 
     pub(crate) fn is_live(&self, hook: Hook) -> bool {
@@ -151,29 +155,31 @@ impl<'k, 'v> RowHooks<'k, 'v> {
     /// Applies the logits hook to `Q · Kᵀ`, in row tiles that are 64 rows apart, the first at row `row` of the tile.
     pub(crate) fn logits(
         &self,
-        (cta, current): (&MmaCta<'k>, &CurrentItem<'k>),
+        current: &CurrentItem<'k>,
         keys: KeyRange<'k>,
-        (row, products): (&dyn Fn() -> Value<'k, u32>, &[Vec<AccFragment<'k>>]),
+        row: &dyn Fn() -> Value<'k, u32>,
+        products: &[Vec<AccFragment<'k>>],
     ) {
+        let loaded = self.load_logits(current, keys, row, products.len());
+        loaded.iter().for_each(|hook| hook.apply(products));
+    }
+
+    /// Loads the row values of the logits hook, if there is one, for some row tiles as in [`Self::logits`].
+    pub(crate) fn load_logits(
+        &self,
+        current: &CurrentItem<'k>,
+        keys: KeyRange<'k>,
+        row: &dyn Fn() -> Value<'k, u32>,
+        tiles: usize,
+    ) -> Option<TileLogits<'k, 'v>> {
         if !self.is_live(Hook::Logits) {
-            return;
+            return None;
         }
-        let positions = self.positions((cta, current), keys);
+        let positions = self.positions(current, keys);
         let row = row() + (self.k.lane() >> 2);
-        for (fragment, sums) in products.iter().enumerate() {
-            for half in 0..2 {
-                let Some(hook) = self.resume_row(Hook::Logits, row, 64 * fragment + 8 * half) else { return };
-                let of_half = sums.iter().flat_map(|sums| [sums[2 * half], sums[2 * half + 1]]);
-                for (at, logit) in of_half.enumerate() {
-                    // empty if the hook does not read positions
-                    let kv_position = positions.get(at).copied();
-                    let kv = |input| kv_position.filter(|_| input == Input::Kv);
-                    // hooks here store nothing, so missing keys do not matter
-                    let real = self.k.constant(true);
-                    logit.set(hook.logit(&kv, logit.get() * current.product_scale, real));
-                }
-            }
-        }
+        let of_tile = |tile| [0, 8].map(|down| self.resume_row(Hook::Logits, row, 64 * tile + down));
+        let rows = (0..tiles).flat_map(of_tile).flatten().collect();
+        Some(TileLogits { positions, rows, scale: current.product_scale })
     }
 
     /// A live hook for any row.
@@ -215,21 +221,45 @@ impl<'k, 'v> RowHooks<'k, 'v> {
         word & (visible.get() >> (64 - keys.width))
     }
 
-    /// The positions of this lane's keys, two of each eight; empty if the logits hook does not read them.
-    fn positions(
-        &self,
-        (cta, current): (&MmaCta<'k>, &CurrentItem<'k>),
-        keys: KeyRange<'k>,
-    ) -> Vec<Value<'k, f32>> {
+    /// The positions of this lane's keys, two of each eight. Blocks have positions of their own, other keys follow each other.
+    fn positions(&self, current: &CurrentItem<'k>, keys: KeyRange<'k>) -> KeyPositions<'k> {
         if !self.reads(&[Hook::Logits], Input::Kv) {
-            return Vec::new();
+            return KeyPositions::Each(Vec::new());
         }
         let (item, lane) = (current.load(), self.k.lane());
-        let of_lane = |ahead: u32| clamped_key_position((cta, &item), keys.first + lane + ahead);
-        let words: Vec<_> = (0..keys.width).step_by(32).map(of_lane).collect();
         let column = (lane & 3) << 1;
-        let keys = (0..keys.width).step_by(8).flat_map(|tile| [tile, tile + 1]);
-        keys.map(|key| words[key as usize / 32].of_lane(column + key % 32)).collect()
+        let offsets = (0..keys.width).step_by(8).flat_map(|tile| [tile, tile + 1]);
+        if !self.blocks {
+            // exact below 2^24
+            let first = (item.base + keys.first + column).reinterpret::<i32>().to_f32();
+            return KeyPositions::Offsets { first, offsets: offsets.map(|at| at as f32).collect() };
+        }
+        let of_lane = |ahead: u32| clamped_key_position((&current.cta, &item), keys.first + lane + ahead);
+        let words: Vec<_> = (0..keys.width).step_by(32).map(of_lane).collect();
+        KeyPositions::Each(offsets.map(|key| words[key as usize / 32].of_lane(column + key % 32)).collect())
+    }
+}
+
+/// The logits hook of a KV tile with its row values.
+pub(crate) struct TileLogits<'k, 'v> {
+    positions: KeyPositions<'k>,
+    /// Two per row tile.
+    rows: Vec<PartialHook<'k, 'v>>,
+    scale: Value<'k, f32>,
+}
+
+impl<'k> TileLogits<'k, '_> {
+    /// Applies the hook to `Q · Kᵀ` of the row tiles. Hooks here store nothing, so missing keys do not matter.
+    pub(crate) fn apply(&self, products: &[Vec<AccFragment<'k>>]) {
+        let of_row = |sums: &[AccFragment<'k>], half: usize| -> Vec<_> {
+            sums.iter().flat_map(|sums| [sums[2 * half], sums[2 * half + 1]]).collect()
+        };
+        let rows = products.iter().flat_map(|sums| [0, 1].map(|half| of_row(sums, half)));
+        for (hook, row) in self.rows.iter().zip(rows) {
+            let products = row.iter().map(|product| product.get()).collect();
+            let logits = hook.logits(&self.positions, products, self.scale);
+            row.iter().zip(logits).for_each(|(to, logit)| to.set(logit));
+        }
     }
 }
 

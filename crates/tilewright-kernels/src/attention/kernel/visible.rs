@@ -84,15 +84,62 @@ fn mask_bits<'k>(
     let count = end.max(free_keys) - free_keys;
     let column = keys.first + free_keys - free;
     let bit = mask_bit(item, cta.params.group.quotient(row), column);
-    let skip = bit.low() & 7;
-    let byte = Global::<u32>::new(cta.params.mask_bits + (bit >> 3));
-    let word = k.var::<u64>("mask_bits_of_row", 0);
-    k.repeat((0, (skip + count + 7) >> 3), 1, |at| {
-        let eight = Global::<u32>::new(byte.address() + at.to_u64()).load_u8().to_u64();
-        let first = at.eq(0).select(eight >> skip, eight << ((at << 3) - skip));
-        word.set(word.get() | first);
-    });
-    low_bits(k, free_keys) | (word.get() << free_keys)
+    let (first, of_item) = (mask_bit(item, k.constant(0), k.constant(0)), item.qo_len * item.mask_columns);
+    let bits = MaskBits { bytes: cta.params.mask_bits, bit, count, end: first + of_item.to_u64() };
+    low_bits(k, free_keys) | (bits.load(k) << free_keys)
+}
+
+/// At most 64 consecutive mask bits of an item.
+struct MaskBits<'k> {
+    /// Address of all mask bits.
+    bytes: Value<'k, u64>,
+    /// The first bit.
+    bit: Value<'k, u64>,
+    /// Number of bits.
+    count: Value<'k, u32>,
+    /// One past the last bit of the item, which all masks in front of it precede.
+    end: Value<'k, u64>,
+}
+
+impl<'k> MaskBits<'k> {
+    /// The bits, from the lowest on; higher bits have any value. All words are loaded at once; at the edges of the item, where they
+    /// may exceed the tensor, bytes are loaded.
+    fn load(&self, k: &'k Builder) -> Value<'k, u64> {
+        let byte = self.bytes + (self.bit >> 3);
+        let misaligned = byte.low() & 3;
+        let words = Global::<u32>::new(byte - misaligned.to_u64());
+        let skip = (misaligned << 3) + (self.bit.low() & 7);
+        let needed = (skip + self.count + 31) >> 5;
+        let end = words.address() + (needed << 2).to_u64();
+        let inside = words.address().ge(self.bytes) & end.le(self.bytes + (self.end >> 3));
+        let result = k.var::<u64>("mask_bits_of_row", 0);
+        k.when_else(
+            inside,
+            || {
+                let loaded = [0, 1, 2].map(|at| {
+                    let word = k.var::<u32>("mask_word", 0);
+                    k.when(needed.gt(at), || word.set(words.plus(at as usize).load()));
+                    word.get()
+                });
+                let pair = |at: usize| (k.pack32(loaded[at], loaded[at + 1]) >> skip).low();
+                result.set(k.pack32(pair(0), pair(1)));
+            },
+            || result.set(self.load_bytes(k)),
+        );
+        result.get()
+    }
+
+    fn load_bytes(&self, k: &'k Builder) -> Value<'k, u64> {
+        let skip = self.bit.low() & 7;
+        let bytes = Global::<u32>::new(self.bytes + (self.bit >> 3));
+        let word = k.var::<u64>("mask_bytes_of_row", 0);
+        k.repeat((0, (skip + self.count + 7) >> 3), 1, |at| {
+            let eight = Global::<u32>::new(bytes.address() + at.to_u64()).load_u8().to_u64();
+            let first = at.eq(0).select(eight >> skip, eight << ((at << 3) - skip));
+            word.set(word.get() | first);
+        });
+        word.get()
+    }
 }
 
 /// The index of the mask bit of token `token` of an item and a column of its mask.

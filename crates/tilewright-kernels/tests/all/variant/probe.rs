@@ -4,7 +4,7 @@ use tilewright::attention::{
     Heads,
     variant::{At, ExpressionVariant, Hook, Input, Pair, QueryRow, Variant},
 };
-use tilewright_kernels::variant::{Arithmetic, Hooks, arguments};
+use tilewright_kernels::variant::{Arithmetic, Hooks, KeyPositions, PartialHook, arguments};
 use tilewright_ptx::{
     build::{Builder, Global, Value},
     ir::Kernel,
@@ -42,12 +42,46 @@ pub(crate) struct Way {
     pub(crate) arithmetic: Arithmetic,
     /// Whether row inputs are declared before key inputs.
     pub(crate) staged: bool,
+    /// How logits are computed.
+    pub(crate) keys: Keys,
+}
+
+/// How the logits hook is applied to keys.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Keys {
+    One,
+    /// To a strip of two keys, of which the second one counts.
+    Strip,
+    /// The same, with positions as offsets.
+    StripOfOffsets,
 }
 
 /// All options.
 pub(crate) fn ways() -> impl Iterator<Item = Way> {
-    let of = |arithmetic| [false, true].map(|staged| Way { arithmetic, staged });
-    [Arithmetic::Fast, Arithmetic::Exact].into_iter().flat_map(of)
+    let of = |arithmetic| [false, true].map(|staged| Way { arithmetic, staged, keys: Keys::One });
+    let strips = [Keys::Strip, Keys::StripOfOffsets].map(|keys| Way {
+        arithmetic: Arithmetic::Fast,
+        staged: true,
+        keys,
+    });
+    [Arithmetic::Fast, Arithmetic::Exact].into_iter().flat_map(of).chain(strips)
+}
+
+/// The logit of a key after the hook, whose row inputs are known.
+fn logit<'k>(
+    hook: &PartialHook<'k, '_>,
+    keys: Keys,
+    kv: Value<'k, f32>,
+    x: Value<'k, f32>,
+    real: Value<'k, bool>,
+) -> Value<'k, f32> {
+    let positions = match keys {
+        Keys::One => return hook.logit(&|input| (input == Input::Kv).then_some(kv), x, real),
+        Keys::Strip => KeyPositions::Each(vec![kv + 7.0, kv]),
+        Keys::StripOfOffsets => KeyPositions::Offsets { first: kv - 5.0, offsets: vec![2.0, 5.0] },
+    };
+    // halves are exact, so the factor changes nothing
+    hook.logits(&positions, vec![x * 0.25, x * 0.5], x.builder().constant(2.0))[1]
 }
 
 /// The inputs in the order of the kernel's parameters.
@@ -60,31 +94,39 @@ fn kernel(variant: &ExpressionVariant, way: Way) -> Kernel {
         let arguments = ["x0", "x1", "real"].map(|name| k.global::<f32>(name));
         let (numbers, seen, count) = (k.global::<f32>("numbers"), k.global::<u32>("seen"), k.param("count"));
         let hooks = hooks.declare(k, (k.constant(HEADS.qo as u32), k.constant(HEADS.kv as u32)));
-        let at = k.cta() * 32 + k.thread();
-        k.when(at.lt(count), || {
-            let of = |input: Input| {
-                let place =
-                    INPUTS.iter().position(|other| *other == input).expect("no argument is asked for");
-                inputs[place].at(at).load()
-            };
-            let row = |input| (way.staged && !matches!(input, Input::Kv | Input::Dim)).then(|| of(input));
-            let all = |input| Some(of(input));
-            let prepared = |hook| hooks.prepare(hook, &|_| None).bind(&row);
-            let [x, y, real] = arguments.map(|x| x.at(at).load());
-            let pair = |hook| prepared(hook).pair(&all, [x, y]);
-            let (max, sum) = prepared(Hook::Update).update(&all, (x, y));
-            let values: [Value<'_, f32>; 9] = [
-                pair(Hook::Query),
-                pair(Hook::Key),
-                [max, sum],
-                [prepared(Hook::Value).value(&all, x), prepared(Hook::Logits).logit(&all, x, real.gt(0.0))],
-                [prepared(Hook::Output).output(&all, x); 2],
-            ]
-            .concat()[..9]
-                .try_into()
-                .expect("nine");
+        // strips vote, so all lanes compute; those beyond the last repeat it, and store nothing
+        let exists = (k.cta() * 32 + k.thread()).lt(count);
+        let at = (k.cta() * 32 + k.thread()).min(count - 1);
+        let of = |input: Input| {
+            let place = INPUTS.iter().position(|other| *other == input).expect("no argument is asked for");
+            inputs[place].at(at).load()
+        };
+        let row = |input| (way.staged && !matches!(input, Input::Kv | Input::Dim)).then(|| of(input));
+        let all = |input| Some(of(input));
+        let prepared = |hook| hooks.prepare(hook, &|_| None).bind(&row);
+        let [x, y, real] = arguments.map(|x| x.at(at).load());
+        let pair = |hook| prepared(hook).pair(&all, [x, y]);
+        // strips store nothing
+        let keys = if hooks.hooks().stores() { Keys::One } else { way.keys };
+        let logits = prepared(Hook::Logits).bind(&|input| (input != Input::Kv).then(|| of(input)));
+        let (max, sum) = prepared(Hook::Update).update(&all, (x, y));
+        let values: [Value<'_, f32>; 9] = [
+            pair(Hook::Query),
+            pair(Hook::Key),
+            [max, sum],
+            [
+                prepared(Hook::Value).value(&all, x),
+                logit(&logits, keys, of(Input::Kv), x, exists & real.gt(0.0)),
+            ],
+            [prepared(Hook::Output).output(&all, x); 2],
+        ]
+        .concat()[..9]
+            .try_into()
+            .expect("nine");
+        let sees = prepared(Hook::Mask).mask(&all).select(1, 0);
+        k.when(exists, || {
             store(numbers.at(at * 9), &values);
-            seen.at(at).store(prepared(Hook::Mask).mask(&all).select(1, 0));
+            seen.at(at).store(sees);
         });
     });
     kernel.expect("a valid kernel")

@@ -39,7 +39,7 @@ pub fn attention(name: &str, config: &MlaConfig) -> Result<Kernel, Invalid> {
         k.ctas_per_sm(1);
         let arch = config.device.arch;
         let cta = MmaCta::new(k, (THREADS, arch), (config.dtype, config.dtype), true, layout.cta);
-        let hooks = RowHooks::new(&cta, None);
+        let hooks = RowHooks::new(&cta, None, false);
         cta.run(&hooks, |current| {
             let single_group = || body::run((&cta, current, &hooks), &layout, layout.single_group);
             let multi_group = || body::run((&cta, current, &hooks), &layout, layout.multi_group);

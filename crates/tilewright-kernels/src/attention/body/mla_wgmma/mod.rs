@@ -119,7 +119,7 @@ pub fn attention(name: &str, config: &MlaWgmmaConfig) -> Result<Kernel, Invalid>
     }
     Builder::kernel(name, THREADS, |k| {
         let shared = MlaWgmmaCta::new(k, *config);
-        let hooks = RowHooks::new(&shared.cta, None);
+        let hooks = RowHooks::new(&shared.cta, None, false);
         k.wait_for_prerequisites();
         k.launch_dependents();
         shared.init();

@@ -79,7 +79,7 @@ fn recorded(name: &str, config: &MmaConfig, hooks: Option<&Hooks<'_>>) -> Result
         let cta = MmaCta::new(k, (THREADS, config.device.arch), (config.qo, config.kv), false, layout.cta);
         let is_beside = (config.device.arch == wgmma::ARCH).then(|| k.param::<u32>("is_beside").ne(0));
         let cta = cta.beside(is_beside);
-        let hooks = RowHooks::new(&cta, hooks);
+        let hooks = RowHooks::new(&cta, hooks, true);
         let cursors = RingCursors::new(&cta, layout.split_kv.stage_keys);
         cta.run(&hooks, |current| {
             let split_kv = || mma_split_kv::run(&cta, &layout.split_kv, (current, cursors), &hooks);

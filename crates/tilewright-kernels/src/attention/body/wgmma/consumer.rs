@@ -126,9 +126,10 @@ impl<'c, 'k> Consumer<'c, 'k> {
             let tile = k.var("tile", end - 1);
             self.keys.wait_full();
             self.multiply_keys();
+            let hook = self.prepare_mask(current, tile.get(), Masked::Any);
             k.wgmma_wait(0);
             self.release(self.keys);
-            self.mask(current, tile.get(), Masked::Any);
+            self.mask(current, tile.get(), Masked::Any, hook.as_ref());
             self.softmax(current, || ());
             k.loop_(|| {
                 k.break_if(tile.get().eq(first));
@@ -187,9 +188,10 @@ impl<'c, 'k> Consumer<'c, 'k> {
         self.multiply_keys();
         self.multiply_values(current, tile.get(), masked);
         tile.set(tile.get() - 1);
+        let hook = self.prepare_mask(current, tile.get(), masked);
         k.wgmma_wait(1);
         self.release(self.keys);
-        self.mask(current, tile.get(), masked);
+        self.mask(current, tile.get(), masked, hook.as_ref());
         self.softmax(current, || self.release(self.values));
     }
 

@@ -7,6 +7,7 @@ use crate::attention::{
         cta::{CurrentItem, ThreadPartition},
         fragments::apply_mask,
         nonfinite::{self, NonfiniteMasks},
+        row_hooks::TileLogits,
         row_table::{row_position, visible_range_at},
         visible::{KeyRange, range_mask, visible_mask},
     },
@@ -35,7 +36,7 @@ impl Masked {
     }
 }
 
-impl<'k> Consumer<'_, 'k> {
+impl<'c, 'k> Consumer<'c, 'k> {
     /// Computes the ranges of keys that this thread's rows and all rows of the item see.
     pub(super) fn compute_ranges(&self, current: &CurrentItem<'k>) {
         let (k, cta, item) = (self.k, &self.shared.cta, current.load());
@@ -75,19 +76,44 @@ impl<'k> Consumer<'_, 'k> {
         self.hooks.needs_mask(tile.lt(begin) | tile.ge(end))
     }
 
-    /// Applies the logits hook, and the mask in a tile that needs it.
-    pub(super) fn mask(&self, current: &CurrentItem<'k>, tile: Value<'k, u32>, masked: Masked) {
+    /// Computes the visible masks of a tile that needs them, and loads the values of the logits hook, while its logits are computed.
+    pub(super) fn prepare_mask(
+        &self,
+        current: &CurrentItem<'k>,
+        tile: Value<'k, u32>,
+        masked: Masked,
+    ) -> Option<TileLogits<'k, 'c>> {
         let (k, first) = (self.k, self.first_key(tile));
+        if self.shared.config.any_mask {
+            let by_words = masked.holds(self, tile) & self.is_masked_by_words(current);
+            k.when(by_words, || self.compute_visible(current, first));
+        }
         let keys = KeyRange { first, width: self.shared.config.kv_tokens() as u32 };
         let row = || (self.number << 6) + (((k.thread() >> 5) & 3) << 4);
-        self.hooks.logits((&self.shared.cta, current), keys, (&row, std::slice::from_ref(&self.logits)));
+        self.hooks.load_logits(current, keys, &row, 1)
+    }
+
+    fn is_masked_by_words(&self, current: &CurrentItem<'k>) -> Value<'k, bool> {
+        let by_words = current.load().mask_columns.gt(0) | self.shared.cta.is_blocks();
+        by_words | self.k.constant(self.hooks.is_live(Hook::Mask))
+    }
+
+    /// Applies the logits hook, and the mask in a tile that needs it, after [`Self::prepare_mask`].
+    pub(super) fn mask(
+        &self,
+        current: &CurrentItem<'k>,
+        tile: Value<'k, u32>,
+        masked: Masked,
+        hook: Option<&TileLogits<'k, 'c>>,
+    ) {
+        let (k, first) = (self.k, self.first_key(tile));
+        hook.iter().for_each(|hook| hook.apply(std::slice::from_ref(&self.logits)));
         k.when(masked.holds(self, tile), || {
             if !self.shared.config.any_mask {
                 return self.mask_by_range(first);
             }
-            let by_words = current.load().mask_columns.gt(0) | self.shared.cta.is_blocks();
-            let by_words = by_words | k.constant(self.hooks.is_live(Hook::Mask));
-            k.when_else(by_words, || self.mask_by_words(current, first), || self.mask_by_range(first));
+            let by_words = self.is_masked_by_words(current);
+            k.when_else(by_words, || self.mask_by_words(), || self.mask_by_range(first));
         });
     }
 
@@ -115,10 +141,12 @@ impl<'k> Consumer<'_, 'k> {
     }
 
     /// Masks logits by visible masks.
-    fn mask_by_words(&self, current: &CurrentItem<'k>, first: Value<'k, u32>) {
-        self.compute_visible(current, first);
+    fn mask_by_words(&self) {
+        let k = self.k;
         for (part, logits) in self.logits.chunks(8).enumerate() {
-            apply_mask(self.k, self.visible_of_rows(self.k.constant(part as u32)), logits);
+            let visible = self.visible_of_rows(k.constant(part as u32));
+            let all = (visible[0] & visible[1]).eq(u64::MAX);
+            k.when(k.any(!all), || apply_mask(k, visible, logits));
         }
     }
 

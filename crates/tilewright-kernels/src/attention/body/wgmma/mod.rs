@@ -131,7 +131,7 @@ pub fn attention(name: &str, config: &WgmmaConfig, variant: &ExpressionVariant) 
     let hooks = Hooks::of(name, variant)?;
     Builder::kernel(name, THREADS, |k| {
         let shared = WgmmaCta::new(k, *config);
-        let hooks = RowHooks::new(&shared.cta, Some(&hooks));
+        let hooks = RowHooks::new(&shared.cta, Some(&hooks), config.any_mask);
         // the second launch waits for the kernel of few rows at its end, which has waited for the first one
         k.when(!shared.is_second, || k.wait_for_prerequisites());
         k.launch_dependents();
