@@ -25,11 +25,12 @@ pub(super) fn all() -> Vec<KernelEntry> {
 
 /// Attention with `wgmma`, by head dims, and with a hook.
 fn many_rows() -> Vec<KernelEntry> {
-    let of = |(qk, vo): (usize, usize), dtype: Dtype, suffix: &str| {
+    let of = |(qk, vo): (usize, usize), (dtype, kv): (Dtype, Dtype), suffix: &str| {
         let dim = if qk == vo { format!("d{qk}") } else { format!("d{qk}_{vo}") };
         let name = format!("attention_wgmma_{dim}_{dtype}{suffix}");
         let (any_mask, soft_cap) = (suffix == "_any_mask", suffix == "_soft_cap");
-        let (entry, config) = (name.clone(), WgmmaConfig { dtype, head_dim: HeadDim { qk, vo }, any_mask });
+        let (entry, config) =
+            (name.clone(), WgmmaConfig { dtype, kv, head_dim: HeadDim { qk, vo }, any_mask });
         let build = move || {
             let variant =
                 if soft_cap { capped(&entry)? } else { recorded(&entry, ExpressionVariant::of(&Plain))? };
@@ -37,14 +38,16 @@ fn many_rows() -> Vec<KernelEntry> {
         };
         KernelEntry { name, archs: HOPPER, build: Box::new(build), problem: None, overlap: true }
     };
+    let bf16 = (Dtype::Bf16, Dtype::Bf16);
     vec![
-        of((128, 128), Dtype::Bf16, ""),
-        of((128, 128), Dtype::Bf16, "_soft_cap"),
-        of((128, 128), Dtype::Bf16, "_any_mask"),
-        of((64, 64), Dtype::F16, ""),
-        of((96, 96), Dtype::Bf16, ""),
-        of((192, 128), Dtype::Bf16, ""),
-        of((256, 256), Dtype::Bf16, ""),
+        of((128, 128), bf16, ""),
+        of((128, 128), bf16, "_soft_cap"),
+        of((128, 128), bf16, "_any_mask"),
+        of((128, 128), (Dtype::Bf16, Dtype::E4m3), "_e4m3"),
+        of((64, 64), (Dtype::F16, Dtype::F16), ""),
+        of((96, 96), bf16, ""),
+        of((192, 128), bf16, ""),
+        of((256, 256), bf16, ""),
     ]
 }
 

@@ -143,13 +143,10 @@ impl ChoiceInput<'_> {
     /// Reasons against `wgmma` besides those of [`ChoiceInput::mma_reasons`].
     fn wgmma_reasons(&self) -> Vec<String> {
         let (arch, problem) = (self.device.arch, self.problem);
-        let (kv, group) = (problem.dtype_kv(), problem.heads().group());
+        let group = problem.heads().group();
         let mut reasons = Vec::new();
         if arch != wgmma::ARCH {
             reasons.push(format!("sm_{arch} has no wgmma, expected sm_{}", wgmma::ARCH));
-        }
-        if kv.size() != 2 {
-            reasons.push(format!("the cache is {kv}, expected 16 bits"));
         }
         if group > wgmma::Q_ROWS {
             reasons.push(format!("groups have {group} query heads, the most is {}", wgmma::Q_ROWS));
@@ -165,7 +162,9 @@ impl ChoiceInput<'_> {
 
     fn wgmma(&self) -> WgmmaConfig {
         let any_mask = self.variant.is_some_and(|variant| variant.is_live(Hook::Mask));
-        WgmmaConfig { dtype: self.problem.dtype_qo(), head_dim: self.problem.head_dim(), any_mask }
+        let problem = self.problem;
+        let (dtype, kv) = (problem.dtype_qo(), problem.dtype_kv());
+        WgmmaConfig { dtype, kv, head_dim: problem.head_dim(), any_mask }
     }
 
     fn mma(&self) -> MmaConfig {

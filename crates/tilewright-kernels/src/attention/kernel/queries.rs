@@ -92,32 +92,52 @@ impl<'k> LoadedQueries<'k> {
         }
     }
 
-    /// Stores rows of bf16 as f16, each multiplied by a power of two that moves its maximum magnitude to 2^14 .. 2^15, and
-    /// 1 over that factor to `inverses`; valid after a barrier. Elements below 2^-28 of the maximum are subnormal and may be rounded.
+    /// Stores rows of bf16 as f16, each multiplied by an [`F16Factor`], and 1 over that factor to `inverses`; valid after a barrier.
     pub(crate) fn store_as_f16(self, k: &'k Builder, inverses: Shared<'k, f32>) {
         let rows = self.chunks.chunks(self.chunks_per_row);
         for (at, chunks) in rows.enumerate() {
-            let magnitudes = chunks.iter().flat_map(|(_, words)| words).map(|word| {
-                let word = word.get();
-                (word & 0x7fff_0000).max((word << 16) & 0x7fff_0000)
-            });
+            let words = chunks.iter().flat_map(|(_, words)| words);
+            let magnitudes = words.map(|word| F16Factor::magnitude(word.get()));
             let of_thread = magnitudes.reduce(|a, b| a.max(b)).unwrap_or_else(|| k.constant(0));
             let masks = (0..self.partition.lanes.ilog2()).map(|bit| 1 << bit);
             let of_row = masks.fold(of_thread, |max, mask: u32| max.max(max.shuffle_xor(mask)));
-            let exponent = (of_row >> F32_MANTISSA_BITS).max(MIN_EXPONENT);
-            // 2^14 / 2^(exponent - 127) and its inverse
-            let [factor, inverse] = [k.constant(2 * 127 + 14) - exponent, exponent - 14]
-                .map(|exponent| (exponent << F32_MANTISSA_BITS).reinterpret::<f32>());
-            let as_f16 = |word: Var<'k, u32>| {
-                let [low, high] = bf16::widen(word.get()).map(|element| element * factor);
-                f16::narrow(k, low, high)
-            };
+            let factor = F16Factor::new(of_row);
             k.when(self.is_in_tile, || {
-                self.store_chunks(chunks, as_f16);
+                self.store_chunks(chunks, |word| factor.convert(word.get()));
                 let row = self.partition.row + (at * self.partition.rows_at_once) as u32;
-                k.when(self.partition.chunk.eq(0), || inverses.at(row).store(inverse));
+                k.when(self.partition.chunk.eq(0), || inverses.at(row).store(factor.inverse));
             });
         }
+    }
+}
+
+/// A power of two that moves the maximum magnitude of a row of bf16 to 2^14 .. 2^15. Elements below 2^-28 of the maximum are subnormal
+/// in f16 and may be rounded.
+pub(crate) struct F16Factor<'k> {
+    factor: Value<'k, f32>,
+    /// 1 over the factor.
+    pub(crate) inverse: Value<'k, f32>,
+}
+
+impl<'k> F16Factor<'k> {
+    /// The larger magnitude of two bf16, as the bits of an f32.
+    pub(crate) fn magnitude(pair: Value<'k, u32>) -> Value<'k, u32> {
+        (pair & 0x7fff_0000).max((pair << 16) & 0x7fff_0000)
+    }
+
+    /// From the maximum magnitude of a row.
+    pub(crate) fn new(largest: Value<'k, u32>) -> Self {
+        let exponent = (largest >> F32_MANTISSA_BITS).max(MIN_EXPONENT);
+        // 2^14 / 2^(exponent - 127) and its inverse
+        let [factor, inverse] = [largest.builder().constant(2 * 127 + 14) - exponent, exponent - 14]
+            .map(|exponent| (exponent << F32_MANTISSA_BITS).reinterpret::<f32>());
+        Self { factor, inverse }
+    }
+
+    /// Two elements in f16.
+    pub(crate) fn convert(&self, pair: Value<'k, u32>) -> Value<'k, u32> {
+        let [low, high] = bf16::widen(pair).map(|element| element * self.factor);
+        f16::narrow(pair.builder(), low, high)
     }
 }
 

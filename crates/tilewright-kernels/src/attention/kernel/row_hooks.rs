@@ -160,17 +160,19 @@ impl<'k, 'v> RowHooks<'k, 'v> {
         row: &dyn Fn() -> Value<'k, u32>,
         products: &[Vec<AccFragment<'k>>],
     ) {
-        let loaded = self.load_logits(current, keys, row, products.len());
+        let scales = vec![[current.product_scale; 2]; products.len()];
+        let loaded = self.load_logits(current, keys, row, &scales);
         loaded.iter().for_each(|hook| hook.apply(products));
     }
 
-    /// Loads the row values of the logits hook, if there is one, for some row tiles as in [`Self::logits`].
+    /// Loads the row values of the logits hook, if there is one, for row tiles as in [`Self::logits`], each with the factors of the
+    /// products of both its rows.
     pub(crate) fn load_logits(
         &self,
         current: &CurrentItem<'k>,
         keys: KeyRange<'k>,
         row: &dyn Fn() -> Value<'k, u32>,
-        tiles: usize,
+        scales: &[[Value<'k, f32>; 2]],
     ) -> Option<TileLogits<'k, 'v>> {
         if !self.is_live(Hook::Logits) {
             return None;
@@ -178,8 +180,8 @@ impl<'k, 'v> RowHooks<'k, 'v> {
         let positions = self.positions(current, keys);
         let row = row() + (self.k.lane() >> 2);
         let of_tile = |tile| [0, 8].map(|down| self.resume_row(Hook::Logits, row, 64 * tile + down));
-        let rows = (0..tiles).flat_map(of_tile).flatten().collect();
-        Some(TileLogits { positions, rows, scale: current.product_scale })
+        let rows = (0..scales.len()).flat_map(of_tile).flatten().collect();
+        Some(TileLogits { positions, rows, scales: scales.concat() })
     }
 
     /// A live hook for any row.
@@ -245,7 +247,8 @@ pub(crate) struct TileLogits<'k, 'v> {
     positions: KeyPositions<'k>,
     /// Two per row tile.
     rows: Vec<PartialHook<'k, 'v>>,
-    scale: Value<'k, f32>,
+    /// Factors of the rows' products.
+    scales: Vec<Value<'k, f32>>,
 }
 
 impl<'k> TileLogits<'k, '_> {
@@ -255,9 +258,9 @@ impl<'k> TileLogits<'k, '_> {
             sums.iter().flat_map(|sums| [sums[2 * half], sums[2 * half + 1]]).collect()
         };
         let rows = products.iter().flat_map(|sums| [0, 1].map(|half| of_row(sums, half)));
-        for (hook, row) in self.rows.iter().zip(rows) {
+        for ((hook, scale), row) in self.rows.iter().zip(&self.scales).zip(rows) {
             let products = row.iter().map(|product| product.get()).collect();
-            let logits = hook.logits(&self.positions, products, self.scale);
+            let logits = hook.logits(&self.positions, products, *scale);
             row.iter().zip(logits).for_each(|(to, logit)| to.set(logit));
         }
     }

@@ -83,3 +83,59 @@ fn elements_that_are_not_finite() {
         check(&case.with(|case| case.mask = FULL));
     }
 }
+
+/// Caches that producers convert for `wgmma`.
+mod wgmma {
+    use super::{DTYPES, case};
+    use crate::attention::{
+        case::{Case, FULL, Scales},
+        judge::check,
+    };
+    use tilewright::{Dtype, HeadDim};
+    use tilewright_kernels::attention::params::KvLayout;
+
+    fn wgmma(dim: usize, dtypes: (Dtype, Dtype), scales: Scales) -> Case {
+        case(dim, dtypes, scales)
+            .with(|case| (case.wgmma, case.lengths) = (true, vec![(70, 300), (3, 40), (9, 5)]))
+    }
+
+    #[test]
+    fn dtypes_and_scales() {
+        for (number, dtypes) in DTYPES.into_iter().enumerate() {
+            let scales = [Scales::Tensor, Scales::Head][number % 2];
+            check(&wgmma([64, 128][number % 2], dtypes, scales).with(|case| case.seeds = 2));
+        }
+    }
+
+    #[test]
+    fn head_dims_layouts_and_masks() {
+        for (qk, vo, page_size) in [(48, 48, 1), (64, 128, 5), (128, 64, 16), (96, 96, 64)] {
+            let case = wgmma(qk, DTYPES[0], Scales::One);
+            let case = case.with(|case| (case.dim, case.page_size) = (HeadDim { qk, vo }, page_size));
+            check(&case.clone().with(|case| case.hnd = true));
+            check(&case.with(|case| (case.mask, case.layout) = ((30, 2), KvLayout::Ragged)));
+        }
+        check(&wgmma(64, DTYPES[0], Scales::One).with(|case| case.bits = Some(40)));
+        let blocks = wgmma(64, DTYPES[2], Scales::One).with(|case| case.layout = KvLayout::Blocks);
+        check(&blocks.with(|case| (case.page_size, case.mask) = (16, FULL)));
+    }
+
+    #[test]
+    fn splits_and_other_launches() {
+        let split = wgmma(128, DTYPES[0], Scales::Head).with(|case| case.lengths = vec![(40, 700), (1, 130)]);
+        check(&split.clone().with(|case| (case.piece, case.workers, case.seeds) = (128, 4, 4)));
+        check(&split.with(|case| (case.workers, case.second, case.growth) = (1, 3, 20.0)));
+    }
+
+    #[test]
+    fn queries_of_any_magnitude_and_values_that_are_not_finite() {
+        for query_factor in [1e30, 1e-30] {
+            check(&wgmma(64, DTYPES[0], Scales::Head).with(|case| case.query_factor = query_factor));
+        }
+        let spoiled =
+            [(0, 40, f64::INFINITY), (0, 299, f64::NAN), (1, 25, f64::NAN), (1, 31, f64::NEG_INFINITY)];
+        let case = wgmma(64, DTYPES[2], Scales::One).with(|case| case.spoiled = spoiled.to_vec());
+        check(&case.clone().with(|case| (case.mask, case.seeds) = ((30, 0), 2)));
+        check(&case.with(|case| (case.piece, case.workers) = (192, 3)));
+    }
+}

@@ -145,7 +145,7 @@ impl Case {
 
     pub(crate) fn wgmma_config(&self, variant: &ExpressionVariant) -> WgmmaConfig {
         let any_mask = self.bits.is_some() || self.layout == KvLayout::Blocks || variant.is_live(Hook::Mask);
-        WgmmaConfig { dtype: self.qo, head_dim: self.dim, any_mask }
+        WgmmaConfig { dtype: self.qo, kv: self.kv, head_dim: self.dim, any_mask }
     }
 
     pub(crate) fn latent_config(&self, bodies: Bodies) -> mla::MlaConfig {

@@ -144,10 +144,16 @@ fn values_that_are_not_finite() {
 
 #[test]
 fn unsupported_configs_report_all_reasons() {
-    let config = WgmmaConfig { dtype: Dtype::Bf16, head_dim: HeadDim { qk: 80, vo: 264 }, any_mask: false };
+    let dtype = Dtype::Bf16;
+    let config = WgmmaConfig { dtype, kv: dtype, head_dim: HeadDim { qk: 80, vo: 264 }, any_mask: false };
     let rule = "expected a multiple of 8 up to 256 that fills three quarters of tiles of 64";
     assert_eq!(
         config.unsupported(),
         [format!("head_dim qk = 80, {rule}"), format!("head_dim vo = 264, {rule}")]
     );
+    let bytes = WgmmaConfig { kv: Dtype::E4m3, head_dim: HeadDim::same(256), ..config };
+    let reason = "head_dim (256, 256) with a cache of e4m3, expected multiples of 16 up to 128";
+    assert_eq!(bytes.unsupported(), [reason]);
+    let other = WgmmaConfig { kv: Dtype::F16, head_dim: HeadDim::same(64), ..config };
+    assert_eq!(other.unsupported(), ["the cache is f16, expected bf16 or 8 bits"]);
 }

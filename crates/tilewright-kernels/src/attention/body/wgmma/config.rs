@@ -1,6 +1,7 @@
 //! Kernel configuration: dtype and head dims, the tile sizes that follow from them, and the caches that the kernel can read.
 
 use crate::attention::{
+    items::WorkItem,
     kernel::layout::{MAX_ROWS, SharedAllocator},
     params::{AttentionParams, KvLayout},
 };
@@ -24,8 +25,10 @@ const MAX_STAGES: usize = 4;
 /// Compile-time configuration of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct WgmmaConfig {
-    /// The dtype of queries, keys, values and outputs: f16 or bf16. Softmax weights are rounded to it.
+    /// The dtype of queries and outputs: f16 or bf16. Softmax weights are rounded to it, or to f16 if the cache has 8 bits.
     pub dtype: Dtype,
+    /// The dtype of keys and values: that of queries, or 8 bits.
+    pub kv: Dtype,
     /// Elements per head.
     pub head_dim: HeadDim,
     /// Whether rows may see other keys than a range: with mask bits, blocks or a mask hook. Without, the kernel is smaller.
@@ -33,6 +36,21 @@ pub struct WgmmaConfig {
 }
 
 impl WgmmaConfig {
+    /// Whether keys and values are converted to f16.
+    pub(super) fn is_8_bit(&self) -> bool {
+        self.kv.size() == 1
+    }
+
+    /// Bytes of the buffer of keys or values that are converted.
+    pub(super) fn buffer_bytes(&self) -> usize {
+        self.buffer_bytes_of(self.kv_tokens())
+    }
+
+    /// The same for KV tiles of `keys` keys.
+    fn buffer_bytes_of(&self, keys: usize) -> usize {
+        if self.is_8_bit() { keys * self.qk().max(self.vo()) } else { 0 }
+    }
+
     /// Columns of the tiles of queries and keys; those beyond the head are 0.
     pub(super) fn qk(&self) -> usize {
         self.head_dim.qk.next_multiple_of(PANEL)
@@ -55,10 +73,11 @@ impl WgmmaConfig {
         }
     }
 
-    /// Bytes of a query tile, an output tile, and of `stages` stages of `keys` keys and values.
+    /// Bytes of a query tile, an output tile, of `stages` stages of `keys` keys and values, and of the buffer of keys or values.
     fn tile_bytes(&self, keys: usize, stages: usize) -> usize {
         let output = if self.has_output_tile() { self.vo() } else { 0 };
         2 * (Q_ROWS * (self.qk() + output) + stages * keys * (self.qk() + self.vo()))
+            + self.buffer_bytes_of(keys)
     }
 
     /// Whether outputs are staged in a tile of their own. Otherwise it is that of the queries, which are no longer needed.
@@ -88,6 +107,17 @@ impl WgmmaConfig {
                 ));
             }
         }
+        if self.is_8_bit() {
+            let HeadDim { qk, vo } = self.head_dim;
+            if !self.has_queries_in_registers() || qk % 16 != 0 || vo % 16 != 0 {
+                reasons.push(format!(
+                    "head_dim ({qk}, {vo}) with a cache of {}, expected multiples of 16 up to 128",
+                    self.kv
+                ));
+            }
+        } else if self.kv != self.dtype {
+            reasons.push(format!("the cache is {}, expected {} or 8 bits", self.kv, self.dtype));
+        }
         reasons
     }
 
@@ -98,13 +128,17 @@ impl WgmmaConfig {
         (self.any_mask || (params.layout != KvLayout::Blocks && params.plan.mask_bits == 0))
             && !params.k_scale.is_per_page()
             && !params.v_scale.is_per_page()
-            && [params.k, params.v].iter().all(|tensor| tensor.is_aligned(16, size))
+            && [params.k, params.v].iter().all(|tensor| tensor.is_aligned(16, self.kv.size()))
             && params.q.is_aligned(16, size)
             && params.o.is_aligned(16, size)
     }
 
-    /// Keys per box of a tensor map: the largest power of two that divides a page, or block, and a KV tile.
+    /// Keys per box of a tensor map: the largest power of two that divides a page, or block, and a KV tile; 1 if keys and values are
+    /// converted.
     pub fn box_rows(&self, params: &AttentionParams) -> u32 {
+        if self.is_8_bit() {
+            return 1;
+        }
         let tile = self.kv_tokens() as u32;
         let page_size = match params.layout {
             KvLayout::Ragged => tile,
@@ -119,8 +153,11 @@ impl WgmmaConfig {
         ArenaOffsets {
             items: common.take(2 * ITEM_BYTES),
             next_present: common.take(16),
+            next_item: common.take(WorkItem::BYTES),
             ranges: common.take(Q_ROWS * 8),
             visible: common.take(Q_ROWS * 8 * words_per_row),
+            buffer: common.take(self.buffer_bytes()),
+            rows: common.take(if self.is_8_bit() { 8 * (THREADS - CONSUMERS) as usize } else { 0 }),
             nonfinite_masks: common.take(self.kv_tokens() * self.vo() / 8 * 2),
             bytes: common.0,
         }
@@ -135,12 +172,18 @@ pub(super) const ITEM_BYTES: usize = 112;
 pub(super) struct ArenaOffsets {
     /// `[2]` slots of items.
     pub(super) items: usize,
+    /// The item of the next run, for the warp that fetches it.
+    pub(super) next_item: usize,
     /// `[2]` u32: whether there is a next run.
     pub(super) next_present: usize,
     /// `[128][2]` i32: the first and the end of the keys that each row sees.
     pub(super) ranges: usize,
     /// `[128][keys / 64]` u64: visible masks of the rows.
     pub(super) visible: usize,
+    /// Keys or values of a KV tile before their conversion.
+    pub(super) buffer: usize,
+    /// Addresses of rows that are copied to the buffer, one per producer thread.
+    pub(super) rows: usize,
     /// `[keys][vo / 8]` u16: masks of non-finite values.
     pub(super) nonfinite_masks: usize,
     /// Bytes of the arena.

@@ -9,11 +9,12 @@ use crate::{
     attention::kernel::{
         cta::CurrentItem,
         fragments::{AccFragment, RowTile, ThreadScalar},
+        queries::F16Factor,
         row_hooks::RowHooks,
     },
     tile::{Cursor, SharedTile},
 };
-use tilewright::attention::variant::Hook;
+use tilewright::{Dtype, attention::variant::Hook};
 use tilewright_ptx::{
     build::{Barrier, Builder, Shared, Value, Var, WgmmaLeft, WgmmaOperands},
     isa::matrix::{Elements, Major},
@@ -33,6 +34,8 @@ pub(super) struct Consumer<'c, 'k> {
     pub(super) number: Value<'k, u32>,
     /// Fragments of queries, if they are in registers.
     queries: Vec<[Var<'k, u32>; 4]>,
+    /// Factors of the logits of both rows, if queries are converted to f16.
+    row_factors: Option<[Var<'k, f32>; 2]>,
     pub(super) logits: Vec<AccFragment<'k>>,
     /// Four words per 16 keys.
     pub(super) weights: Vec<Var<'k, u32>>,
@@ -62,6 +65,8 @@ impl<'c, 'k> Consumer<'c, 'k> {
             k,
             number: (k.thread() >> 7).of_lane(0).named("consumer"),
             queries: (0..steps).map(|_| [0; 4].map(|_| k.unset_var("q"))).collect(),
+            row_factors: (config.is_8_bit() && config.dtype != Dtype::F16)
+                .then(|| [0, 1].map(|_| k.var("row_factor", 1.0))),
             logits: (0..config.kv_tokens() / 8).map(fragment).collect(),
             weights: (0..config.kv_tokens() / 4).map(|_| k.unset_var("p")).collect(),
             state: RowTile::of_columns(&shared.cta, config.vo() / 16, sum.map(ThreadScalar::Register)),
@@ -212,10 +217,43 @@ impl<'c, 'k> Consumer<'c, 'k> {
             fragment.iter().zip(k.load_matrix::<4, _>(at, false)).for_each(|(to, word)| to.set(word));
         }
         self.release_from_warp(queries);
+        self.convert_queries();
+    }
+
+    /// Converts queries of bf16 to f16, if keys are: rows are scaled by powers of two, and their logits by the inverse.
+    fn convert_queries(&self) {
+        let Some(row_factors) = self.row_factors else { return };
+        for half in 0..2 {
+            let of_row = || self.queries.iter().flat_map(|fragment| [fragment[half], fragment[half + 2]]);
+            let largest = of_row().map(|word| F16Factor::magnitude(word.get())).reduce(|a, b| a.max(b));
+            let largest = largest.unwrap_or_else(|| self.k.constant(0));
+            let largest = [1, 2].into_iter().fold(largest, |max, mask: u32| max.max(max.shuffle_xor(mask)));
+            let factor = F16Factor::new(largest);
+            of_row().for_each(|word| word.set(factor.convert(word.get())));
+            row_factors[half].set(factor.inverse);
+        }
+    }
+
+    /// A factor of the products `Q · Kᵀ`, for both rows of this thread.
+    pub(super) fn of_rows(&self, factor: Value<'k, f32>) -> [Value<'k, f32>; 2] {
+        self.row_factors.map_or([factor; 2], |rows| rows.map(|row| factor * row.get()))
+    }
+
+    /// The factors from logits, after the hook if there is one, to base-2 logits.
+    pub(super) fn logit_scales(&self, current: &CurrentItem<'k>) -> [Value<'k, f32>; 2] {
+        match self.hooks.is_live(Hook::Logits) {
+            true => [current.scale; 2],
+            // masked logits are -inf: their products with 0 would be NaN
+            false if self.row_factors.is_some() => {
+                self.of_rows(current.scale).map(|scale| scale.max(f32::MIN_POSITIVE))
+            }
+            false => [current.scale; 2],
+        }
     }
 
     fn elements(&self) -> (Elements, Elements) {
-        (self.shared.cta.elements, self.shared.cta.elements)
+        let elements = self.shared.products().elements;
+        (elements, elements)
     }
 
     /// Starts `S = Q · Kᵀ`.

@@ -39,9 +39,10 @@ impl<'k> Consumer<'_, 'k> {
     pub(super) fn store(&self, current: &CurrentItem<'k>) {
         let (k, item, cta) = (self.k, current.load(), &self.shared.cta);
         let v_scale = page_scales::item_scale(cta, cta.params.v_scale, item.kv_head);
+        let scales = self.logit_scales(current);
         let halves = [0, 1].map(|half| {
             let sum = reduce::quad_sum(self.sum[half].get());
-            let stats = SoftmaxStats::new(self.state.max[half].get() * current.scale, sum);
+            let stats = SoftmaxStats::new(self.state.max[half].get() * scales[half], sum);
             // the largest weights are rounded in outputs: all threads of a row have their errors
             let rounded = sum + self.error[half].get();
             HalfRows { half, stats, v_scale: v_scale * (sum * rounded.recip()).unless(sum.eq(0.0), 1.0) }

@@ -8,6 +8,7 @@ use crate::attention::{
     items::{NONE, WorkItemRegs},
     params::KvLayout,
 };
+use crate::tile::{Cursor, SharedTile};
 use tilewright_ptx::{
     build::{Value, Var},
     isa::sync::Fence,
@@ -46,11 +47,11 @@ impl<'k> Producer<'_, 'k> {
 
     /// Loads keys or values of a KV tile into the next stage. Parts of page [`NONE`] are zero-filled.
     pub(super) fn load(&self, item: &WorkItemRegs<'k>, tensor: Tensor, at: KvTile<'k>) {
+        if self.shared.config.is_8_bit() {
+            return self.load_bytes(item, tensor, at);
+        }
         let (shared, k) = (self.shared, self.k);
-        let (tile, cursor) = match tensor {
-            Tensor::Keys => (shared.keys.0, self.keys),
-            Tensor::Values => (shared.values.0, self.values),
-        };
+        let (tile, cursor) = self.tiles_of(tensor);
         cursor.wait_empty();
         let stage = tile.stage(cursor.stage());
         k.when_else(
@@ -73,8 +74,16 @@ impl<'k> Producer<'_, 'k> {
         cursor.advance();
     }
 
+    /// The stages of a tensor, and the next one.
+    pub(super) fn tiles_of(&self, tensor: Tensor) -> (SharedTile<'k>, Cursor<'k>) {
+        match tensor {
+            Tensor::Keys => (self.shared.keys.0, self.keys),
+            Tensor::Values => (self.shared.values.0, self.values),
+        }
+    }
+
     /// The page and slot, as in the tensor, of a part of a KV tile.
-    fn location(
+    pub(super) fn location(
         &self,
         item: &WorkItemRegs<'k>,
         tile: KvTile<'k>,
@@ -117,30 +126,43 @@ impl<'k> Producer<'_, 'k> {
         self.k.commit_copies();
         self.k.wait_copies(1);
         self.arrive_at_pending();
-        self.pending.0.set(tensor as u32 + 1);
-        self.pending.1.set(stage);
+        self.set_pending(tensor, stage);
     }
 
     /// Hands over all tiles of copied rows.
     pub(super) fn hand_over_all(&self) {
+        if self.shared.config.is_8_bit() {
+            return self.convert_pending();
+        }
         self.k.when(self.by_rows, || {
             self.k.wait_copies(0);
             self.arrive_at_pending();
-            self.pending.0.set(0);
+            self.pending.set(0);
         });
     }
 
-    fn arrive_at_pending(&self) {
-        let (k, shared, (tensor, stage)) =
-            (self.k, self.shared, (self.pending.0.get(), self.pending.1.get()));
+    pub(super) fn arrive_at_pending(&self) {
+        let (k, shared, stage) = (self.k, self.shared, self.pending_stage());
         // products read the tile, not threads
         k.fence(Fence::ProxyAsyncShared);
-        k.when(tensor.eq(Tensor::Keys as u32 + 1), || shared.keys.1.full_at(stage).arrive());
-        k.when(tensor.eq(Tensor::Values as u32 + 1), || shared.values.1.full_at(stage).arrive());
+        k.when(self.is_pending(Tensor::Keys), || shared.keys.1.full_at(stage).arrive());
+        k.when(self.is_pending(Tensor::Values), || shared.values.1.full_at(stage).arrive());
+    }
+
+    pub(super) fn set_pending(&self, tensor: Tensor, stage: Value<'k, u32>) {
+        self.pending.set((stage << 2) + (tensor as u32 + 1));
+    }
+
+    pub(super) fn is_pending(&self, tensor: Tensor) -> Value<'k, bool> {
+        (self.pending.get() & 3).eq(tensor as u32 + 1)
+    }
+
+    pub(super) fn pending_stage(&self) -> Value<'k, u32> {
+        self.pending.get() >> 2
     }
 
     /// The first key of this lane's part of a KV tile.
-    fn key(&self, tile: Value<'k, u32>, part: usize) -> Value<'k, u32> {
+    pub(super) fn key(&self, tile: Value<'k, u32>, part: usize) -> Value<'k, u32> {
         tile * self.shared.config.kv_tokens() as u32 + self.part_begin[part]
     }
 
@@ -150,7 +172,7 @@ impl<'k> Producer<'_, 'k> {
     }
 
     /// Whether a tile has that part.
-    fn has_part(&self, part: usize) -> Value<'k, bool> {
+    pub(super) fn has_part(&self, part: usize) -> Value<'k, bool> {
         let exists = self.part_begin[part].lt(self.shared.config.kv_tokens() as u32);
         if part == 0 { exists } else { exists & self.by_rows }
     }

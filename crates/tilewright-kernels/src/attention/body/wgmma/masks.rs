@@ -90,7 +90,7 @@ impl<'c, 'k> Consumer<'c, 'k> {
         }
         let keys = KeyRange { first, width: self.shared.config.kv_tokens() as u32 };
         let row = || (self.number << 6) + (((k.thread() >> 5) & 3) << 4);
-        self.hooks.load_logits(current, keys, &row, 1)
+        self.hooks.load_logits(current, keys, &row, &[self.of_rows(current.product_scale)])
     }
 
     fn is_masked_by_words(&self, current: &CurrentItem<'k>) -> Value<'k, bool> {
@@ -191,7 +191,7 @@ impl<'c, 'k> Consumer<'c, 'k> {
     /// to the rows that see them.
     pub(super) fn clean_values(&self, current: &CurrentItem<'k>, tile: Value<'k, u32>) {
         let first = self.first_key(tile);
-        let (k, cta, config) = (self.k, &self.shared.cta, &self.shared.config);
+        let (k, cta, config) = (self.k, &self.shared.products(), &self.shared.config);
         let (keys, chunks) = (config.kv_tokens(), config.vo() / 8);
         let values = self.shared.values.0.stage(self.values.stage());
         let at = |row: Value<'k, u32>, chunk: Value<'k, u32>| values.chunk(row, chunk).cast::<u32>();

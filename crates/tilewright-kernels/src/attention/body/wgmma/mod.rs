@@ -23,6 +23,7 @@
 //! hook, by words of 64 bits. Non-finite values of masked keys make outputs NaN, which the epilogue finds. The producer then passes
 //! the item again, to be processed carefully: non-finite values of these tiles are found and treated as in `kernel::nonfinite`.
 
+mod bytes;
 mod config;
 mod consumer;
 mod epilogue;
@@ -54,7 +55,7 @@ use tilewright::attention::variant::ExpressionVariant;
 use tilewright_ptx::{
     build::{Barrier, Builder, Global, Shared, Value},
     ir::Kernel,
-    isa::sync::Fence,
+    isa::{matrix::Elements, sync::Fence},
     sim::{Arg, tensor::TensorMap},
     verify::Invalid,
 };
@@ -104,7 +105,7 @@ impl RunParams {
 }
 
 /// The tensor map of keys or values `[pages, slots, kv_heads, dim]` of 16-bit elements; a ragged tensor is one page, whose stride
-/// may be 0.
+/// may be 0. Kernels for 8-bit caches do not read it.
 pub fn kv_map(tensor: CacheTensor, [pages, slots, heads, dim]: [u64; 4], box_rows: u32) -> TensorMap {
     let page = if tensor.page == 0 { tensor.token * slots } else { tensor.page };
     let strides = [tensor.token, tensor.head, page].map(|elements| 2 * elements);
@@ -114,8 +115,8 @@ pub fn kv_map(tensor: CacheTensor, [pages, slots, heads, dim]: [u64; 4], box_row
 /// Reasons why the kernel does not support a variant; empty if it does.
 pub fn unsupported_variant(config: &WgmmaConfig, variant: &ExpressionVariant) -> Vec<String> {
     let device = DeviceLimits::of_arch(ARCH);
-    let WgmmaConfig { dtype, head_dim, .. } = *config;
-    let of_mma = mma::MmaConfig { qo: dtype, kv: dtype, head_dim, bodies: super::Bodies::Both, device };
+    let WgmmaConfig { dtype, kv, head_dim, .. } = *config;
+    let of_mma = mma::MmaConfig { qo: dtype, kv, head_dim, bodies: super::Bodies::Both, device };
     mma::unsupported_variant(&of_mma, variant)
 }
 
@@ -220,11 +221,12 @@ impl<'k> SlotBarriers<'k> {
 
 impl<'k> WgmmaCta<'k> {
     fn new(k: &'k Builder, config: WgmmaConfig) -> Self {
-        let (q, v) = (RowFormat::new(config.head_dim.qk, 2), RowFormat::new(config.head_dim.vo, 2));
-        let (mut layout, mut taken) = CtaLayout::new(q, v, [q, v]);
+        let [q, v] = [config.head_dim.qk, config.head_dim.vo].map(|dim| RowFormat::new(dim, 2));
+        let stored = [q, v].map(|format| RowFormat::new(format.dim, config.kv.size()));
+        let (mut layout, mut taken) = CtaLayout::new(q, v, stored);
         let arena = config.arena(&mut taken);
         layout.bytes = arena.bytes;
-        let cta = MmaCta::new(k, (THREADS, ARCH), (config.dtype, config.dtype), false, layout);
+        let cta = MmaCta::new(k, (THREADS, ARCH), (config.dtype, config.kv), false, layout);
         let (keys, stages) = (config.kv_tokens(), config.stages());
         let [runs, started, ctas] = ["runs", "started", "ctas"].map(|name| k.param::<u32>(name));
         Self {
@@ -273,7 +275,12 @@ impl<'k> WgmmaCta<'k> {
     /// Whether keys and values are copied by rows, not boxes.
     #[track_caller]
     fn by_rows(&self) -> Value<'k, bool> {
-        self.box_shift.lt(3)
+        if self.config.is_8_bit() { self.k.constant(true) } else { self.box_shift.lt(3) }
+    }
+
+    /// The CTA with the dtype of products, whose keys and values are not those of the cache if it has 8 bits.
+    fn products(&self) -> MmaCta<'k> {
+        if self.config.is_8_bit() { self.cta.with_elements(Elements::F16) } else { self.cta }
     }
 
     /// The words of this CTA's `n`-th item, and after them whether there is one.

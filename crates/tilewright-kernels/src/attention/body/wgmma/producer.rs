@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     attention::{
-        items::{WorkItem, WorkItemRegs},
+        items::{NONE, WorkItem, WorkItemRegs},
         kernel::query_row::QueryHead,
     },
     tile::Cursor,
@@ -52,8 +52,6 @@ pub(super) struct Producer<'c, 'k> {
     pub(super) values: Cursor<'k>,
     /// The number drawn for the run after the next one, in lane 0 of the drawing warp.
     drawn: Var<'k, u32>,
-    /// This lane's word of the next item, in the drawing warp.
-    next_word: Var<'k, u32>,
     /// Whether there is a next item.
     has_next: Var<'k, bool>,
     /// Whether the current item is processed again, in the drawing warp.
@@ -62,8 +60,8 @@ pub(super) struct Producer<'c, 'k> {
     pub(super) by_rows: Value<'k, bool>,
     /// The first key, counted in a KV tile, of each part that this lane loads: a box, or up to two rows.
     pub(super) part_begin: [Value<'k, u32>; 2],
-    /// The tile of copied rows that is not yet handed over: 1 + [`Tensor`], or 0, and its stage.
-    pub(super) pending: (Var<'k, u32>, Var<'k, u32>),
+    /// The tile of copied rows that is not yet handed over: 1 + [`Tensor`] + 4 · stage, or 0.
+    pub(super) pending: Var<'k, u32>,
 }
 
 /// KV tiles of an item.
@@ -72,7 +70,7 @@ struct ItemTiles<'k> {
     first: Value<'k, u32>,
     /// One past the last.
     end: Value<'k, u32>,
-    /// The tile whose values are loaded next, or `end`.
+    /// The tile whose values are loaded next, or [`NONE`].
     tile: Var<'k, u32>,
     /// The pages of this lane's parts of it.
     pages: Pages<'k>,
@@ -82,7 +80,7 @@ impl<'k> ItemTiles<'k> {
     fn new(producer: &Producer<'_, 'k>, item: &WorkItemRegs<'k>) -> Self {
         let k = producer.k;
         let (first, end) = producer.shared.tiles(item.kv_begin, item.kv_end);
-        Self { first, end, tile: k.var("tile", end), pages: [0, 1].map(|_| k.var("page", 0)) }
+        Self { first, end, tile: k.var("tile", NONE), pages: [0, 1].map(|_| k.var("page", 0)) }
     }
 }
 
@@ -94,21 +92,25 @@ impl<'c, 'k> Producer<'c, 'k> {
         let warp = (thread >> 5).of_lane(0).named("producer_warp");
         let by_rows = shared.by_rows();
         let part_begin = by_rows.select::<u32>(thread, (k.lane() * WARPS + warp) << shared.box_shift);
-        Self {
+        let producer = Self {
             shared,
             k,
             thread,
             warp,
             by_rows,
             part_begin: [part_begin, part_begin + THREADS],
-            pending: (k.var("pending_tensor", 0), k.var("pending_stage", 0)),
+            pending: k.var("pending", 0),
             keys: shared.keys.1.cursor(k),
             values: shared.values.1.cursor(k),
             drawn: k.var("drawn", 0),
-            next_word: k.var("next_word", 0),
             has_next: k.var("has_next", false),
             repeats: k.var("repeats", false),
+        };
+        if !shared.config.is_8_bit() {
+            return producer;
         }
+        let first = producer.first_row_of_units();
+        Self { part_begin: [first, first + THREADS], ..producer }
     }
 
     /// Loads the items of this CTA.
@@ -172,14 +174,14 @@ impl<'c, 'k> Producer<'c, 'k> {
         self.k.when(self.warp.eq(WARPS - 1), body);
     }
 
-    /// Loads this lane's word of the item of a run, if there is such a run.
+    /// Starts the copy of this lane's word of the item of a run, if there is such a run.
     fn fetch(&self, run: Value<'k, u32>) {
         let (k, shared) = (self.k, self.shared);
         let present = run.lt(shared.runs);
         self.has_next.set(present);
         k.when(present & k.lane().lt(WorkItem::WORDS as u32), || {
             let item = shared.cta.params.items.at_wide(run.to_u64() * WorkItem::WORDS as u64);
-            self.next_word.set(item.at(k.lane()).load());
+            k.copy_async(self.next_word(), item.at(k.lane()), 4, 4_u32);
         });
     }
 
@@ -189,7 +191,12 @@ impl<'c, 'k> Producer<'c, 'k> {
         let (k, shared) = (self.k, self.shared);
         let (words, others) = (shared.item_words(n), shared.item_words(n + 1));
         shared.items.wait_empty(n);
-        let word = k.var("word", self.next_word.get());
+        let word = k.var("word", 0);
+        k.commit_copies();
+        k.wait_copies(0);
+        k.when(self.has_next.get() & k.lane().lt(WorkItem::WORDS as u32), || {
+            word.set(self.next_word().load());
+        });
         self.repeats.set(self.must_repeat(words));
         k.when(self.repeats.get(), || word.set(words.at(k.lane() & 15).load()));
         k.when(!(self.repeats.get() | self.has_next.get()), || {
@@ -207,6 +214,11 @@ impl<'c, 'k> Producer<'c, 'k> {
             words.plus(CAREFUL).store(repeats.select::<u32>(1, 0));
         });
         shared.items.full(n).arrive();
+    }
+
+    /// This lane's word of the next item.
+    fn next_word(&self) -> Shared<'k, u32> {
+        self.shared.cta.at::<u32>(self.shared.arena.next_item).at(self.k.lane())
     }
 
     /// Whether a consumer warp requested that the item of a slot is processed again.
@@ -245,10 +257,10 @@ impl<'c, 'k> Producer<'c, 'k> {
     /// Loads all other keys and values of an item, from the last tile to the first. Calls `prepare` before the values of the first.
     fn load_tiles(&self, item: &WorkItemRegs<'k>, tiles: &ItemTiles<'k>, prepare: impl Fn()) {
         let k = self.k;
-        let ItemTiles { first, end, tile, pages } = *tiles;
+        let ItemTiles { first, tile, pages, .. } = *tiles;
         k.loop_(|| {
             let at = tile.get();
-            k.break_if(at.eq(end));
+            k.break_if(at.eq(NONE));
             let of_values = pages.map(|page| k.var("page_of_values", page.get()));
             let has_more = at.gt(first);
             k.when_else(
@@ -260,7 +272,7 @@ impl<'c, 'k> Producer<'c, 'k> {
                 &prepare,
             );
             self.load(item, Tensor::Values, KvTile { index: at, pages: of_values });
-            tile.set(has_more.select(at - 1, end));
+            tile.set((at - 1).unless(!has_more, NONE));
         });
         self.hand_over_all();
     }

@@ -124,7 +124,7 @@ impl<'k> Exponentials<'_, 'k> {
     /// weights.
     pub(in crate::attention::body) fn run(
         &self,
-        scale: Value<'k, f32>,
+        scales: [Value<'k, f32>; 2],
         offsets: [Value<'k, f32>; 2],
         end: impl Fn(Value<'k, f32>),
     ) -> [Value<'k, f32>; 2] {
@@ -138,7 +138,7 @@ impl<'k> Exponentials<'_, 'k> {
         for at in 0..AHEAD + pairs + BEHIND {
             if at < pairs {
                 let (half, logits) = pair(at);
-                logits.iter().for_each(|logit| logit.set(logit.get().mul_add(scale, offsets[half])));
+                logits.iter().for_each(|logit| logit.set(logit.get().mul_add(scales[half], offsets[half])));
             }
             if let Some(at) = at.checked_sub(AHEAD).filter(|at| *at < pairs) {
                 pair(at).1.iter().for_each(|logit| logit.set(logit.get().exp2()));
@@ -164,7 +164,8 @@ impl<'k> Consumer<'_, 'k> {
     /// Converts the logits of a tile to weights. Waits for the accumulators when the references are known, and calls `release` then.
     pub(super) fn softmax(&self, current: &CurrentItem<'k>, release: impl Fn()) {
         let k = self.k;
-        let references = self.references(current.scale);
+        let scales = self.logit_scales(current);
+        let references = self.references(scales);
         let moved = references[0].moved | references[1].moved;
         // Both waits stand in both branches. Otherwise the assembler moves the first one before the maxima, which overlap with the
         // products, and the exponentials before the second one.
@@ -187,10 +188,10 @@ impl<'k> Consumer<'_, 'k> {
             },
         );
         // rounding and sums need no turn
-        let (cta, logits, weights) = (&self.shared.cta, &self.logits[..], &self.weights[..]);
+        let (cta, logits, weights) = (&self.shared.products(), &self.logits[..], &self.weights[..]);
         let offsets = references.map(|reference| reference.offset);
         let added =
-            Exponentials { cta, logits, weights }.run(current.scale, offsets, |weight| self.end_turn(weight));
+            Exponentials { cta, logits, weights }.run(scales, offsets, |weight| self.end_turn(weight));
         for half in 0..2 {
             let Reference { value, rescale, .. } = references[half];
             self.state.max[half].set(value);
@@ -201,10 +202,10 @@ impl<'k> Consumer<'_, 'k> {
     }
 
     /// The new references of this thread's rows.
-    fn references(&self, scale: Value<'k, f32>) -> [Reference<'k>; 2] {
+    fn references(&self, scales: [Value<'k, f32>; 2]) -> [Reference<'k>; 2] {
         let own = [0, 1].map(|half| row_max(&self.logits, half));
         let maxima = reduce::quads_max(own.to_vec());
-        [0, 1].map(|half| Reference::new(maxima[half], self.state.max[half].get(), scale))
+        [0, 1].map(|half| Reference::new(maxima[half], self.state.max[half].get(), scales[half]))
     }
 
     /// Waits until the other consumer has computed its exponentials.
