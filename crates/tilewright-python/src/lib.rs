@@ -19,6 +19,7 @@ mod overlap;
 mod problem;
 mod rope;
 mod sampling;
+mod slots;
 mod tensor;
 mod token_params;
 mod torch;

@@ -22,6 +22,11 @@ def run(**changes):
     return one.run(one.plan(tw.Batch.ragged(**OK)), **tensors(**changes))
 
 
+def to_slots(slot_mapping):
+    k, cache = numpy.ones((2, 1, 8), "float32"), numpy.zeros((2, 2, 4, 1, 8), "float32")
+    tw.append_to_slots(k, k, slot_mapping, *cache)
+
+
 @pytest.mark.parametrize("call, text", [
     (lambda: tw.Problem(3, 2, 8), "attention.problem: qo heads = 3 is not a multiple of kv heads = 2"),
     (lambda: tw.Problem(2, 1, 0), "attention.problem: head_dim.qk = 0, expected at least 1"),
@@ -67,6 +72,10 @@ def run(**changes):
     (lambda: tw.CosSinCache(numpy.ones((4, 3), "float32")), "rotary_dim"),
     (lambda: tw.apply_rope(numpy.ones((2, 1, 8), "float32"), numpy.ones((2, 1, 8), "float32"), [0, -1], tw.Rope(8)), "position"),
     (lambda: tw.Variant.from_json("{"), "attention.variant"),
+    (lambda: to_slots([0, 8]), "kv.append_to_slots: token 1: slot = 8 is not in 0..8, nor -1 to skip the token"),
+    (lambda: to_slots([3, 3]), "kv.append_to_slots: tokens 0 and 1 both go to slot 3 of page 0"),
+    (lambda: to_slots([3]), "k has shape [2, 1, 8], expected [num_tokens, num_kv_heads, head_dim] = [1, 1, 8]"),
+    (lambda: to_slots([0.5, 1]), "is not an array, expected integers"),
 ])
 def test_refused_arguments_are_named(call, text):
     with pytest.raises(tw.Error) as refused:

@@ -183,6 +183,17 @@ def test_appends_and_positions(host, rng):
     assert ckv.sum() == ckv[0, 0].sum() == 8 and kpe[0, 0].sum() == 4
 
 
+def test_positions_of_arrays_on_a_gpu():
+    """The operators of torch that compute positions on a GPU, on the CPU: the same numbers as those of checked arrays."""
+    from tilewright.flashinfer import page
+
+    for bounds, lens, nnz in (([0, 1, 4], [3, 6], 6), ([0, 0, 2, 2], [5, 2, 0], 2), ([0], [], 3), ([0, 2, 2], [2, 9], 5)):
+        for dtype in (torch.int32, torch.int64):
+            arrays = torch.tensor(bounds, dtype=dtype), torch.tensor(lens, dtype=dtype)
+            for found, expected in zip(page._on_device(*arrays, nnz), page._on_host(*arrays, nnz)):
+                assert found.dtype == torch.int32 and torch.equal(found, expected)
+
+
 def test_merges_and_cascades(host, rng):
     cache = Paged(rng, [8, 5, 3])
     q = rng.standard_normal((2, 4, 32)).astype("float32")

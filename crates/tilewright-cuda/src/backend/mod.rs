@@ -84,7 +84,13 @@ impl<M: Machine> Gpu<M> {
     fn on_device<'a, O: Operator<'a>>(&self, mut operator: O) -> Result<O> {
         let name = operator.name();
         operator.views(&mut |argument, tensor| match (&tensor, tensor.device()) {
-            (TensorRef::Indices(_) | TensorRef::Counters(_) | TensorRef::IndicesOut(_), None) => Ok(()),
+            (
+                TensorRef::Indices(_)
+                | TensorRef::Counters(_)
+                | TensorRef::Slots(_)
+                | TensorRef::IndicesOut(_),
+                None,
+            ) => Ok(()),
             (_, location) => self.check_device(name, argument, location).map(drop),
         })?;
         Ok(operator)

@@ -65,6 +65,7 @@ mod run;
 #[path = "../../../tilewright/tests/all/sample.rs"]
 mod sample;
 mod sampling;
+mod slot_arrays;
 mod staged;
 #[path = "../../../tilewright/tests/all/storage.rs"]
 mod storage;

@@ -89,6 +89,25 @@ def worst(actual, expected):
     return f"error {error:.2e}"
 
 
+def waits_for_nothing(calls):
+    """Checks that each call returns before the work that was submitted before it."""
+    for call in calls:
+        call()  # loads the kernels
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        torch.cuda._sleep(2 * 10**9)
+        done = torch.cuda.Event()
+        done.record()
+        for call in calls:
+            call()
+        assert not done.query(), "a call returned after the work before it"
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+        torch.cuda.synchronize()
+    return f"{len(calls)} calls behind a kernel of a second"
+
+
 def run_checks():
     cache = Cache([1, 17, 500, 4096])
     q = torch.randn(4, 32, 128, device=DEVICE, dtype=torch.bfloat16)
@@ -125,6 +144,56 @@ def run_checks():
         for r in range(4):
             assert torch.equal(cache.rows(r)[0][-1], k[r]) and torch.equal(cache.rows(r)[1][-1], v[r])
         return "4 tokens"
+
+    @check("append from arrays on the GPU, recorded, with tables changed between replays")
+    def _():
+        k, v = (torch.randn(4, 8, 128, device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
+        latent = [torch.zeros(64, 16, dim, device=DEVICE, dtype=torch.bfloat16) for dim in (512, 64)]
+        rows = [torch.randn(4, dim, device=DEVICE, dtype=torch.bfloat16) for dim in (512, 64)]
+        indptr, indices, last = cache.indptr.to(DEVICE), cache.indices.clone(), cache.last.to(DEVICE)
+        bounds, lens = torch.arange(5, device=DEVICE, dtype=torch.int32), torch.tensor(cache.kv_lens, device=DEVICE)
+        slots, pages = torch.zeros(4, device=DEVICE, dtype=torch.int64), torch.arange(40, device=DEVICE, dtype=torch.int32)
+        five = torch.arange(0, 45, 10, device=DEVICE, dtype=torch.int32)
+        data = torch.zeros_like(cache.data)
+        pair = [torch.zeros_like(data[:, 0]) for _ in range(2)]
+
+        def step():
+            requests, positions = ours.get_batch_indices_positions(bounds, lens, 4)
+            ours.append_paged_kv_cache(k, v, requests, positions, data, indices, indptr, last)
+            tilewright.append_to_slots(k, v, slots, *pair)
+            ours.append_paged_mla_kv_cache(*rows, requests, positions.clamp(max=100), *latent, pages, five, last)
+            return requests, positions
+
+        step()  # loads the kernels
+        torch.cuda.synchronize()
+        waits_for_nothing([step, lambda: ours.apply_rope(k, k, bounds, lens)])
+        graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            step()  # loads the kernels of this stream
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, stream=side):
+            requests, positions = step()
+        for turn in range(20):
+            lens.copy_(torch.tensor(cache.kv_lens) - torch.tensor([0, turn % 17, turn, 7 * turn]))
+            indices.copy_(cache.indices[torch.randperm(len(cache.indices), device=DEVICE)])
+            slots.copy_(torch.tensor([turn, -1, 16 * len(data), 16 * turn + 30]))
+            for one in (data, *pair, *latent):
+                one.zero_()
+            graph.replay()
+            expected, expected_k = torch.zeros_like(data), torch.zeros_like(pair[0])
+            places = [(r, int(p)) for r, p in enumerate(lens.tolist()) for p in [p - 1]]
+            assert requests.tolist() == [0, 1, 2, 3] and positions.tolist() == [p for _, p in places], turn
+            for r, p in places:
+                if p >= 0:
+                    page = indices[cache.indptr[r] + p // 16]
+                    expected[page, 0, p % 16], expected[page, 1, p % 16] = k[r], v[r]
+            for token, slot in ((0, turn), (3, 16 * turn + 30)):
+                expected_k[slot // 16, slot % 16] = k[token]
+            assert torch.equal(data, expected) and torch.equal(pair[0], expected_k), turn
+            at = min(max(places[3][1], 0), 100)
+            assert torch.equal(latent[0][30 + at // 16, at % 16], rows[0][3]), turn
+        return "20 replays"
 
     @check("norm, activation, rope")
     def _():
@@ -187,21 +256,7 @@ def run_checks():
                  lambda: ours.top_k_top_p_sampling_from_logits(probs.log(), k.long(), 0.9),
                  lambda: ours.softmax(probs.log(), temperature=p), lambda: ours.top_p_renorm_probs(probs, p),
                  lambda: ours.top_k_renorm_probs(probs, k), lambda: ours.top_k(probs, 8, sorted=True)]
-        for call in calls:
-            call()  # loads the kernels
-        torch.cuda.synchronize()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            torch.cuda._sleep(2 * 10**9)
-            done = torch.cuda.Event()
-            done.record()
-            for call in calls:
-                call()
-            assert not done.query(), "a call returned after the work before it"
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-            torch.cuda.synchronize()
-        return f"{len(calls)} calls behind a kernel of a second"
+        return waits_for_nothing(calls)
 
     @check("sampling in torch.cuda.graph with parameters changed between replays")
     def _():

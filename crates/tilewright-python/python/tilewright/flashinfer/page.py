@@ -1,10 +1,11 @@
-"""Appends to paged caches, and the positions of new tokens."""
+"""Appends to paged caches, and the positions of new tokens. Arrays on a GPU stay there: no call waits for it."""
 
 import torch
 
 from .. import cache
 from .._core import Error, batch_indices_positions
-from ._pages import host_array, page_table, split_cache
+from ..attention import PageTable
+from ._pages import host_array, page_table, requests_of, split_cache
 from ._refuse import check_layout
 
 
@@ -12,11 +13,13 @@ def append_paged_kv_cache(
     append_key, append_value, batch_indices, positions, paged_kv_cache, kv_indices, kv_indptr, kv_last_page_len,
     kv_layout="NHD",
 ):
-    """Writes new keys and values ``[nnz, num_kv_heads, head_dim]`` to the pages of their positions."""
+    """Writes new keys and values ``[nnz, num_kv_heads, head_dim]`` to the pages of their positions.
+
+    If one of the arrays is on a GPU, the kernel reads all of them there, and skips a token without a page in the cache."""
     check_layout("append_paged_kv_cache", kv_layout)
     k_cache, v_cache = split_cache("append_paged_kv_cache", paged_kv_cache, kv_layout)
     page_size = k_cache.shape[1 if kv_layout == "NHD" else 2]
-    table = page_table(kv_indptr, kv_indices, kv_last_page_len, page_size)
+    table = _table(batch_indices, positions, kv_indptr, kv_indices, kv_last_page_len, page_size)
     cache.append_paged_kv_cache(append_key, append_value, batch_indices, positions, k_cache, v_cache, table, layout=kv_layout)
 
 
@@ -27,23 +30,49 @@ def append_paged_mla_kv_cache(
     for name, value in (("ckv_cache", ckv_cache), ("kpe_cache", kpe_cache)):
         if value is None:
             raise Error(f"flashinfer.append_paged_mla_kv_cache: {name} = None, expected both caches")
-    table = page_table(kv_indptr, kv_indices, kv_last_page_len, ckv_cache.shape[1])
+    table = _table(batch_indices, positions, kv_indptr, kv_indices, kv_last_page_len, ckv_cache.shape[1])
     cache.append_paged_mla_kv_cache(append_ckv, append_kpe, batch_indices, positions, ckv_cache, kpe_cache, table)
 
 
+def _table(batch_indices, positions, indptr, indices, last_page_len, page_size):
+    if any(getattr(x, "is_cuda", False) for x in (batch_indices, positions, indptr, indices)):
+        return PageTable(indptr, indices, last_page_len, page_size)
+    return page_table(indptr, indices, last_page_len, page_size)
+
+
 def get_batch_indices_positions(append_indptr, seq_lens, nnz, batch_indices=None, positions=None):
-    """The request and the position of each of ``nnz`` new tokens, int32 ``[nnz]``; entries after the last token are -1 and 0."""
+    """The request and the position of each of ``nnz`` new tokens, int32 ``[nnz]``; entries after the last token are -1 and 0.
+
+    Arrays on a GPU are not checked: more tokens than ``nnz`` are cut off."""
+    if any(getattr(x, "is_cuda", False) for x in (append_indptr, seq_lens)):
+        requests, places = _on_device(append_indptr, seq_lens, nnz)
+    else:
+        requests, places = _on_host(append_indptr, seq_lens, nnz)
+    return (requests if batch_indices is None else batch_indices.copy_(requests, non_blocking=True),
+            places if positions is None else positions.copy_(places, non_blocking=True))
+
+
+def _on_host(append_indptr, seq_lens, nnz):
     requests, places = batch_indices_positions(host_array(append_indptr), host_array(seq_lens))
     if len(requests) > nnz:
         raise Error(f"flashinfer.get_batch_indices_positions: nnz = {nnz}, append_indptr ends at {len(requests)}")
     padding = nnz - len(requests)
-    return (_into(batch_indices, requests + [-1] * padding, append_indptr),
-            _into(positions, places + [0] * padding, append_indptr))
+    return (torch.tensor(requests + [-1] * padding, dtype=torch.int32),
+            torch.tensor(places + [0] * padding, dtype=torch.int32))
 
 
-def _into(out, values, like):
-    values = torch.tensor(values, dtype=torch.int32, device=like.device)
-    return values if out is None else out.copy_(values)
+def _on_device(append_indptr, seq_lens, nnz):
+    """:func:`_on_host` with operators of torch that do not wait."""
+    device = append_indptr.device if append_indptr.is_cuda else seq_lens.device
+    append_indptr, seq_lens = (x.to(device, non_blocking=True) for x in (append_indptr, seq_lens))
+    num_requests = seq_lens.shape[0]
+    if num_requests == 0:
+        return torch.full((nnz,), -1, dtype=torch.int32, device=device), torch.zeros(nnz, dtype=torch.int32, device=device)
+    requests, tokens = requests_of(append_indptr, nnz)
+    exists = requests < num_requests
+    known = requests.clamp(max=num_requests - 1)
+    places = seq_lens[known] - append_indptr[known + 1] + tokens
+    return torch.where(exists, requests, -1).int(), torch.where(exists, places, 0).int()
 
 
 def get_seq_lens(kv_indptr, kv_last_page_len, page_size):

@@ -4,9 +4,8 @@ import torch
 
 from .. import operators
 from .._core import Error
-from .._tensors import HOST, torch_device_number
 from ..operators import CosSinCache, Rope
-from ._pages import host_array
+from ._pages import host_array, requests_of
 
 #: Tables kept for reuse; engines have one or two.
 _LIMIT = 16
@@ -26,20 +25,25 @@ def _llama31(rope_scale, low_freq_factor, high_freq_factor, old_context_len):
 
 
 def _positions(function, tokens, indptr, offsets):
-    """The position of each token of a ragged batch."""
-    bounds, starts = host_array(indptr).astype("int64"), host_array(offsets).astype("int64")
-    if len(bounds) != len(starts) + 1 or bounds[0] != 0 or bounds[-1] != tokens or (bounds[1:] < bounds[:-1]).any():
-        raise Error(f"flashinfer.{function}: indptr has {len(bounds)} bounds of {len(starts)} offsets, "
-                    f"expected num_requests + 1 from 0 to {tokens}")
-    lens = torch.from_numpy(bounds[1:] - bounds[:-1])
-    first = torch.from_numpy(starts - bounds[:-1])
-    return torch.repeat_interleave(first, lens) + torch.arange(tokens)
+    """The position of each token of a ragged batch; bounds on a GPU are not checked."""
+    if len(indptr) != len(offsets) + 1:
+        raise Error(f"flashinfer.{function}: indptr has {len(indptr)} bounds of {len(offsets)} offsets, "
+                    "expected num_requests + 1")
+    if indptr.is_cuda or offsets.is_cuda:
+        device = indptr.device if indptr.is_cuda else offsets.device
+        indptr, offsets = (x.to(device, non_blocking=True) for x in (indptr, offsets))
+    else:
+        bounds = host_array(indptr)
+        if bounds[0] != 0 or bounds[-1] != tokens or (bounds[1:] < bounds[:-1]).any():
+            raise Error(f"flashinfer.{function}: indptr is {bounds.tolist()}, expected bounds from 0 to {tokens} that never "
+                        "decrease")
+    requests, each = requests_of(indptr, tokens)
+    requests = requests.clamp(0, max(len(offsets) - 1, 0))
+    return each if len(offsets) == 0 else offsets[requests] - indptr[requests] + each
 
 
 def _apply(q, k, positions, rope, in_place):
-    """Rotates tensors of 3 axes; positions on a GPU become int32 there."""
-    if torch_device_number(positions) != HOST and positions.dtype != torch.int32:
-        positions = positions.to(torch.int32)
+    """Rotates tensors of 3 axes."""
     if in_place:
         operators.apply_rope(q, k, positions, rope)
         return None
