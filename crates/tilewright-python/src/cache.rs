@@ -167,5 +167,5 @@ pub(crate) fn batch_indices_positions(
 #[pyfunction]
 pub(crate) fn seq_lens(py: Python<'_>, table: Keywords<PageArrays>) -> PyResult<Vec<usize>> {
     let Keywords(table) = table;
-    py.detach(|| get_seq_lens(&table.table())).map_err(raised)
+    py.detach(|| get_seq_lens(&table.table()?)).map_err(raised)
 }

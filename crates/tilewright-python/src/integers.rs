@@ -99,7 +99,9 @@ impl<'py> FromPyObject<'_, 'py> for IndexArg {
 
     fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
         match TensorArg::exported(&object)? {
-            Some(tensor) if !tensor.on_host() => Ok(Self::Device(tensor)),
+            Some(tensor) if !tensor.on_host() => {
+                Ok(Self::Device(tensor.owned_by(object.to_owned().unbind())))
+            }
             tensor => Integers::of(&object, tensor).map(Self::Host),
         }
     }

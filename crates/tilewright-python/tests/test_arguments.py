@@ -3,6 +3,7 @@
 import numpy
 import pytest
 import tilewright as tw
+from conftest import OnDevice
 
 OK = dict(qo_indptr=[0, 1], kv_indptr=[0, 2])
 
@@ -98,6 +99,17 @@ def test_plans_of_other_operators_are_refused():
     plan = tw.Attention(tw.Problem(4, 1, 8)).plan(tw.Batch.ragged(**OK))
     with pytest.raises(tw.Error, match="the plan was made by another operator"):
         operator().run(plan, **tensors())
+
+
+def test_page_indices_on_a_device_reach_the_plan():
+    there = "page indices are in the memory of device 0, expected host memory"
+    table = tw.PageTable([0, 2], OnDevice(length=3), [1], 4)
+    with pytest.raises(tw.Error, match=f"attention.plan: {there}"):
+        operator().plan(tw.Batch.paged([0, 1], table))
+    with pytest.raises(tw.Error, match="page indices is int64 with strides .*, expected contiguous int32"):
+        operator().plan(tw.Batch.paged([0, 1], tw.PageTable([0, 2], OnDevice("<i8"), [1], 4)))
+    with pytest.raises(tw.Error, match="kv indptr ends at 4, but indices has 3 pages"):
+        operator().plan(tw.Batch.paged([0, 1], tw.PageTable([0, 4], OnDevice(length=3), [1], 4)))
 
 
 def test_kinds_of_errors():

@@ -5,6 +5,7 @@ import math
 import numpy
 import pytest
 import tilewright as tw
+from conftest import OnDevice
 from dense import paged
 
 
@@ -133,14 +134,6 @@ def test_appends_to_slots(host, rng):
     close(ckv[1, 3], k[1, 0], 0)
     close(kpe[0, 0], v[2, 0, :4], 0)
     assert numpy.count_nonzero(ckv) == 16 and numpy.count_nonzero(kpe) == 8
-
-
-class OnDevice:
-    """Integers that claim to be in the memory of GPU 0."""
-
-    def __init__(self, dtype="<i4", length=2):
-        self.shape = (length,)
-        self.__cuda_array_interface__ = {"data": (1 << 20, False), "shape": self.shape, "typestr": dtype, "version": 3}
 
 
 def test_arrays_on_a_device_reach_the_operator(rng):

@@ -45,6 +45,7 @@ mod conformance;
 mod covering;
 mod device_arguments;
 mod device_operators;
+mod device_pages;
 #[path = "../../../tilewright/tests/all/elements.rs"]
 mod elements;
 mod engine;

@@ -115,6 +115,13 @@ def run_checks():
     def expected(queries, of):
         return torch.cat([attention(queries[r : r + 1], *of.rows(r)) for r in range(len(of.kv_lens))])
 
+    def expected_of(queries, of, indices):
+        kept, of.indices = of.indices, indices
+        try:
+            return expected(queries, of)
+        finally:
+            of.indices = kept
+
     @check("decode")
     def _():
         return worst(planned_decode(ours, cache).run(q, cache.data), expected(q, cache))
@@ -312,6 +319,30 @@ def run_checks():
             if turn % 50 < 2:
                 errors.append(worst(out, expected(q, one)))
         return f"{len(errors)} compared"
+
+    @check("plan and run wait for nothing with lengths on the host")
+    def _():
+        buffers = [torch.zeros(n, dtype=torch.int32, device=DEVICE) for n in (5, 2048, 4)]
+        graph = ours.CUDAGraphBatchDecodeWithPagedKVCacheWrapper(workspace(), *buffers, "NHD", True)
+        wrappers = [planned_decode(ours, cache), planned_decode(ours, cache, graph)]
+        rows, bounds = torch.randn(520, 32, 128, device=DEVICE, dtype=torch.bfloat16), torch.tensor([0, 1, 18, 200, 520]).int()
+        prefill = ours.BatchPrefillWithPagedKVCacheWrapper(workspace())
+
+        def prompt():
+            prefill.plan(bounds, cache.indptr, cache.indices, cache.last, 32, 8, 128, 16, causal=True,
+                         q_data_type=torch.bfloat16)
+            return prefill.run(rows, cache.data)
+
+        calls = [lambda one=one: planned_decode(ours, cache, one).run(q, cache.data) for one in wrappers]
+        waited = waits_for_nothing([*calls, prompt])
+        errors = [worst(call(), expected(q, cache)) for call in calls]
+        # the indices of the call are those of the plan, whatever the caller writes afterwards
+        kept = cache.indices.clone()
+        wrapper = planned_decode(ours, cache, wrappers[0])
+        cache.indices.zero_()
+        errors.append(worst(wrapper.run(q, cache.data), expected_of(q, cache, kept)))
+        cache.indices.copy_(kept)
+        return f"{waited}, {errors}"
 
     @check("expandable segments")
     def _():
