@@ -144,6 +144,15 @@ impl<M: Machine> Backend for Staged<M> {
         self.0.build(problem, variant, recorded)
     }
 
+    fn load_attention(
+        &self,
+        problem: &Problem,
+        recorded: &ExpressionVariant,
+        built: Option<&Opaque>,
+    ) -> Result<()> {
+        Backend::load_attention(&self.0, problem, recorded, built)
+    }
+
     fn describe_attention(&self, problem: &Problem, built: Option<&Opaque>) -> String {
         self.0.describe_attention(problem, built)
     }

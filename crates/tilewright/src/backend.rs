@@ -175,6 +175,20 @@ pub trait Backend {
         Ok(None)
     }
 
+    /// Loads every kernel that a run of an operator can need; `built` is the result of [`Backend::build`].
+    ///
+    /// # Errors
+    /// When a kernel cannot be compiled or loaded.
+    fn load_attention(
+        &self,
+        problem: &Problem,
+        recorded: &ExpressionVariant,
+        built: Option<&Opaque>,
+    ) -> Result<()> {
+        let _ = (problem, recorded, built); // a host backend has no kernels to load
+        Ok(())
+    }
+
     /// Names the kernel that [`Backend::build`] chose, and the reasons why no faster one was chosen.
     fn describe_attention(&self, problem: &Problem, built: Option<&Opaque>) -> String {
         let _ = (problem, built); // a backend with one kernel has no choice

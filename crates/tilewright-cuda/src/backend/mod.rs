@@ -54,6 +54,17 @@ impl<M: Machine> Gpu<M> {
         }
     }
 
+    /// The backend on another stream of the same device, with the same loaded kernels.
+    #[must_use]
+    pub fn on(&self, machine: M) -> Self {
+        Self { kernels: self.kernels.clone(), ..Self::new(machine) }
+    }
+
+    /// The names of the loaded kernels, sorted.
+    pub fn loaded_kernels(&self) -> Vec<String> {
+        self.kernels.names()
+    }
+
     /// The machine that the operators run on.
     pub fn machine(&self) -> &M {
         &self.machine

@@ -84,6 +84,15 @@ impl<M: Machine> Backend for Gpu<M> {
         self.build_attention(problem, recorded)
     }
 
+    fn load_attention(
+        &self,
+        problem: &Problem,
+        recorded: &ExpressionVariant,
+        built: Option<&Opaque>,
+    ) -> Result<()> {
+        Self::load_attention(self, problem, recorded, built)
+    }
+
     fn describe_attention(&self, _: &Problem, built: Option<&Opaque>) -> String {
         match built.and_then(|built| self.attention_choice(built)) {
             Some(choice) => format!("{}: {choice}", self.describe()),

@@ -58,6 +58,7 @@ mod hopper;
 mod judge;
 mod other_device;
 mod plan_on_device;
+mod prepare;
 #[path = "../../../tilewright-kernels/tests/all/real.rs"]
 #[allow(dead_code, reason = "shared with tests of all element types; these use 16-bit ones")]
 mod real;

@@ -241,7 +241,7 @@ class Plan:
 class Attention:
     """An attention operator: a problem and a variant on a device.
 
-    On a GPU the operator is loaded for each stream that uses it. One plan serves all operators of the same problem and device.
+    Kernels are loaded when a run first needs them, or by :meth:`prepare`. One plan serves all operators of the same problem and device.
     """
 
     def __init__(self, problem: Problem, variant: "Variant | None" = None, device: "Device | str | None" = None):
@@ -261,6 +261,11 @@ class Attention:
             operator = _core.Attention(self.device.queue_of(stream), self.problem._core, recorded)
             self._operators[stream] = operator
         return operator
+
+    def prepare(self) -> None:
+        """Loads every kernel that a run can need, for any batch, mask and alignment. Call it before a capture on the same GPU: the
+        streams of a GPU share loaded kernels, so a run in the capture loads none."""
+        self._operator().prepare()
 
     def describe(self) -> str:
         """The problem, the variant and the kernel, with the reasons why no faster one was chosen."""

@@ -74,6 +74,16 @@ impl<M: Machine> Gpu<M> {
         Ok(Some(Arc::new(AttentionKernels::new(self, problem, variant)?)))
     }
 
+    pub(super) fn load_attention(
+        &self,
+        problem: &Problem,
+        variant: &ExpressionVariant,
+        built: Option<&Opaque>,
+    ) -> Result<()> {
+        let kernels = built.and_then(|built| built.downcast_ref::<AttentionKernels<M>>());
+        kernels.map_or(Ok(()), |kernels| kernels.load_all(self, (problem, variant)))
+    }
+
     /// The choice of the body that a built operator runs.
     pub(super) fn attention_choice(&self, built: &Opaque) -> Option<Choice> {
         built.downcast_ref::<AttentionKernels<M>>().map(|kernels| kernels.choice.clone())
