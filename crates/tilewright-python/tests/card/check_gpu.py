@@ -370,6 +370,28 @@ def run_checks():
         assert took < 0.02, f"the first run took {took:.3f} s"
         return f"{error}, prepare {prepared:.2f} s, first run {took * 1e3:.2f} ms"
 
+    @check("torch.compile over a layer and a sampler")
+    def _():
+        x, residual = (torch.randn(64, 4096, device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
+        weight, table = torch.ones(4096, device=DEVICE, dtype=torch.bfloat16), torch.randn(128, 128, device=DEVICE)
+        positions, k = torch.arange(64, device=DEVICE), torch.full((64,), 40, device=DEVICE, dtype=torch.int32)
+
+        def layer(x, residual):
+            ours.fused_add_rmsnorm(x, residual, weight)
+            rows, keys = x.clone(), x[:, :1024].clone()
+            ours.apply_rope_with_cos_sin_cache_inplace(positions, rows, keys, 128, table)
+            probs = ours.softmax(ours.silu_and_mul(rows).float())
+            return rows, keys, ours.top_k_top_p_sampling_from_probs(probs, k, 0.9, seed=3, offset=0)
+
+        expected_inputs = x.clone(), residual.clone()
+        truth = layer(*expected_inputs)
+        for backend in ("aot_eager", "inductor"):
+            found_inputs = x.clone(), residual.clone()
+            found = torch.compile(layer, fullgraph=True, backend=backend)(*found_inputs)
+            for one, other in zip((*truth, *expected_inputs), (*found, *found_inputs)):
+                assert torch.equal(one, other), backend
+        return "aot_eager and inductor"
+
     @check("expandable segments")
     def _():
         big = torch.empty(96 << 20, dtype=torch.bfloat16, device=DEVICE)

@@ -5,6 +5,7 @@ import torch
 from .. import cache
 from .._core import Error, batch_indices_positions
 from ..attention import PageTable
+from ._compiled import is_compiling, operator
 from ._pages import host_array, page_table, requests_of, split_cache
 from ._refuse import check_layout
 
@@ -17,10 +18,24 @@ def append_paged_kv_cache(
 
     If one of the arrays is on a GPU, the kernel reads all of them there, and skips a token without a page in the cache."""
     check_layout("append_paged_kv_cache", kv_layout)
+    if is_compiling():
+        k_cache, v_cache = paged_kv_cache if isinstance(paged_kv_cache, (tuple, list)) else (paged_kv_cache, None)
+        _append(append_key, append_value, batch_indices, positions, k_cache, v_cache, kv_indices, kv_indptr, kv_last_page_len,
+                kv_layout)
+        return
     k_cache, v_cache = split_cache("append_paged_kv_cache", paged_kv_cache, kv_layout)
     page_size = k_cache.shape[1 if kv_layout == "NHD" else 2]
     table = _table(batch_indices, positions, kv_indptr, kv_indices, kv_last_page_len, page_size)
     cache.append_paged_kv_cache(append_key, append_value, batch_indices, positions, k_cache, v_cache, table, layout=kv_layout)
+
+
+@operator("append_paged_kv_cache(Tensor append_key, Tensor append_value, Tensor batch_indices, Tensor positions, "
+          "Tensor(a!) k_cache, Tensor(b!)? v_cache, Tensor kv_indices, Tensor kv_indptr, Tensor kv_last_page_len, str kv_layout)")
+def _append(append_key, append_value, batch_indices, positions, k_cache, v_cache, kv_indices, kv_indptr, kv_last_page_len,
+            kv_layout):
+    cache = k_cache if v_cache is None else (k_cache, v_cache)
+    append_paged_kv_cache(append_key, append_value, batch_indices, positions, cache, kv_indices, kv_indptr, kv_last_page_len,
+                          kv_layout)
 
 
 def append_paged_mla_kv_cache(
@@ -30,8 +45,20 @@ def append_paged_mla_kv_cache(
     for name, value in (("ckv_cache", ckv_cache), ("kpe_cache", kpe_cache)):
         if value is None:
             raise Error(f"flashinfer.append_paged_mla_kv_cache: {name} = None, expected both caches")
+    if is_compiling():
+        _append_mla(append_ckv, append_kpe, batch_indices, positions, ckv_cache, kpe_cache, kv_indices, kv_indptr,
+                    kv_last_page_len)
+        return
     table = _table(batch_indices, positions, kv_indptr, kv_indices, kv_last_page_len, ckv_cache.shape[1])
     cache.append_paged_mla_kv_cache(append_ckv, append_kpe, batch_indices, positions, ckv_cache, kpe_cache, table)
+
+
+@operator("append_paged_mla_kv_cache(Tensor append_ckv, Tensor append_kpe, Tensor batch_indices, Tensor positions, "
+          "Tensor(a!) ckv_cache, Tensor(b!) kpe_cache, Tensor kv_indices, Tensor kv_indptr, Tensor kv_last_page_len)")
+def _append_mla(append_ckv, append_kpe, batch_indices, positions, ckv_cache, kpe_cache, kv_indices, kv_indptr,
+                kv_last_page_len):
+    append_paged_mla_kv_cache(append_ckv, append_kpe, batch_indices, positions, ckv_cache, kpe_cache, kv_indices, kv_indptr,
+                              kv_last_page_len)
 
 
 def _table(batch_indices, positions, indptr, indices, last_page_len, page_size):
@@ -43,8 +70,8 @@ def _table(batch_indices, positions, indptr, indices, last_page_len, page_size):
 def get_batch_indices_positions(append_indptr, seq_lens, nnz, batch_indices=None, positions=None):
     """The request and the position of each of ``nnz`` new tokens, int32 ``[nnz]``; entries after the last token are -1 and 0.
 
-    Arrays on a GPU are not checked: more tokens than ``nnz`` are cut off."""
-    if any(getattr(x, "is_cuda", False) for x in (append_indptr, seq_lens)):
+    Arrays on a GPU or in compiled code are not checked: more tokens than ``nnz`` are cut off."""
+    if is_compiling() or any(getattr(x, "is_cuda", False) for x in (append_indptr, seq_lens)):
         requests, places = _on_device(append_indptr, seq_lens, nnz)
     else:
         requests, places = _on_host(append_indptr, seq_lens, nnz)
@@ -63,7 +90,7 @@ def _on_host(append_indptr, seq_lens, nnz):
 
 def _on_device(append_indptr, seq_lens, nnz):
     """:func:`_on_host` with operators of torch that do not wait."""
-    device = append_indptr.device if append_indptr.is_cuda else seq_lens.device
+    device = seq_lens.device if append_indptr.device.type == "cpu" else append_indptr.device
     append_indptr, seq_lens = (x.to(device, non_blocking=True) for x in (append_indptr, seq_lens))
     num_requests = seq_lens.shape[0]
     if num_requests == 0:

@@ -9,8 +9,10 @@ import numpy
 import torch
 
 from .. import _core, sampling
+from .._core import Unsupported
 from .._device import queue_of
 from .._tensors import on_host
+from ._compiled import is_compiling, operator
 from ._refuse import check_choice
 
 #: The numbers that a token takes from its random stream, as the generator's offset advances.
@@ -32,6 +34,10 @@ def _random(scores, tokens, generator, seed, offset):
 
 def _of_generator(scores, tokens, generator):
     """A seed and an offset from a generator, which advances."""
+    if is_compiling():
+        if generator is not None:
+            raise Unsupported("flashinfer.sampling: generator is not None in compiled code, expected seed and offset")
+        return torch.randint(2**62, (1,), dtype=torch.int64, device=scores.device), 0
     if not scores.is_cuda:
         # the CPU's generator has no counter: a fresh seed is drawn from it
         return int(torch.randint(0, 2**62, (1,), generator=generator)), 0
@@ -113,6 +119,42 @@ def _converted(scores, params, tokens, indices):
     return (scores if scores.dtype in _SCORES else scores.float()).contiguous(), params
 
 
+@operator("sample(Tensor scores, bool probs, Tensor[] tensors, str[] tensor_names, float[] numbers, str[] number_names, "
+          "int[] counters, str[] counter_names, bool joint, Tensor(a!) tokens, Tensor(b!)? valid, Tensor? rows, Tensor? indices)")
+def _sample(scores, probs, tensors, tensor_names, numbers, number_names, counters, counter_names, joint, tokens, valid, rows,
+            indices):
+    params = dict(zip((*tensor_names, *number_names, *counter_names), (*tensors, *numbers, *counters)), joint=joint)
+    _call(_core.sample_tensors, scores, probs, params, (tokens, valid, rows), indices)
+
+
+@operator("distribution(Tensor scores, bool probs, Tensor[] tensors, str[] tensor_names, float[] numbers, str[] number_names, "
+          "Tensor(a!) out)")
+def _compute_distribution(scores, probs, tensors, tensor_names, numbers, number_names, out):
+    params = dict(zip((*tensor_names, *number_names), (*tensors, *numbers)))
+    _call(_core.distribution_tensors, scores, probs, params, (out,))
+
+
+def _by_type(params):
+    """The tensors and their names, then the numbers and theirs, without counters and flags."""
+    named = {name: params[name] for name, _ in _PARAMETERS if name in params}
+    tensors = {name: value for name, value in named.items() if isinstance(value, torch.Tensor)}
+    numbers = {name: float(value) for name, value in named.items() if name not in tensors}
+    return list(tensors.values()), list(tensors), list(numbers.values()), list(numbers)
+
+
+def _sample_compiled(scores, probs, params, tokens, valid, rows, indices):
+    tensors, tensor_names, numbers, number_names = _by_type(params)
+    counters = {"offset_step": params["offset_step"]}
+    for name in ("seed", "offset"):
+        if isinstance(params[name], torch.Tensor):
+            tensors.append(params[name])
+            tensor_names.append(name)
+        else:
+            counters[name] = params[name]
+    _sample(scores, probs, tensors, tensor_names, numbers, number_names, list(counters.values()), list(counters),
+            params.get("joint", False), tokens, valid, rows, indices)
+
+
 def _call(function, scores, probs, params, others, indices=None):
     """Calls a function of scores and parameters, converted if it rejects them: a search for conversions would delay every call."""
     queue = queue_of(scores)
@@ -127,7 +169,10 @@ def _call(function, scores, probs, params, others, indices=None):
 def _distribution(scores, probs, params, dtype):
     """The filtered distribution of each row, in the given dtype."""
     out = torch.empty(scores.shape, dtype=dtype, device=scores.device)
-    _call(_core.distribution_tensors, scores, probs, params, (out,))
+    if is_compiling():
+        _compute_distribution(scores, probs, *_by_type(params), out)
+    else:
+        _call(_core.distribution_tensors, scores, probs, params, (out,))
     return out
 
 
@@ -140,7 +185,10 @@ def _draw(scores, probs, params, indices=None, check_nan=False, random=(None, No
     params["seed"], params["offset"], params["offset_step"] = _random(scores, tokens, *random)
     drawn = torch.empty(tokens, dtype=torch.int32, device=scores.device)
     valid = torch.empty(tokens, dtype=torch.int8, device=scores.device) if return_valid else None
-    _call(_core.sample_tensors, scores, probs, params, (drawn, valid, rows), indices)
+    if is_compiling():
+        _sample_compiled(scores, probs, params, drawn, valid, rows, indices)
+    else:
+        _call(_core.sample_tensors, scores, probs, params, (drawn, valid, rows), indices)
     if rows is not None:
         drawn = drawn.to(indices.dtype)
     return (drawn, valid.view(torch.bool)) if return_valid else drawn
