@@ -78,6 +78,12 @@ def test_samplers(host, rng):
     agrees(lambda probs, k, p, seed: flashinfer.top_k_top_p_sampling_from_probs(probs, k, p, seed=seed, offset=seed), probs, k, p, seed)
     agrees(lambda logits, k: flashinfer.top_k_top_p_sampling_from_logits(logits, k, 0.5, filter_apply_order="joint", **known),
            logits, k)
+    agrees(flashinfer.top_k_mask_logits, logits, k)
+    agrees(flashinfer.top_k_mask_logits, logits, 3)
+    draft, target = probs.view(2, 2, 50), torch.cat([probs, probs[:2]]).view(2, 3, 50)
+    ids, totals = torch.tensor([[3, 1], [7, -1]]), torch.tensor([5, 0]).int()
+    agrees(lambda *tensors: flashinfer.chain_speculative_sampling(*tensors, **known), draft, ids, target, totals)
+    agrees(lambda *tensors: flashinfer.chain_speculative_sampling(*tensors, seed=seed, offset=seed), draft, ids, target)
     agrees(lambda probs, rows: flashinfer.min_p_sampling_from_probs(probs, 0.1, indices=rows, **known), probs, torch.tensor([3, 0, 3]))
 
 

@@ -336,6 +336,30 @@ def test_samplers(host, rng):
     assert tokens.tolist() == [[3, 3, -1]] and emitted.tolist() == [1] and accepted is total
 
 
+def test_masks_and_chains_read_parameters_in_tensors(host, rng):
+    logits = torch.from_numpy(rng.standard_normal((4, 50)).astype("float32"))
+    for counts in (3, torch.tensor([1, 3, 50, 7]), [1, 3, 50, 7], numpy.array([1, 3, 50, 7])):
+        kept = (flashinfer.top_k_mask_logits(logits, counts) == logits).sum(1)
+        assert kept.tolist() == ([3] * 4 if isinstance(counts, int) else [1, 3, 50, 7])
+    assert flashinfer.top_k_mask_logits(logits.double(), 3).dtype == torch.float64
+    with pytest.raises(tw.Error, match="top_k = 0, expected at least 1"):
+        flashinfer.top_k_mask_logits(logits, 0)
+    with pytest.raises(tw.Error, match="request 1: top_k = 0 is not at least 1"):
+        flashinfer.top_k_mask_logits(logits, torch.tensor([1, 0, 1, 1]))
+    draft = torch.from_numpy(rng.random((3, 4, 20)).astype("float32"))
+    target = torch.from_numpy(rng.random((3, 5, 20)).astype("float32"))
+    ids = torch.tensor([[1, 2, 3, 4], [5, -1, -1, -1], [0, 19, 7, 7]])
+    expected, counts = tw.sampling.chain_speculative_sampling(draft, ids.int(), target, seed=5, offset=[8, 12, 16])
+    tokens, accepted, emitted = flashinfer.chain_speculative_sampling(draft, ids, target, seed=5, offset=8)
+    assert torch.equal(tokens, expected) and list(zip(accepted.tolist(), emitted.tolist())) == counts
+    target[1, 0, 4] = float("nan")
+    others = flashinfer.chain_speculative_sampling(draft, ids, target, seed=torch.tensor([5]), offset=torch.tensor([8]))
+    assert others[0][1].tolist() == [-1] * 5 and others[1][1] == others[2][1] == 0
+    assert torch.equal(others[0][::2], tokens[::2])
+    with pytest.raises(tw.Error, match=r"request 0: ids\[0\] = 20 is neither in 0..20 nor -1"):
+        flashinfer.chain_speculative_sampling(draft, ids + 19, target)
+
+
 def test_samplers_read_parameters_in_tensors(host, rng):
     logits = torch.from_numpy(rng.standard_normal((6, 50)).astype("float32"))
     probs = torch.softmax(logits, 1)

@@ -50,10 +50,12 @@ macro_rules! for_each_operator {
             sample_tensors: sampling, TensorSampling;
             distribution: sampling, SamplingDistribution;
             distribution_tensors: sampling, TensorDistribution;
+            top_k_mask_tensors: sampling, TensorTopKMask;
             edit_logits: sampling, LogitsEditing;
             top_k: sampling, TopKSelection;
             logprobs: sampling, LogprobQuery;
             chain_speculative_sampling: sampling, ChainVerification;
+            chain_tensors: sampling, TensorChain;
         }
     };
 }

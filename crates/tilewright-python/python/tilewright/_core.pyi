@@ -30,6 +30,8 @@ __all__ = [
     "sample_tensors",
     "distribution_tensors",
     "sampling_distribution",
+    "top_k_mask_tensors",
+    "chain_tensors",
     "filter_scores",
     "top_k_selection",
     "token_bitmask",
@@ -139,6 +141,10 @@ def sample_tensors(
 ) -> None: ...
 def distribution_tensors(
     queue: Queue, probs: bool, params: "dict[str, Any]", tensors: "tuple[_Tensor, _Tensor]"
+) -> None: ...
+def top_k_mask_tensors(queue: Queue, tensors: "tuple[_Tensor, _Tensor, _Tensor]") -> None: ...
+def chain_tensors(
+    queue: Queue, params: "dict[str, Any]", tensors: "tuple[_Tensor, _Tensor, _Tensor, _Tensor, _Tensor]"
 ) -> None: ...
 def sampling_distribution(queue: Queue, fields: "dict[str, Any]") -> None: ...
 def filter_scores(queue: Queue, fields: "dict[str, Any]") -> None: ...

@@ -268,8 +268,42 @@ def run_checks():
                  lambda: ours.min_p_sampling_from_probs(probs, 0.1, return_valid=True),
                  lambda: ours.top_k_top_p_sampling_from_logits(probs.log(), k.long(), 0.9),
                  lambda: ours.softmax(probs.log(), temperature=p), lambda: ours.top_p_renorm_probs(probs, p),
-                 lambda: ours.top_k_renorm_probs(probs, k), lambda: ours.top_k(probs, 8, sorted=True)]
+                 lambda: ours.top_k_renorm_probs(probs, k), lambda: ours.top_k(probs, 8, sorted=True),
+                 lambda: ours.top_k_mask_logits(probs, k),
+                 lambda: ours.chain_speculative_sampling(probs.view(4, 2, -1), k.view(4, 2), probs[:, None].expand(8, 3, -1)[:4])]
         return waits_for_nothing(calls)
+
+    @check("masks and chains in torch.cuda.graph with arrays changed between replays")
+    def _():
+        logits, draft = torch.randn(4, 32000, device=DEVICE), torch.randn(4, 3, 32000, device=DEVICE).softmax(-1)
+        target, counts = torch.randn(4, 4, 32000, device=DEVICE).softmax(-1), torch.ones(4, device=DEVICE, dtype=torch.int32)
+        ids, seed, totals = torch.zeros(4, 3, device=DEVICE).int(), torch.zeros(1, device=DEVICE).long(), torch.zeros(4, device=DEVICE).int()
+        graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+
+        def both(totals=None):
+            return (ours.top_k_mask_logits(logits, counts),
+                    *ours.chain_speculative_sampling(draft, ids, target, totals, seed=seed, offset=seed))
+
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            both()  # loads the kernels
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, stream=side):
+            found = both(totals)
+        sum_of_accepted = torch.zeros_like(totals)
+        for turn in range(20):
+            counts.copy_(torch.tensor([turn, -1, 32000, 7 * turn + 1]))
+            ids.copy_(draft.topk(3).indices[:, 0])
+            ids[turn % 4, turn % 3:] = -1
+            seed.fill_(turn)
+            graph.replay()
+            expected = both()
+            sum_of_accepted += expected[2]
+            assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1]), turn
+            kept = found[0].isfinite().sum(1).tolist()
+            assert kept == [turn or 32000, 32000, 32000, 7 * turn + 1], kept
+        assert torch.equal(totals, sum_of_accepted)
+        return f"{int(totals.sum())} accepted"
 
     @check("sampling in torch.cuda.graph with parameters changed between replays")
     def _():
