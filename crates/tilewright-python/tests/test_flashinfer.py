@@ -237,6 +237,13 @@ def test_latent_attention(host, rng):
                          scale=0.2, visible=causal(2, 10))
     close(o, expected[0])
     close(lse, expected[1])
+    # a page after the last token is not read
+    q = tensor(numpy.concatenate([q_nope, q_nope])), tensor(numpy.concatenate([q_pe, q_pe]))
+    wrapper.plan(torch.tensor([0, 2, 4]), torch.tensor([0, 4, 7]), torch.tensor([2, 0, 1, 9, 2, 0, 1]), torch.tensor([10, 10]), 4, 32,
+                 16, 4, True, 0.2, torch.float32, torch.float32)
+    both = wrapper.run(*q, tensor(ckv), tensor(kpe))
+    close(both[:2], expected[0])
+    close(both[2:], expected[0])
 
 
 def test_sparse_and_mixed_batches(host, rng):

@@ -373,8 +373,20 @@ def run_checks():
                          q_data_type=torch.bfloat16)
             return prefill.run(rows, cache.data)
 
+        mla = ours.BatchMLAPagedAttentionWrapper(workspace())
+        latent = [torch.randn(64, 16, dim, device=DEVICE, dtype=torch.bfloat16) for dim in (512, 64)]
+        queries = [torch.randn(2, 16, dim, device=DEVICE, dtype=torch.bfloat16) for dim in (512, 64)]
+        pages, unused = torch.randperm(64, device=DEVICE).int(), torch.tensor([0, 4, 9]).int()
+
+        def latent_step(bounds=torch.tensor([0, 3, 8]).int(), pages=pages):
+            mla.plan(torch.tensor([0, 1, 2]).int(), bounds, pages, torch.tensor([40, 70]).int(), 16, 512, 64, 16, True, 0.1,
+                     torch.bfloat16, torch.bfloat16)
+            return mla.run(*queries, *latent)
+
+        # a page after the last token of request 0 is not read
+        assert torch.equal(latent_step(), latent_step(unused, torch.cat([pages[:3], pages[:1], pages[3:]])))
         calls = [lambda one=one: planned_decode(ours, cache, one).run(q, cache.data) for one in wrappers]
-        waited = waits_for_nothing([*calls, prompt])
+        waited = waits_for_nothing([*calls, prompt, latent_step, lambda: latent_step(unused)])
         errors = [worst(call(), expected(q, cache)) for call in calls]
         # the indices of the call are those of the plan, whatever the caller writes afterwards
         kept = cache.indices.clone()
