@@ -160,3 +160,21 @@ def test_random_calls_never_end_the_process(rng):
                 MemoryError):
             refused += 1
     assert refused > 2000
+
+
+def test_queues_follow_the_current_stream(monkeypatch):
+    """The lookup of a tensor on a GPU: the queue of its GPU's current stream, which the device makes once."""
+    import types
+
+    from tilewright import _device
+
+    current, made = [5], []
+    device = types.SimpleNamespace(_ordinal=3, _stream_of=lambda gpu: current[0] + gpu, _queues={8: "known"},
+                                   queue=lambda: made.append(current[0]) or "made")
+    monkeypatch.setitem(_device._devices, 3, device)
+    x = types.SimpleNamespace(is_cuda=True, get_device=lambda: 3)
+    assert _device.queue_of(x) == "known" and not made
+    current[0] = 6
+    assert _device.queue_of(x) == "made"
+    device._stream_of = None  # before torch has initialized CUDA
+    assert _device.queue_of(x) == "made" and made == [6, 6]
