@@ -165,7 +165,7 @@ def run_checks():
         rows = [torch.randn(4, dim, device=DEVICE, dtype=torch.bfloat16) for dim in (512, 64)]
         indptr, indices, last = cache.indptr.to(DEVICE), cache.indices.clone(), cache.last.to(DEVICE)
         bounds, lens = torch.arange(5, device=DEVICE, dtype=torch.int32), torch.tensor(cache.kv_lens, device=DEVICE)
-        slots, pages = torch.zeros(4, device=DEVICE, dtype=torch.int64), torch.arange(40, device=DEVICE, dtype=torch.int32)
+        slots, pages = torch.arange(4, device=DEVICE), torch.arange(40, device=DEVICE, dtype=torch.int32)
         five = torch.arange(0, 45, 10, device=DEVICE, dtype=torch.int32)
         data = torch.zeros_like(cache.data)
         pair = [torch.zeros_like(data[:, 0]) for _ in range(2)]
