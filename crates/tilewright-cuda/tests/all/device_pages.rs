@@ -2,7 +2,7 @@
 
 use tilewright::{
     Attention, Backend, Batch, Cpu, Dtype, HeadDim, Heads, KvCache, Output, PageTable, Plan, Problem, Result,
-    attention::{Capacity, Level, Split},
+    attention::{Capacity, Level, PackedMask, Split},
     kv::PageIndices,
     tensor::{DeviceMemory, Indices},
 };
@@ -100,6 +100,15 @@ fn plans_read_pages_on_the_device<M: Machine>(gpu: &Gpu<M>) -> Result<()> {
             assert_eq!(setup.found()?, expected);
         }
     }
+    // masks are uploaded beside indices on the device
+    let (mask, indices) = (PackedMask::new(&[0b1010_1010; 6]), &INDICES[1]);
+    let plan = setup.attention.plan(&batch(indices).with_mask(mask))?;
+    setup.run(&plan)?;
+    let expected = setup.found()?;
+    let plan = setup.attention.plan(&batch(setup.indices()).with_mask(mask))?;
+    setup.run(&plan)?;
+    assert_eq!(setup.found()?, expected);
+    assert_ne!(expected, setup.expected(indices)?, "the mask hides keys");
     Ok(())
 }
 

@@ -137,7 +137,7 @@ impl<M: Machine> Gpu<M> {
 
     /// Writes what the host has of a plan.
     fn upload_host_arrays(&self, plan: &Plan, plan_layout: &PlanLayout, args: &PlanArrays) -> Result<()> {
-        if plan.capacity().is_none() {
+        if plan.capacity().is_none() && plan.requests().source.device_indices().is_none() {
             return self.machine.write_words(args.worker_indptr, plan_layout.all_words(), &mut |all| {
                 flatten::write(plan, plan_layout, &mut all[..plan_layout.words(plan)]);
                 plan_layout.write_lists(plan, all);
