@@ -57,7 +57,7 @@ impl<M: Machine> Staged<M> {
             let view = match &tensor {
                 TensorRef::Input(view) => **view,
                 TensorRef::Output(view) => view.as_view(),
-                TensorRef::Indices(_) | TensorRef::Counters(_) => return Ok(()),
+                TensorRef::Indices(_) | TensorRef::Counters(_) | TensorRef::Slots(_) => return Ok(()),
                 TensorRef::IndicesOut(indices) => {
                     let values = indices.as_indices().host().unwrap_or_default();
                     copies.indices.push((self.upload_bytes(bytemuck::cast_slice(values))?, values.len()));
@@ -84,7 +84,7 @@ impl<M: Machine> Staged<M> {
                     let address = copy.memory.address();
                     written.push((address, std::mem::replace(view, copy.view_mut()?)));
                 }
-                TensorRef::Indices(_) | TensorRef::Counters(_) => {}
+                TensorRef::Indices(_) | TensorRef::Counters(_) | TensorRef::Slots(_) => {}
                 TensorRef::IndicesOut(indices) => {
                     let (memory, len) = indices_out.next().expect("both visits have the same tensors");
                     let address = memory.address();
@@ -142,6 +142,15 @@ impl<M: Machine> Backend for Staged<M> {
         recorded: &ExpressionVariant,
     ) -> Result<Option<Opaque>> {
         self.0.build(problem, variant, recorded)
+    }
+
+    fn load_attention(
+        &self,
+        problem: &Problem,
+        recorded: &ExpressionVariant,
+        built: Option<&Opaque>,
+    ) -> Result<()> {
+        Backend::load_attention(&self.0, problem, recorded, built)
     }
 
     fn describe_attention(&self, problem: &Problem, built: Option<&Opaque>) -> String {

@@ -164,6 +164,11 @@ impl PyAttention {
         Ok(Self { attention: attention.map_err(raised)?, backend })
     }
 
+    /// Loads every kernel that a run can need.
+    fn prepare(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| self.attention.prepare()).map_err(raised)
+    }
+
     /// The problem, the variant and the kernel.
     fn describe(&self) -> String {
         self.attention.describe()

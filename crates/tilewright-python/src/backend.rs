@@ -76,6 +76,15 @@ impl Backend for AnyBackend {
         each!(self, backend => backend.build(problem, variant, recorded))
     }
 
+    fn load_attention(
+        &self,
+        problem: &Problem,
+        recorded: &ExpressionVariant,
+        built: Option<&Opaque>,
+    ) -> Result<()> {
+        each!(self, backend => Backend::load_attention(backend, problem, recorded, built))
+    }
+
     fn describe_attention(&self, problem: &Problem, built: Option<&Opaque>) -> String {
         each!(self, backend => backend.describe_attention(problem, built))
     }

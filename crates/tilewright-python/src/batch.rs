@@ -2,14 +2,14 @@
 
 use crate::{
     errors::{invalid, raised},
-    integers::{Bytes, Flags, Integers},
+    integers::{Bytes, Flags, IndexArg, Integers},
     keywords::Keywords,
 };
 use pyo3::prelude::*;
 use tilewright::{
-    Batch, PageTable,
+    Batch, PageTable, Result,
     attention::{BitOrder, KvTable, Level, PackedMask, Shard, packbits},
-    kv::{BlockSparse, VariableBlockSparse},
+    kv::{BlockSparse, PageIndices, VariableBlockSparse},
 };
 
 const OPERATOR: &str = "attention.batch";
@@ -19,19 +19,18 @@ const OPERATOR: &str = "attention.batch";
 #[pyo3(from_item_all)]
 pub(crate) struct PageArrays {
     indptr: Integers,
-    indices: Integers,
+    indices: IndexArg,
     last_page_len: Integers,
     page_size: usize,
 }
 
 impl PageArrays {
-    pub(crate) fn table(&self) -> PageTable<'_> {
-        PageTable {
-            indptr: self.indptr.index(),
-            indices: self.indices.index(),
-            last_page_len: self.last_page_len.index(),
-            page_size: self.page_size,
-        }
+    pub(crate) fn table(&self) -> Result<PageTable<'_>> {
+        let indices: PageIndices<'_> = match &self.indices {
+            IndexArg::Host(integers) => integers.index().into(),
+            IndexArg::Device(tensor) => tensor.integers::<i32>(OPERATOR, "page indices")?.into(),
+        };
+        Ok(PageTable::new(self.indptr.index(), indices, self.last_page_len.index(), self.page_size))
     }
 }
 
@@ -44,8 +43,8 @@ struct LevelArrays {
 }
 
 impl LevelArrays {
-    fn level(&self) -> Level<'_> {
-        Level { qo_indptr: self.qo_indptr.index(), table: self.table.table() }
+    fn level(&self) -> Result<Level<'_>> {
+        Ok(Level { qo_indptr: self.qo_indptr.index(), table: self.table.table()? })
     }
 }
 
@@ -140,9 +139,9 @@ impl PyBatch {
 
 impl PyBatch {
     /// Calls `work` with the batch.
-    pub(crate) fn with<T>(&self, work: impl FnOnce(&Batch<'_>) -> tilewright::Result<T>) -> PyResult<T> {
+    pub(crate) fn with<T>(&self, work: impl FnOnce(&Batch<'_>) -> Result<T>) -> PyResult<T> {
         let qo_indptr = self.qo_indptr.index();
-        let mut batch = match self.kv_table() {
+        let mut batch = match self.kv_table().map_err(raised)? {
             KvTable::Paged(table) => Batch::paged(qo_indptr, table),
             KvTable::Ragged { indptr } => Batch::ragged(qo_indptr, indptr),
             KvTable::Blocks(blocks) => Batch::block_sparse(blocks),
@@ -155,7 +154,8 @@ impl PyBatch {
             };
             batch = batch.with_mask(mask);
         }
-        let levels: Vec<Level<'_>> = self.levels.iter().map(LevelArrays::level).collect();
+        let levels: Result<Vec<Level<'_>>> = self.levels.iter().map(LevelArrays::level).collect();
+        let levels = levels.map_err(raised)?;
         batch = match (self.shared_prefixes, levels.is_empty()) {
             (true, true) => batch.with_shared_prefixes(),
             (true, false) => {
@@ -169,9 +169,9 @@ impl PyBatch {
         work(&batch).map_err(raised)
     }
 
-    fn kv_table(&self) -> KvTable<'_> {
-        match &self.storage {
-            Storage::Paged(table) => KvTable::Paged(table.table()),
+    fn kv_table(&self) -> Result<KvTable<'_>> {
+        Ok(match &self.storage {
+            Storage::Paged(table) => KvTable::Paged(table.table()?),
             Storage::Ragged(indptr) => KvTable::Ragged { indptr: indptr.index() },
             Storage::Blocks(blocks, mask) => KvTable::Blocks(BlockSparse {
                 indptr: blocks.indptr.index(),
@@ -185,6 +185,6 @@ impl PyBatch {
                 row_sizes: blocks.row_sizes.index(),
                 column_sizes: blocks.column_sizes.index(),
             }),
-        }
+        })
     }
 }

@@ -7,18 +7,20 @@ use crate::{
     integers::Integers,
     keywords::Keywords,
     overlap::{check_distinct, check_separate, spans_overlap},
+    slots::{SlotFields, Slots},
     tensor::TensorArg,
 };
 use pyo3::prelude::*;
 use tilewright::{
-    KvCacheMut, KvLayout, Result, Scale,
+    KvCacheMut, KvLayout, Result, Scale, View,
     kv::{
         ScaleMut,
         append::{
-            NewTokens, QuantizedCacheMut, append_paged_kv_cache_quantized, get_batch_indices_positions,
+            NewKv, NewTokens, QuantizedCacheMut, append_paged_kv_cache_quantized, append_to_slots,
+            get_batch_indices_positions,
         },
         get_seq_lens,
-        mla::{MlaCacheMut, NewMlaTokens, append_paged_mla_kv_cache},
+        mla::{MlaCacheMut, NewMla, NewMlaTokens, append_mla_to_slots, append_paged_mla_kv_cache},
     },
 };
 
@@ -30,21 +32,20 @@ const OPERATOR: &str = "kv.append_paged_kv_cache";
 pub(crate) struct AppendFields {
     k: TensorArg,
     v: TensorArg,
-    batch_indices: Integers,
-    positions: Integers,
     k_cache: TensorArg,
     v_cache: TensorArg,
-    table: PageArrays,
+    slots: SlotFields,
     layout: String,
     k_scale: Option<f32>,
     v_scale: Option<f32>,
 }
 
-/// The tensors of one append, and the tokens' places.
+/// The tensors of one append, and the tokens' slots.
+#[derive(Clone, Copy)]
 struct Append<'a> {
-    new: NewTokens<'a>,
+    new: NewKv<'a>,
+    slots: &'a Slots<'a>,
     layout: KvLayout,
-    table: &'a PageArrays,
     scales: [Option<f32>; 2],
 }
 
@@ -59,7 +60,14 @@ impl Append<'_> {
             k_scale: scale(self.scales[0]),
             v_scale: scale(self.scales[1]),
         };
-        append_paged_kv_cache_quantized(&queue.backend, &self.new, cache, self.layout, &self.table.table())
+        let (new, backend) = (self.new, &queue.backend);
+        match self.slots {
+            Slots::Table { batch_indices, positions, table } => {
+                let new = NewTokens { k: new.k, v: new.v, batch_indices, positions };
+                append_paged_kv_cache_quantized(backend, &new, cache, self.layout, table)
+            }
+            Slots::Arrays(arrays) => append_to_slots(backend, new, cache, self.layout, arrays),
+        }
     }
 }
 
@@ -67,7 +75,7 @@ impl Append<'_> {
 #[pyfunction]
 pub(crate) fn append_paged(py: Python<'_>, queue: &Queue, fields: Keywords<AppendFields>) -> PyResult<()> {
     let Keywords(fields) = fields;
-    let AppendFields { k, v, mut k_cache, mut v_cache, table, .. } = fields;
+    let AppendFields { k, v, mut k_cache, mut v_cache, slots, .. } = fields;
     let layout = match fields.layout.as_str() {
         "NHD" => KvLayout::Nhd,
         "HND" => KvLayout::Hnd,
@@ -78,22 +86,19 @@ pub(crate) fn append_paged(py: Python<'_>, queue: &Queue, fields: Keywords<Appen
             check_separate(OPERATOR, k_cache.named("k_cache"), new)?;
             check_separate(OPERATOR, v_cache.named("v_cache"), new)?;
         }
-        let new = NewTokens {
-            k: k.view(OPERATOR, "k")?,
-            v: v.view(OPERATOR, "v")?,
-            batch_indices: &fields.batch_indices.to_i32(OPERATOR, "batch_index")?,
-            positions: &fields.positions.to_i32(OPERATOR, "position")?,
-        };
-        let append = Append { new, layout, table: &table, scales: [fields.k_scale, fields.v_scale] };
+        let new = NewKv { k: k.view(OPERATOR, "k")?, v: v.view(OPERATOR, "v")? };
+        let mut copied = Default::default();
+        let slots = &slots.slots(OPERATOR, &mut copied)?;
+        let append = Append { new, slots, layout, scales: [fields.k_scale, fields.v_scale] };
         if !spans_overlap(&k_cache, &v_cache) {
             return append.run(queue, &mut k_cache, &mut v_cache);
         }
         // parts of one tensor: a writable slice of each at a time, with the other one empty
         check_distinct(OPERATOR, k_cache.named("k_cache"), v_cache.named("v_cache"))?;
         let (no_k, no_v) = (k.emptied(2), v.emptied(2));
-        let keys = NewTokens { v: no_v.view(OPERATOR, "v")?, ..append.new };
+        let keys = NewKv { v: no_v.view(OPERATOR, "v")?, ..append.new };
         Append { new: keys, ..append }.run(queue, &mut k_cache, &mut v_cache.emptied(3))?;
-        let values = NewTokens { k: no_k.view(OPERATOR, "k")?, ..append.new };
+        let values = NewKv { k: no_k.view(OPERATOR, "k")?, ..append.new };
         Append { new: values, ..append }.run(queue, &mut k_cache.emptied(3), &mut v_cache)
     })
     .map_err(raised)
@@ -105,11 +110,9 @@ pub(crate) fn append_paged(py: Python<'_>, queue: &Queue, fields: Keywords<Appen
 pub(crate) struct MlaAppendFields {
     ckv: TensorArg,
     kpe: TensorArg,
-    batch_indices: Integers,
-    positions: Integers,
     ckv_cache: TensorArg,
     kpe_cache: TensorArg,
-    table: PageArrays,
+    slots: SlotFields,
 }
 
 /// Writes new latent tokens to their pages.
@@ -121,7 +124,7 @@ pub(crate) fn append_paged_mla(
 ) -> PyResult<()> {
     let Keywords(fields) = fields;
     const OPERATOR: &str = "kv.append_paged_mla_kv_cache";
-    let MlaAppendFields { ckv, kpe, mut ckv_cache, mut kpe_cache, table, .. } = fields;
+    let MlaAppendFields { ckv, kpe, mut ckv_cache, mut kpe_cache, slots } = fields;
     py.detach(|| {
         let pairs = [
             (ckv_cache.named("ckv_cache"), ckv.named("ckv")),
@@ -129,17 +132,19 @@ pub(crate) fn append_paged_mla(
         ];
         pairs.into_iter().try_for_each(|(cache, new)| check_separate(OPERATOR, cache, new))?;
         check_separate(OPERATOR, ckv_cache.named("ckv_cache"), kpe_cache.named("kpe_cache"))?;
-        let new = NewMlaTokens {
-            ckv: ckv.view(OPERATOR, "ckv")?,
-            kpe: kpe.view(OPERATOR, "kpe")?,
-            batch_indices: &fields.batch_indices.to_i32(OPERATOR, "batch_index")?,
-            positions: &fields.positions.to_i32(OPERATOR, "position")?,
-        };
+        let (ckv, kpe): (View<'_>, View<'_>) = (ckv.view(OPERATOR, "ckv")?, kpe.view(OPERATOR, "kpe")?);
         let cache = MlaCacheMut {
             ckv: ckv_cache.view_mut(OPERATOR, "ckv_cache")?,
             kpe: kpe_cache.view_mut(OPERATOR, "kpe_cache")?,
         };
-        append_paged_mla_kv_cache(&queue.backend, &new, cache, &table.table())
+        let mut copied = Default::default();
+        match slots.slots(OPERATOR, &mut copied)? {
+            Slots::Table { batch_indices, positions, table } => {
+                let new = NewMlaTokens { ckv, kpe, batch_indices, positions };
+                append_paged_mla_kv_cache(&queue.backend, &new, cache, &table)
+            }
+            Slots::Arrays(arrays) => append_mla_to_slots(&queue.backend, NewMla { ckv, kpe }, cache, &arrays),
+        }
     })
     .map_err(raised)
 }
@@ -162,5 +167,5 @@ pub(crate) fn batch_indices_positions(
 #[pyfunction]
 pub(crate) fn seq_lens(py: Python<'_>, table: Keywords<PageArrays>) -> PyResult<Vec<usize>> {
     let Keywords(table) = table;
-    py.detach(|| get_seq_lens(&table.table())).map_err(raised)
+    py.detach(|| get_seq_lens(&table.table()?)).map_err(raised)
 }

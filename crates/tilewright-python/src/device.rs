@@ -88,7 +88,12 @@ impl Device {
             return Ok(backend.clone());
         }
         let borrowed = context.borrow_stream(stream).map_err(|why| failed(&why.to_string()))?;
-        let backend = AnyBackend::Cuda(Gpu::new(CudaDevice::new(borrowed, cache.clone())));
+        let machine = CudaDevice::new(borrowed, cache.clone());
+        // all streams share the loaded kernels
+        let backend = AnyBackend::Cuda(match queues.values().next() {
+            Some(AnyBackend::Cuda(other)) => other.on(machine),
+            _ => Gpu::new(machine),
+        });
         if queues.len() >= MAX_STREAMS {
             queues.clear(); // a destroyed stream's handle may be reused, so none is kept for long
         }

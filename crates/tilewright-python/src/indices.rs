@@ -18,6 +18,11 @@ impl IntegerType for i32 {
     const EXPECTED: &str = "int32";
 }
 
+impl IntegerType for i64 {
+    const DTYPES: &[TensorDtype] = &[TensorDtype::I64];
+    const EXPECTED: &str = "int64";
+}
+
 impl IntegerType for u64 {
     const DTYPES: &[TensorDtype] = &[TensorDtype::I64, TensorDtype::U64];
     const EXPECTED: &str = "int64 or uint64";

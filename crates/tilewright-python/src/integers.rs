@@ -11,7 +11,7 @@ use pyo3::{
     types::{PyFloat, PyInt},
 };
 use std::sync::Arc;
-use tilewright::{Dtype, Error, Result, attention::Index};
+use tilewright::{Dtype, Error, Result, attention::Index, tensor::Indices};
 
 const OPERATOR: &str = "tensor.integers";
 
@@ -61,16 +61,80 @@ impl<'py> FromPyObject<'_, 'py> for Integers {
     type Error = PyErr;
 
     fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        match host_tensor(&object)? {
-            None => object.extract().map(Self::I64).map_err(|_| not_numbers(&object, "integers")),
-            Some(tensor) => {
-                let bytes = tensor.compact();
-                match tensor.dtype() {
-                    TensorDtype::I32 => Ok(Self::I32(Arc::new(values(&bytes)))),
-                    TensorDtype::I64 => Ok(Self::I64(values(&bytes))),
-                    other => Err(invalid(OPERATOR, format!("dtype = {other}, expected int32 or int64"))),
-                }
+        Self::of(&object, host_tensor(&object)?)
+    }
+}
+
+impl Integers {
+    /// The numbers of a tensor on the host, or of a sequence.
+    fn of(object: &Bound<'_, PyAny>, tensor: Option<TensorArg>) -> PyResult<Self> {
+        let Some(tensor) = tensor else {
+            return object.extract().map(Self::I64).map_err(|_| not_numbers(object, "integers"));
+        };
+        let bytes = tensor.compact();
+        match tensor.dtype() {
+            TensorDtype::I32 => Ok(Self::I32(Arc::new(values(&bytes)))),
+            TensorDtype::I64 => Ok(Self::I64(values(&bytes))),
+            other => Err(invalid(OPERATOR, format!("dtype = {other}, expected int32 or int64"))),
+        }
+    }
+
+    /// The values in 64 bits.
+    pub(crate) fn to_i64(&self) -> Vec<i64> {
+        match self {
+            Self::I32(values) => values.iter().map(|&value| i64::from(value)).collect(),
+            Self::I64(values) => values.clone(),
+        }
+    }
+}
+
+/// Integers that are copied from the host, or stay on a device.
+pub(crate) enum IndexArg {
+    Host(Integers),
+    Device(TensorArg),
+}
+
+impl<'py> FromPyObject<'_, 'py> for IndexArg {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        match TensorArg::exported(&object)? {
+            Some(tensor) if !tensor.on_host() => {
+                Ok(Self::Device(tensor.owned_by(object.to_owned().unbind())))
             }
+            tensor => Integers::of(&object, tensor).map(Self::Host),
+        }
+    }
+}
+
+impl IndexArg {
+    pub(crate) fn on_device(&self) -> bool {
+        matches!(self, Self::Device(_))
+    }
+
+    /// The integers on the host.
+    pub(crate) fn host(&self, operator: &'static str, name: &str) -> Result<&Integers> {
+        match self {
+            Self::Host(integers) => Ok(integers),
+            Self::Device(_) => {
+                Err(Error::new(operator, format!("{name} is on a device, expected host memory")))
+            }
+        }
+    }
+
+    /// Copies those on the host to `to`, then borrows either.
+    pub(crate) fn indices<'a>(
+        &'a self,
+        operator: &'static str,
+        name: &str,
+        to: &'a mut Vec<i32>,
+    ) -> Result<Indices<'a>> {
+        match self {
+            Self::Host(integers) => {
+                *to = integers.to_i32(operator, name)?;
+                Ok((&*to).into())
+            }
+            Self::Device(tensor) => tensor.integers(operator, name),
         }
     }
 }

@@ -19,6 +19,7 @@ mod overlap;
 mod problem;
 mod rope;
 mod sampling;
+mod slots;
 mod tensor;
 mod token_params;
 mod torch;
@@ -56,6 +57,8 @@ fn core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(sampling::sample_tensors, module)?)?;
     module.add_function(wrap_pyfunction!(sampling::sampling_distribution, module)?)?;
     module.add_function(wrap_pyfunction!(sampling::distribution_tensors, module)?)?;
+    module.add_function(wrap_pyfunction!(sampling::top_k_mask_tensors, module)?)?;
+    module.add_function(wrap_pyfunction!(sampling::chain_tensors, module)?)?;
     module.add_function(wrap_pyfunction!(sampling::filter_scores, module)?)?;
     module.add_function(wrap_pyfunction!(sampling::top_k_selection, module)?)?;
     module.add_function(wrap_pyfunction!(sampling::token_bitmask, module)?)?;

@@ -3,12 +3,12 @@
 use crate::{
     device::Queue,
     errors::{invalid, raised},
-    integers::Integers,
+    integers::IndexArg,
     keywords::Keywords,
     overlap::spans_overlap,
     tensor::TensorArg,
 };
-use pyo3::{Borrowed, prelude::*};
+use pyo3::prelude::*;
 use tilewright::{
     Error, Operator, Result,
     rope::{CosSinCache, Rope, RopeAngles, RopeRotation, RopeScaling, RopeStyle},
@@ -88,26 +88,9 @@ pub(crate) struct RotationFields<'py> {
     from_k: Option<TensorArg>,
     q: TensorArg,
     k: TensorArg,
-    positions: PositionsArg,
+    positions: IndexArg,
     rope: Option<RopeFields>,
     cache: Option<PyRef<'py, PyCosSinCache>>,
-}
-
-/// Positions on the host, or on a device.
-enum PositionsArg {
-    Host(Integers),
-    Device(TensorArg),
-}
-
-impl<'py> FromPyObject<'_, 'py> for PositionsArg {
-    type Error = PyErr;
-
-    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        match object.extract::<TensorArg>() {
-            Ok(tensor) if !tensor.on_host() => Ok(Self::Device(tensor)),
-            _ => object.extract().map(Self::Host),
-        }
-    }
 }
 
 /// Rotates queries and keys.
@@ -121,20 +104,14 @@ pub(crate) fn apply_rope(
     let RotationFields { from_q, from_k, mut q, mut k, positions, rope, cache } = fields;
     let rope = rope.map(|rope| rope.rope()).transpose().map_err(raised)?;
     let cache = cache.as_ref().map(|cache| &cache.0);
-    let host_positions = match &positions {
-        PositionsArg::Host(integers) => integers.to_i32(OPERATOR, "position").map_err(raised)?,
-        PositionsArg::Device(_) => Vec::new(),
-    };
     py.detach(|| {
         let angles = match (&rope, cache) {
             (Some(rope), None) => RopeAngles::Computed(rope),
             (None, Some(cache)) => RopeAngles::Table(cache),
             _ => return Err(Error::new(OPERATOR, "expected either a rope or a cos_sin_cache")),
         };
-        let indices = match &positions {
-            PositionsArg::Host(_) => Indices::from(&host_positions),
-            PositionsArg::Device(tensor) => tensor.integers(OPERATOR, "positions")?,
-        };
+        let mut copied = Vec::new();
+        let indices = positions.indices(OPERATOR, "position", &mut copied)?;
         let from = [from_q.as_ref(), from_k.as_ref()];
         let rotation = Rotation { from, indices, angles };
         if spans_overlap(&q, &k) {

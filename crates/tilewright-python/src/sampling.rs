@@ -16,8 +16,8 @@ use tilewright::{
     Error, Operator, Result,
     sampling::{
         ChainCounts, ChainOutput, Drafts, Filter, FilterOrder, Sampled, SamplingParams, ScoreFilter, Scores,
-        TensorDistribution, TensorSampling, TieBreak, TokenBitmask, TokenSampling, TopK, TopKSelection,
-        apply_token_bitmask, chain_speculative_sampling, distribution,
+        TensorChain, TensorDistribution, TensorSampling, TensorTopKMask, TieBreak, TokenBitmask,
+        TokenSampling, TopK, TopKSelection, apply_token_bitmask, chain_speculative_sampling, distribution,
     },
 };
 
@@ -155,6 +155,60 @@ pub(crate) fn distribution_tensors(
         }
         let (scores, params) = (of_kind(&scores, OPERATOR, probs)?, params.tensors(OPERATOR)?);
         TensorDistribution { scores, params, out: out.view_mut(OPERATOR, "out")? }.run(&queue.backend)
+    })
+    .map_err(raised)
+}
+
+/// Keeps the largest logits of each row; `tensors` are logits, counts int32 and the output.
+#[pyfunction]
+pub(crate) fn top_k_mask_tensors(
+    py: Python<'_>,
+    queue: &Queue,
+    tensors: (TensorArg, TensorArg, TensorArg),
+) -> PyResult<()> {
+    const OPERATOR: &str = "sampling.top_k_mask_logits";
+    let (logits, top_k, mut out) = tensors;
+    py.detach(|| {
+        for input in [logits.named("logits"), top_k.named("top_k")] {
+            check_separate(OPERATOR, out.named("out"), input)?;
+        }
+        let (logits, top_k) = (logits.view(OPERATOR, "logits")?, top_k.integers(OPERATOR, "top_k")?);
+        TensorTopKMask { logits, top_k, out: out.view_mut(OPERATOR, "out")? }.run(&queue.backend)
+    })
+    .map_err(raised)
+}
+
+/// The tensors of a verification: draft probabilities, ids int32, target, tokens int32, outcomes int32.
+#[derive(FromPyObject)]
+pub(crate) struct ChainTensors(TensorArg, TensorArg, TensorArg, TensorArg, TensorArg);
+
+/// Verifies drafted tokens with parameters that stay where they are; the target has probabilities.
+#[pyfunction]
+pub(crate) fn chain_tensors(
+    py: Python<'_>,
+    queue: &Queue,
+    params: TokenParams,
+    tensors: ChainTensors,
+) -> PyResult<()> {
+    const OPERATOR: &str = "sampling.chain_speculative_sampling";
+    let ChainTensors(draft_probs, draft_ids, target, mut tokens, mut outcomes) = tensors;
+    py.detach(|| {
+        let inputs =
+            [draft_probs.named("draft probs"), draft_ids.named("draft ids"), target.named("target probs")];
+        for input in params.named().chain(inputs) {
+            check_separate(OPERATOR, tokens.named("tokens"), input)?;
+            check_separate(OPERATOR, outcomes.named("outcomes"), input)?;
+        }
+        check_separate(OPERATOR, tokens.named("tokens"), outcomes.named("outcomes"))?;
+        TensorChain {
+            draft_probs: draft_probs.view(OPERATOR, "draft probs")?,
+            draft_ids: draft_ids.integers(OPERATOR, "draft ids")?,
+            target: Scores::Probs(target.view(OPERATOR, "target probs")?),
+            params: params.tensors(OPERATOR)?,
+            tokens: tokens.indices_mut(OPERATOR, "tokens")?,
+            outcomes: outcomes.indices_mut(OPERATOR, "outcomes")?,
+        }
+        .run(&queue.backend)
     })
     .map_err(raised)
 }

@@ -9,6 +9,14 @@ HAS_TORCH = importlib.util.find_spec("torch") is not None
 needs_torch = pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed")
 
 
+class OnDevice:
+    """Integers that claim to be in the memory of GPU 0."""
+
+    def __init__(self, dtype="<i4", length=2):
+        self.shape = (length,)
+        self.__cuda_array_interface__ = {"data": (1 << 20, False), "shape": self.shape, "typestr": dtype, "version": 3}
+
+
 @pytest.fixture
 def rng():
     """Random numbers, equal in every run."""

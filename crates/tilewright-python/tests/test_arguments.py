@@ -3,6 +3,7 @@
 import numpy
 import pytest
 import tilewright as tw
+from conftest import OnDevice
 
 OK = dict(qo_indptr=[0, 1], kv_indptr=[0, 2])
 
@@ -20,6 +21,11 @@ def tensors(**changes):
 def run(**changes):
     one = operator()
     return one.run(one.plan(tw.Batch.ragged(**OK)), **tensors(**changes))
+
+
+def to_slots(slot_mapping):
+    k, cache = numpy.ones((2, 1, 8), "float32"), numpy.zeros((2, 2, 4, 1, 8), "float32")
+    tw.append_to_slots(k, k, slot_mapping, *cache)
 
 
 @pytest.mark.parametrize("call, text", [
@@ -67,6 +73,10 @@ def run(**changes):
     (lambda: tw.CosSinCache(numpy.ones((4, 3), "float32")), "rotary_dim"),
     (lambda: tw.apply_rope(numpy.ones((2, 1, 8), "float32"), numpy.ones((2, 1, 8), "float32"), [0, -1], tw.Rope(8)), "position"),
     (lambda: tw.Variant.from_json("{"), "attention.variant"),
+    (lambda: to_slots([0, 8]), "kv.append_to_slots: token 1: slot = 8 is not in 0..8, nor -1 to skip the token"),
+    (lambda: to_slots([3, 3]), "kv.append_to_slots: tokens 0 and 1 both go to slot 3 of page 0"),
+    (lambda: to_slots([3]), "k has shape [2, 1, 8], expected [num_tokens, num_kv_heads, head_dim] = [1, 1, 8]"),
+    (lambda: to_slots([0.5, 1]), "is not an array, expected integers"),
 ])
 def test_refused_arguments_are_named(call, text):
     with pytest.raises(tw.Error) as refused:
@@ -89,6 +99,17 @@ def test_plans_of_other_operators_are_refused():
     plan = tw.Attention(tw.Problem(4, 1, 8)).plan(tw.Batch.ragged(**OK))
     with pytest.raises(tw.Error, match="the plan was made by another operator"):
         operator().run(plan, **tensors())
+
+
+def test_page_indices_on_a_device_reach_the_plan():
+    there = "page indices are in the memory of device 0, expected host memory"
+    table = tw.PageTable([0, 2], OnDevice(length=3), [1], 4)
+    with pytest.raises(tw.Error, match=f"attention.plan: {there}"):
+        operator().plan(tw.Batch.paged([0, 1], table))
+    with pytest.raises(tw.Error, match="page indices is int64 with strides .*, expected contiguous int32"):
+        operator().plan(tw.Batch.paged([0, 1], tw.PageTable([0, 2], OnDevice("<i8"), [1], 4)))
+    with pytest.raises(tw.Error, match="kv indptr ends at 4, but indices has 3 pages"):
+        operator().plan(tw.Batch.paged([0, 1], tw.PageTable([0, 4], OnDevice(length=3), [1], 4)))
 
 
 def test_kinds_of_errors():
@@ -139,3 +160,21 @@ def test_random_calls_never_end_the_process(rng):
                 MemoryError):
             refused += 1
     assert refused > 2000
+
+
+def test_queues_follow_the_current_stream(monkeypatch):
+    """The lookup of a tensor on a GPU: the queue of its GPU's current stream, which the device makes once."""
+    import types
+
+    from tilewright import _device
+
+    current, made = [5], []
+    device = types.SimpleNamespace(_ordinal=3, _stream_of=lambda gpu: current[0] + gpu, _queues={8: "known"},
+                                   queue=lambda: made.append(current[0]) or "made")
+    monkeypatch.setitem(_device._devices, 3, device)
+    x = types.SimpleNamespace(is_cuda=True, get_device=lambda: 3)
+    assert _device.queue_of(x) == "known" and not made
+    current[0] = 6
+    assert _device.queue_of(x) == "made"
+    device._stream_of = None  # before torch has initialized CUDA
+    assert _device.queue_of(x) == "made" and made == [6, 6]

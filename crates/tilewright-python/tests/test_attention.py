@@ -197,3 +197,13 @@ def test_plans_explain_and_draw_themselves():
     picture = plan._repr_svg_()
     assert picture.startswith("<svg") and "request 0: 1 × 4096" in picture and "2 threads" in picture
     assert plan.workspace_bytes == numbers["workspace_bytes"]
+
+
+def test_prepare_loads_the_kernels(host, rng):
+    """The kernels of a run were loaded before it; the simulator loads them like a GPU."""
+    attention = tw.Attention(tw.Problem(4, 2, 32))
+    attention.prepare()
+    plan = attention.plan(tw.Batch.ragged([0, 2], [0, 5]))
+    q, k = (rng.standard_normal(shape).astype("float32") for shape in ((2, 4, 32), (5, 2, 32)))
+    assert numpy.isfinite(attention.run(plan, q, k, k)).all()
+    attention.prepare()

@@ -183,6 +183,17 @@ def test_appends_and_positions(host, rng):
     assert ckv.sum() == ckv[0, 0].sum() == 8 and kpe[0, 0].sum() == 4
 
 
+def test_positions_of_arrays_on_a_gpu():
+    """The operators of torch that compute positions on a GPU, on the CPU: the same numbers as those of checked arrays."""
+    from tilewright.flashinfer import page
+
+    for bounds, lens, nnz in (([0, 1, 4], [3, 6], 6), ([0, 0, 2, 2], [5, 2, 0], 2), ([0], [], 3), ([0, 2, 2], [2, 9], 5)):
+        for dtype in (torch.int32, torch.int64):
+            arrays = torch.tensor(bounds, dtype=dtype), torch.tensor(lens, dtype=dtype)
+            for found, expected in zip(page._on_device(*arrays, nnz), page._on_host(*arrays, nnz)):
+                assert found.dtype == torch.int32 and torch.equal(found, expected)
+
+
 def test_merges_and_cascades(host, rng):
     cache = Paged(rng, [8, 5, 3])
     q = rng.standard_normal((2, 4, 32)).astype("float32")
@@ -226,6 +237,13 @@ def test_latent_attention(host, rng):
                          scale=0.2, visible=causal(2, 10))
     close(o, expected[0])
     close(lse, expected[1])
+    # a page after the last token is not read
+    q = tensor(numpy.concatenate([q_nope, q_nope])), tensor(numpy.concatenate([q_pe, q_pe]))
+    wrapper.plan(torch.tensor([0, 2, 4]), torch.tensor([0, 4, 7]), torch.tensor([2, 0, 1, 9, 2, 0, 1]), torch.tensor([10, 10]), 4, 32,
+                 16, 4, True, 0.2, torch.float32, torch.float32)
+    both = wrapper.run(*q, tensor(ckv), tensor(kpe))
+    close(both[:2], expected[0])
+    close(both[2:], expected[0])
 
 
 def test_sparse_and_mixed_batches(host, rng):
@@ -323,6 +341,30 @@ def test_samplers(host, rng):
     total = torch.ones(1, dtype=torch.int32)
     tokens, accepted, emitted = flashinfer.chain_speculative_sampling(draft, torch.tensor([[3, 1]]), target, total)
     assert tokens.tolist() == [[3, 3, -1]] and emitted.tolist() == [1] and accepted is total
+
+
+def test_masks_and_chains_read_parameters_in_tensors(host, rng):
+    logits = torch.from_numpy(rng.standard_normal((4, 50)).astype("float32"))
+    for counts in (3, torch.tensor([1, 3, 50, 7]), [1, 3, 50, 7], numpy.array([1, 3, 50, 7])):
+        kept = (flashinfer.top_k_mask_logits(logits, counts) == logits).sum(1)
+        assert kept.tolist() == ([3] * 4 if isinstance(counts, int) else [1, 3, 50, 7])
+    assert flashinfer.top_k_mask_logits(logits.double(), 3).dtype == torch.float64
+    with pytest.raises(tw.Error, match="top_k = 0, expected at least 1"):
+        flashinfer.top_k_mask_logits(logits, 0)
+    with pytest.raises(tw.Error, match="request 1: top_k = 0 is not at least 1"):
+        flashinfer.top_k_mask_logits(logits, torch.tensor([1, 0, 1, 1]))
+    draft = torch.from_numpy(rng.random((3, 4, 20)).astype("float32"))
+    target = torch.from_numpy(rng.random((3, 5, 20)).astype("float32"))
+    ids = torch.tensor([[1, 2, 3, 4], [5, -1, -1, -1], [0, 19, 7, 7]])
+    expected, counts = tw.sampling.chain_speculative_sampling(draft, ids.int(), target, seed=5, offset=[8, 12, 16])
+    tokens, accepted, emitted = flashinfer.chain_speculative_sampling(draft, ids, target, seed=5, offset=8)
+    assert torch.equal(tokens, expected) and list(zip(accepted.tolist(), emitted.tolist())) == counts
+    target[1, 0, 4] = float("nan")
+    others = flashinfer.chain_speculative_sampling(draft, ids, target, seed=torch.tensor([5]), offset=torch.tensor([8]))
+    assert others[0][1].tolist() == [-1] * 5 and others[1][1] == others[2][1] == 0
+    assert torch.equal(others[0][::2], tokens[::2])
+    with pytest.raises(tw.Error, match=r"request 0: ids\[0\] = 20 is neither in 0..20 nor -1"):
+        flashinfer.chain_speculative_sampling(draft, ids + 19, target)
 
 
 def test_samplers_read_parameters_in_tensors(host, rng):

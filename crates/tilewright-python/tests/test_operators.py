@@ -5,6 +5,7 @@ import math
 import numpy
 import pytest
 import tilewright as tw
+from conftest import OnDevice
 from dense import paged
 
 
@@ -115,6 +116,45 @@ def test_latent_appends(host, rng):
     close(ckv[1, 3], rows[0][0], 0)
     close(kpe[0, 0], rows[1][1], 0)
     assert numpy.count_nonzero(ckv) == 16
+
+
+def test_appends_to_slots(host, rng):
+    k, v = (rng.standard_normal((3, 2, 8)).astype("float32") for _ in range(2))
+    for layout, dtype in (("NHD", "int64"), ("HND", "int32")):
+        shape = (2, 4, 2, 8) if layout == "NHD" else (2, 2, 4, 8)
+        caches = [numpy.zeros(shape, "float32") for _ in range(2)]
+        tw.append_to_slots(k, v, numpy.array([6, -1, 1], dtype), *caches, layout=layout, v_scale=0.5)
+        for cache, new in zip(caches, (k, v * 2)):
+            rows = cache if layout == "NHD" else cache.swapaxes(1, 2)
+            close(rows[1, 2], new[0], 0)
+            close(rows[0, 1], new[2], 0)
+            assert numpy.count_nonzero(cache) == 32
+    ckv, kpe = numpy.zeros((2, 4, 8), "float32"), numpy.zeros((2, 4, 4), "float32")
+    tw.append_mla_to_slots(k[:, 0], v[:, 0, :4], [-1, 7, 0], ckv, kpe)
+    close(ckv[1, 3], k[1, 0], 0)
+    close(kpe[0, 0], v[2, 0, :4], 0)
+    assert numpy.count_nonzero(ckv) == 16 and numpy.count_nonzero(kpe) == 8
+
+
+def test_arrays_on_a_device_reach_the_operator(rng):
+    k = rng.standard_normal((2, 1, 8)).astype("float32")
+    caches = [numpy.zeros((1, 4, 1, 8), "float32") for _ in range(2)]
+    table = tw.PageTable([0, 1], [0], [2], 4)
+    there = "is in the memory of device 0, expected host memory"
+    with pytest.raises(tw.Error, match=f"kv.append_to_slots: batch_indices {there}"):
+        tw.append_paged_kv_cache(k, k, OnDevice(), [0, 1], *caches, table)
+    with pytest.raises(tw.Error, match=f"kv.append_to_slots: kv indices {there}"):
+        tw.append_paged_kv_cache(k, k, [0, 0], [0, 1], *caches, tw.PageTable([0, 1], OnDevice(length=1), [2], 4))
+    with pytest.raises(tw.Error, match=f"kv.append_to_slots: slot_mapping {there}"):
+        tw.append_to_slots(k, k, OnDevice("<i8"), *caches)
+    with pytest.raises(tw.Error, match="slot_mapping is int32 with strides .*, expected contiguous int64"):
+        tw.append_to_slots(k, k, OnDevice(), *caches)
+    with pytest.raises(tw.Error, match=f"kv.append_mla_to_slots: positions {there}"):
+        tw.append_paged_mla_kv_cache(k[:, 0], k[:, 0], [0, 0], OnDevice(), caches[0][:, :, 0], caches[1][:, :, 0], table)
+    with pytest.raises(tw.Error, match="batch_index is int64 with strides .*, expected contiguous int32"):
+        tw.append_paged_kv_cache(k, k, OnDevice("<i8"), [0, 1], *caches, table)
+    with pytest.raises(tw.Error, match=f"positions {there}"):
+        tw.apply_rope(k, k.copy(), OnDevice(), tw.Rope(8))
 
 
 def test_linear_layers_and_packed_bits(rng):

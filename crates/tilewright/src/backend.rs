@@ -50,10 +50,12 @@ macro_rules! for_each_operator {
             sample_tensors: sampling, TensorSampling;
             distribution: sampling, SamplingDistribution;
             distribution_tensors: sampling, TensorDistribution;
+            top_k_mask_tensors: sampling, TensorTopKMask;
             edit_logits: sampling, LogitsEditing;
             top_k: sampling, TopKSelection;
             logprobs: sampling, LogprobQuery;
             chain_speculative_sampling: sampling, ChainVerification;
+            chain_tensors: sampling, TensorChain;
         }
     };
 }
@@ -173,6 +175,20 @@ pub trait Backend {
     ) -> Result<Option<Opaque>> {
         let _ = (problem, variant, recorded); // a backend that interprets hooks compiles nothing
         Ok(None)
+    }
+
+    /// Loads every kernel that a run of an operator can need; `built` is the result of [`Backend::build`].
+    ///
+    /// # Errors
+    /// When a kernel cannot be compiled or loaded.
+    fn load_attention(
+        &self,
+        problem: &Problem,
+        recorded: &ExpressionVariant,
+        built: Option<&Opaque>,
+    ) -> Result<()> {
+        let _ = (problem, recorded, built); // a host backend has no kernels to load
+        Ok(())
     }
 
     /// Names the kernel that [`Backend::build`] chose, and the reasons why no faster one was chosen.

@@ -18,6 +18,8 @@ pub enum TensorRef<'v, 'a> {
     Indices(&'v mut Indices<'a>),
     /// Seeds or counters, as indices.
     Counters(&'v mut Integers<'a, u64>),
+    /// A slot mapping, as indices.
+    Slots(&'v mut Integers<'a, i64>),
     /// Indices that are written.
     IndicesOut(&'v mut IndicesMut<'a>),
     /// The workspace of attention.
@@ -32,6 +34,7 @@ impl TensorRef<'_, '_> {
             Self::Output(view) => view.device(),
             Self::Indices(indices) => indices.device(),
             Self::Counters(counters) => counters.device(),
+            Self::Slots(slots) => slots.device(),
             Self::IndicesOut(indices) => indices.as_indices().device(),
             Self::Workspace(workspace) => workspace.device().map(DeviceMemory::device_address),
         }

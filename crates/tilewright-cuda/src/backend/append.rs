@@ -7,7 +7,8 @@ use super::{
 use crate::machine::Machine;
 use tilewright::{
     Operator, Result, View, kv,
-    kv::{ScaleMut, Slots, append::KvAppend},
+    kv::{ScaleMut, SlotArrays, Slots, append::KvAppend},
+    tensor::DeviceMemory,
 };
 use tilewright_kernels::{
     append::{self as kernels, AppendParams, Cache, Scale, SlotMapping, dynamic},
@@ -15,12 +16,12 @@ use tilewright_kernels::{
 };
 
 /// The slots of all tokens and the ranges of each page, in the kernels' layout.
-struct SlotArrays {
+struct SlotWords {
     slots: Vec<u32>,
     pages: Vec<u32>,
 }
 
-impl SlotArrays {
+impl SlotWords {
     fn new(slots: &Slots<'_>) -> Self {
         let (mut arrays, mut begin) = (Self { slots: Vec::new(), pages: Vec::new() }, 0);
         for page in slots.pages() {
@@ -36,7 +37,7 @@ impl SlotArrays {
 }
 
 pub(super) fn append<M: Machine>(gpu: &Gpu<M>, operator: KvAppend<'_>) -> Result<()> {
-    let (name, KvAppend { new, cache, slots, scale, .. }) = (operator.name(), &operator);
+    let (name, KvAppend { new, cache, strides, slots, scale, .. }) = (operator.name(), &operator);
     let [tokens, heads, dim] = [0, 1, 2].map(|axis| new.shape()[axis]);
     if tokens == 0 || heads == 0 || dim == 0 {
         return Ok(());
@@ -48,16 +49,24 @@ pub(super) fn append<M: Machine>(gpu: &Gpu<M>, operator: KvAppend<'_>) -> Result
         new: rows(new),
         cache: Cache {
             address: address(&cache.as_view()),
-            strides: [slots.offset(1, 0, 0), slots.offset(0, 1, 0), slots.offset(0, 0, 1)]
-                .map(|stride| stride as u64),
+            strides: [strides.page, strides.token, strides.head].map(|stride| stride as u64),
         },
+    };
+    let slots = match (slots, scale) {
+        (kv::AppendSlots::Checked(slots), _) => slots,
+        (kv::AppendSlots::Device { arrays, num_pages }, ScaleMut::Static(scale)) => {
+            let (slot_mapping, _uploaded) = gpu.slot_mapping(name, arrays, *num_pages)?;
+            return to.append_scaled(gpu, slot_mapping, *scale);
+        }
+        // rejected by the engine
+        (kv::AppendSlots::Device { .. }, ScaleMut::Dynamic(_)) => return Ok(()),
     };
     let prepared = slots.prepared().and_then(|prepared| prepared.downcast_ref::<AppendSlots>());
     if let (Some(prepared), ScaleMut::Static(scale)) = (prepared, scale) {
         gpu.check_device(name, "the plan", Some(prepared.location()))?;
         return to.append_scaled(gpu, prepared.table(tokens as u32), *scale);
     }
-    let arrays = SlotArrays::new(slots);
+    let arrays = SlotWords::new(slots);
     let count = arrays.slots.len() as u32 / 3;
     if count == 0 {
         return Ok(());
@@ -72,6 +81,50 @@ pub(super) fn append<M: Machine>(gpu: &Gpu<M>, operator: KvAppend<'_>) -> Result
             let pages = (pages.address(), arrays.pages.len() as u32 / 4);
             to.append_dynamic(gpu, at.address(), pages, &scales.as_view())
         }
+    }
+}
+
+impl<M: Machine> Gpu<M> {
+    /// The mapping of arrays on the device. Those on the host are uploaded; the returned memory must live until the work is
+    /// submitted.
+    fn slot_mapping(
+        &self,
+        operator: &'static str,
+        arrays: &SlotArrays<'_>,
+        num_pages: usize,
+    ) -> Result<(SlotMapping, Vec<DeviceMemory>)> {
+        let page_size = extent(operator, "page_size", arrays.page_size())?;
+        let count = extent(operator, "num_tokens", arrays.tokens())?;
+        let mut uploaded = Vec::new();
+        let mapping = match *arrays {
+            SlotArrays::Paged { batch_indices, positions, indptr, indices, .. } => {
+                let num_requests = extent(operator, "num_requests", indptr.len() - 1)?;
+                let num_indices = extent(operator, "kv indices", indices.len())?;
+                let named = [
+                    ("batch_indices", batch_indices),
+                    ("positions", positions),
+                    ("kv indptr", indptr),
+                    ("kv indices", indices),
+                ];
+                let mut addresses = [0; 4];
+                for (to, (name, array)) in addresses.iter_mut().zip(named) {
+                    let (address, memory) = self.integers(operator, name, array)?;
+                    *to = address;
+                    uploaded.extend(memory);
+                }
+                let num_pages = extent(operator, "num_pages", num_pages)?;
+                let arrays = addresses;
+                SlotMapping::Unchecked { arrays, page_size, num_requests, num_indices, num_pages, count }
+            }
+            SlotArrays::Mapping { slot_mapping, .. } => {
+                let (numbers, memory) = self.integers(operator, "slot_mapping", slot_mapping)?;
+                uploaded.extend(memory);
+                let num_slots = num_pages.saturating_mul(page_size as usize);
+                let num_slots = extent(operator, "slots of the cache", num_slots)?;
+                SlotMapping::Numbers { numbers, page_size, num_slots, count }
+            }
+        };
+        Ok((mapping, uploaded))
     }
 }
 

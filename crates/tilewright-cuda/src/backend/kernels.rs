@@ -23,6 +23,16 @@ impl<M: Machine> Default for Kernels<M> {
     }
 }
 
+impl<M: Machine> Kernels<M> {
+    /// The names, sorted.
+    pub(super) fn names(&self) -> Vec<String> {
+        let by_name = self.by_name.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut names: Vec<String> = by_name.keys().cloned().collect();
+        names.sort_unstable();
+        names
+    }
+}
+
 impl<M: Machine> super::Gpu<M> {
     /// The kernel of this name. The first call builds it with `record`; concurrent calls for the same name wait. Different
     /// kernels are built in parallel.

@@ -54,6 +54,17 @@ impl<M: Machine> Gpu<M> {
         }
     }
 
+    /// The backend on another stream of the same device, with the same loaded kernels.
+    #[must_use]
+    pub fn on(&self, machine: M) -> Self {
+        Self { kernels: self.kernels.clone(), ..Self::new(machine) }
+    }
+
+    /// The names of the loaded kernels, sorted.
+    pub fn loaded_kernels(&self) -> Vec<String> {
+        self.kernels.names()
+    }
+
     /// The machine that the operators run on.
     pub fn machine(&self) -> &M {
         &self.machine
@@ -84,7 +95,13 @@ impl<M: Machine> Gpu<M> {
     fn on_device<'a, O: Operator<'a>>(&self, mut operator: O) -> Result<O> {
         let name = operator.name();
         operator.views(&mut |argument, tensor| match (&tensor, tensor.device()) {
-            (TensorRef::Indices(_) | TensorRef::Counters(_) | TensorRef::IndicesOut(_), None) => Ok(()),
+            (
+                TensorRef::Indices(_)
+                | TensorRef::Counters(_)
+                | TensorRef::Slots(_)
+                | TensorRef::IndicesOut(_),
+                None,
+            ) => Ok(()),
             (_, location) => self.check_device(name, argument, location).map(drop),
         })?;
         Ok(operator)

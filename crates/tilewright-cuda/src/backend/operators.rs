@@ -19,8 +19,8 @@ use tilewright::{
     norm::RmsNorm,
     rope::RopeRotation,
     sampling::{
-        ChainVerification, LogitsEditing, LogprobQuery, SamplingDistribution, ScoreFilter,
-        TensorDistribution, TensorSampling, TokenSampling, TopKSelection,
+        ChainVerification, LogitsEditing, LogprobQuery, SamplingDistribution, ScoreFilter, TensorChain,
+        TensorDistribution, TensorSampling, TensorTopKMask, TokenSampling, TopKSelection,
     },
     tensor::{Buffer, DeviceMemory, IndexBuffer},
 };
@@ -84,6 +84,15 @@ impl<M: Machine> Backend for Gpu<M> {
         self.build_attention(problem, recorded)
     }
 
+    fn load_attention(
+        &self,
+        problem: &Problem,
+        recorded: &ExpressionVariant,
+        built: Option<&Opaque>,
+    ) -> Result<()> {
+        Self::load_attention(self, problem, recorded, built)
+    }
+
     fn describe_attention(&self, _: &Problem, built: Option<&Opaque>) -> String {
         match built.and_then(|built| self.attention_choice(built)) {
             Some(choice) => format!("{}: {choice}", self.describe()),
@@ -137,9 +146,11 @@ impl<M: Machine> Backend for Gpu<M> {
         sample_tensors: TensorSampling => sampling::sample_tensors,
         distribution: SamplingDistribution => sampling::distribution,
         distribution_tensors: TensorDistribution => sampling::distribution_tensors,
+        top_k_mask_tensors: TensorTopKMask => sampling::top_k_mask_tensors,
         edit_logits: LogitsEditing => sampling::edit_logits,
         top_k: TopKSelection => sampling::top_k,
         logprobs: LogprobQuery => sampling::logprobs,
+        chain_tensors: TensorChain => sampling::chain_tensors,
         chain_speculative_sampling: ChainVerification => sampling::chain_speculative_sampling,
     }
 }

@@ -45,6 +45,7 @@ mod conformance;
 mod covering;
 mod device_arguments;
 mod device_operators;
+mod device_pages;
 #[path = "../../../tilewright/tests/all/elements.rs"]
 mod elements;
 mod engine;
@@ -57,6 +58,7 @@ mod hopper;
 mod judge;
 mod other_device;
 mod plan_on_device;
+mod prepare;
 #[path = "../../../tilewright-kernels/tests/all/real.rs"]
 #[allow(dead_code, reason = "shared with tests of all element types; these use 16-bit ones")]
 mod real;
@@ -65,6 +67,7 @@ mod run;
 #[path = "../../../tilewright/tests/all/sample.rs"]
 mod sample;
 mod sampling;
+mod slot_arrays;
 mod staged;
 #[path = "../../../tilewright/tests/all/storage.rs"]
 mod storage;

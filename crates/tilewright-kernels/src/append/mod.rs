@@ -5,12 +5,14 @@
 //! ```
 //!
 //! Shapes: new `[tokens, kv_heads, head_dim]`; cache pages `[page_size, kv_heads, head_dim]` in any strides; each of
-//! any dtype. [`SlotMapping`] maps tokens to slots: the caller has checked that slots are distinct and pages exist.
+//! any dtype. [`SlotMapping`] maps tokens to slots, which are distinct.
 //! Sizes are launch parameters. For scales that grow with the appended values see [`dynamic`].
 
 pub mod dynamic;
+mod slot_lookup;
 
 use crate::tile::{Elements, Strided, StridedRows, TokenPartition, chunk};
+use slot_lookup::SlotLookup;
 use tilewright::Dtype;
 use tilewright_ptx::{
     build::{Builder, Global, Value},
@@ -30,6 +32,10 @@ pub enum SlotMappingKind {
     Slots,
     /// [`SlotMapping::Table`]
     Table,
+    /// [`SlotMapping::Unchecked`]
+    Unchecked,
+    /// [`SlotMapping::Numbers`]
+    Numbers,
 }
 
 /// Destination slots of tokens, as arrays in device memory.
@@ -55,6 +61,34 @@ pub enum SlotMapping {
         indices: u64,
         /// Tokens per page.
         page_size: u32,
+        /// Number of new tokens.
+        count: u32,
+    },
+    /// [`SlotMapping::Table`] with arrays that the host has not checked. A token is skipped if its request, its position in
+    /// the pages of the request, or its page is out of range.
+    Unchecked {
+        /// The addresses of [`SlotMapping::Table`]: batch_indices, positions, indptr, indices.
+        arrays: [u64; 4],
+        /// Tokens per page.
+        page_size: u32,
+        /// Number of requests.
+        num_requests: u32,
+        /// Number of entries of indices.
+        num_indices: u32,
+        /// Number of pages of the cache.
+        num_pages: u32,
+        /// Number of new tokens.
+        count: u32,
+    },
+    /// Token t is written to slot `n % page_size` of page `n / page_size` with `n = numbers[t]`; a number that is not in
+    /// `0..num_slots` skips it.
+    Numbers {
+        /// i64 `[tokens]`
+        numbers: u64,
+        /// Tokens per page.
+        page_size: u32,
+        /// Number of slots of the cache.
+        num_slots: u32,
         /// Number of new tokens.
         count: u32,
     },
@@ -133,6 +167,8 @@ impl AppendParams {
         let slot_mapping = match self.slot_mapping {
             SlotMapping::Slots { .. } => SlotMappingKind::Slots,
             SlotMapping::Table { .. } => SlotMappingKind::Table,
+            SlotMapping::Unchecked { .. } => SlotMappingKind::Unchecked,
+            SlotMapping::Numbers { .. } => SlotMappingKind::Numbers,
         };
         AppendConfig { dtypes: self.dtypes, width, slot_mapping, scaled: self.scale.is_some() }
     }
@@ -153,6 +189,16 @@ impl AppendParams {
                 args.push(Arg::U32(page_size));
                 count
             }
+            SlotMapping::Unchecked { arrays, page_size, num_requests, num_indices, num_pages, count } => {
+                args.extend(arrays.map(Arg::U64));
+                args.extend([page_size, num_requests, num_indices, num_pages].map(Arg::U32));
+                count
+            }
+            SlotMapping::Numbers { numbers, page_size, num_slots, count } => {
+                args.push(Arg::U64(numbers));
+                args.extend([page_size, num_slots].map(Arg::U32));
+                count
+            }
         };
         if let Some(scale) = self.scale {
             args.extend([scale.at, scale.page_stride, scale.head_stride].map(Arg::U64));
@@ -171,6 +217,8 @@ impl AppendConfig {
         let slot_mapping = match self.slot_mapping {
             SlotMappingKind::Slots => "slots",
             SlotMappingKind::Table => "table",
+            SlotMappingKind::Unchecked => "unchecked",
+            SlotMappingKind::Numbers => "numbers",
         };
         let scaled = if self.scaled { "_scaled" } else { "" };
         format!("append_{slot_mapping}_{new}_{cache}_{}{scaled}", self.width)
@@ -218,61 +266,6 @@ pub fn append(name: &str, config: AppendConfig) -> Result<Kernel, Invalid> {
             });
         });
     })
-}
-
-/// The slot mapping in registers.
-enum SlotLookup<'k> {
-    Slots(Global<'k, u32>),
-    Pages {
-        batch_indices: Global<'k, i32>,
-        positions: Global<'k, u32>,
-        indptr: Global<'k, u32>,
-        indices: Global<'k, u32>,
-        page_size: Value<'k, u32>,
-    },
-}
-
-impl<'k> SlotLookup<'k> {
-    #[track_caller]
-    fn new(k: &'k Builder, kind: SlotMappingKind) -> Self {
-        match kind {
-            SlotMappingKind::Slots => Self::Slots(k.global("slots")),
-            SlotMappingKind::Table => Self::Pages {
-                batch_indices: k.global("batch_indices"),
-                positions: k.global("positions"),
-                indptr: k.global("indptr"),
-                indices: k.global("indices"),
-                page_size: k.param("page_size"),
-            },
-        }
-    }
-
-    #[track_caller]
-    fn token(&self, index: Value<'k, u32>) -> Value<'k, u32> {
-        match self {
-            Self::Slots(slots) => slots.at(index * 3).load(),
-            Self::Pages { .. } => index,
-        }
-    }
-
-    /// Calls `body` with the page and slot of entry `index`, unless the token is skipped.
-    #[track_caller]
-    fn find(&self, k: &'k Builder, index: Value<'k, u32>, body: impl FnOnce(Value<'k, u32>, Value<'k, u32>)) {
-        match *self {
-            Self::Slots(slots) => {
-                let at = slots.at(index * 3);
-                body(at.plus(1).load(), at.plus(2).load());
-            }
-            Self::Pages { batch_indices, positions, indptr, indices, page_size } => {
-                let request = batch_indices.at(index).load();
-                k.when(request.ge(0), || {
-                    let position = positions.at(index).load();
-                    let entry = indptr.at(request.reinterpret::<u32>()).load() + position / page_size;
-                    body(indices.at(entry).load().named("page"), (position % page_size).named("slot"));
-                });
-            }
-        }
-    }
 }
 
 /// A [`Scale`] in registers.

@@ -30,8 +30,8 @@ use tilewright_ptx::{
 pub const CHAIN_OUTCOME_WORDS: usize = 8;
 
 /// Records the kernel. Parameters: drafts, target, ids, tokens, outcomes; draft_batch, draft_position,
-/// target_batch, target_position (u64 strides in elements), n, vocab (u32); requests. The tokens of a failed chain are
-/// unspecified.
+/// target_batch, target_position (u64 strides in elements), n, vocab (u32); requests. A failed chain has tokens -1 and counts 0. An
+/// id outside of the vocabulary ends a draft.
 ///
 /// # Errors
 /// If `threads` is not supported.
@@ -125,9 +125,15 @@ impl<'k, D: Number, T: Number> Chain<'k, D, T> {
     #[track_caller]
     fn clear(&self) {
         let k = self.cta.k;
-        k.repeat((k.thread(), self.n + 1), self.cta.threads, |i| self.tokens.at(i).store(-1_i32));
+        self.clear_tokens();
         let zero = k.constant(0_u32);
         k.when(k.thread().eq(0), || self.outcome.store_vector::<4>([k.constant(VALID), zero, zero, zero]));
+    }
+
+    #[track_caller]
+    fn clear_tokens(&self) {
+        let k = self.cta.k;
+        k.repeat((k.thread(), self.n + 1), self.cta.threads, |i| self.tokens.at(i).store(-1_i32));
     }
 
     #[track_caller]
@@ -138,7 +144,7 @@ impl<'k, D: Number, T: Number> Chain<'k, D, T> {
             let token = k.var("drafted", -1_i32);
             k.when(position.lt(self.n), || token.set(self.ids.at(position).load()));
             let token = token.get();
-            let has_draft = token.ge(0);
+            let has_draft = token.reinterpret::<u32>().lt(self.vocab);
             let row = RowReader::new(
                 &self.cta,
                 self.drafts.at_wide(position.to_u64() * self.draft_position),
@@ -273,7 +279,13 @@ impl<'k, D: Number, T: Number> Chain<'k, D, T> {
     #[track_caller]
     fn report(&self) {
         let k = self.cta.k;
-        let counts = [self.state.accepted.get(), self.state.emitted.get()];
+        let stopped = self.state.stopped.get();
+        k.when(stopped, || {
+            k.sync_threads(); // after the tokens of earlier positions
+            self.clear_tokens();
+        });
+        let counts =
+            [self.state.accepted.get(), self.state.emitted.get()].map(|count| stopped.select(0_u32, count));
         k.when(k.thread().eq(0), || self.outcome.plus(6).store_vector::<2>(counts));
     }
 }

@@ -60,7 +60,8 @@ pub fn top_k<T: Number>(name: &str, threads: u32) -> Result<Kernel, Invalid> {
 }
 
 /// Replaces values below the `count`-th largest of their row by -inf. Parameters: scores, counts, out; stride,
-/// out_stride (u64, in elements), vocab (u32). A count is at least 1; from `vocab` on nothing is masked.
+/// out_stride (u64, in elements), vocab (u32). From `vocab` on, and for counts
+/// below 1, nothing is masked.
 ///
 /// # Errors
 /// If `threads` is not supported.
@@ -75,7 +76,8 @@ pub fn top_k_mask<T: Number>(name: &str, threads: u32) -> Result<Kernel, Invalid
         let cta = CtaCollectives::new(k, threads, 1);
         let list = CandidateList::new(&cta);
         let row = RowReader::new(&cta, scores.at_wide(at * stride), vocab);
-        let count = counts.at(k.cta()).load().min(vocab);
+        // 0 wraps to the largest count
+        let count = (counts.at(k.cta()).load() - 1).min(vocab - 1) + 1;
         let stats = RowStats::new(&list, &row, RowKind::Scores);
         let writer = RowWriter::new(&row, out.at_wide(at * out_stride));
         k.when_else(

@@ -15,7 +15,14 @@ from . import sampling, variants
 from ._core import DeviceError, Error, Unsupported, __version__
 from ._device import Device, host_device, set_host_device
 from .attention import Attention, Batch, Capacity, Level, PageTable, Plan, Problem, merge_state, merge_states
-from .cache import append_paged_kv_cache, append_paged_mla_kv_cache, get_batch_indices_positions, get_seq_lens
+from .cache import (
+    append_mla_to_slots,
+    append_paged_kv_cache,
+    append_paged_mla_kv_cache,
+    append_to_slots,
+    get_batch_indices_positions,
+    get_seq_lens,
+)
 from .operators import (
     CosSinCache,
     Rope,
@@ -48,8 +55,10 @@ __all__ = [
     "Unsupported",
     "Variant",
     "__version__",
+    "append_mla_to_slots",
     "append_paged_kv_cache",
     "append_paged_mla_kv_cache",
+    "append_to_slots",
     "apply_rope",
     "fused_add_rmsnorm",
     "gelu_and_mul",

@@ -99,4 +99,11 @@ def device_of(x) -> Device:
 
 def queue_of(x) -> "_core.Queue":
     """The queue for tensors like ``x``."""
+    if getattr(x, "is_cuda", False):
+        # the lookups of device_of and Device.queue without their calls
+        device = _devices.get(x.get_device())
+        if device is not None and device._stream_of is not None:
+            queue = device._queues.get(device._stream_of(device._ordinal))
+            if queue is not None:
+                return queue
     return device_of(x).queue()

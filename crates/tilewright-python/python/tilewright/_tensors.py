@@ -114,6 +114,16 @@ def on_host(x):
     return x
 
 
+def device_indices(x, dtype: str = "int32"):
+    """An index array where it is; a torch tensor on a GPU is converted to ``dtype`` there, without waiting."""
+    if getattr(x, "is_cuda", False):
+        wanted = getattr(_torch(), dtype)
+        if x.dtype != wanted:
+            x = x.to(wanted)
+        return x if x.is_contiguous() else x.contiguous()
+    return x
+
+
 def same_memory(a, b) -> bool:
     """Whether two arguments are the same tensor, or views of the same elements."""
     if a is b:

@@ -2,7 +2,7 @@
 
 from . import _core
 from ._device import Device, device_of, host_device, queue_of
-from ._tensors import dtype_name, empty, on_host, shape_of
+from ._tensors import device_indices, dtype_name, empty, on_host, shape_of
 from .variants import Variant
 
 __all__ = ["Attention", "Batch", "Capacity", "Level", "PageTable", "Plan", "Problem", "merge_state", "merge_states"]
@@ -99,7 +99,10 @@ class Problem:
 
 class PageTable:
     """The pages of each request: ``indptr`` ``[num_requests + 1]``, ``indices`` ``[indptr[-1]]`` page ids, ``last_page_len``
-    ``[num_requests]`` tokens of the last page; int32 or int64, or sequences of integers."""
+    ``[num_requests]`` tokens of the last page; int32 or int64, or sequences of integers.
+
+    A plan on a GPU takes ``indices`` on that GPU, copied within it and unchecked, unless there are levels of shared keys. Other
+    arrays on a GPU are copied to the host, which waits for it."""
 
     __slots__ = ("indices", "indptr", "last_page_len", "page_size")
 
@@ -109,10 +112,10 @@ class PageTable:
         self.last_page_len = last_page_len
         self.page_size = page_size
 
-    def _arrays(self) -> dict:
+    def _arrays(self, indices_on_device: bool = False) -> dict:
         return {
             "indptr": on_host(self.indptr),
-            "indices": on_host(self.indices),
+            "indices": device_indices(self.indices) if indices_on_device else on_host(self.indices),
             "last_page_len": on_host(self.last_page_len),
             "page_size": self.page_size,
         }
@@ -139,7 +142,7 @@ class Batch:
                  mask_columns=None, levels=(), shared_prefixes=False, shard=None):
         self._core = _core.Batch({
             "qo_indptr": on_host(qo_indptr),
-            "table": None if table is None else table._arrays(),
+            "table": None if table is None else table._arrays(not levels and not shared_prefixes),
             "kv_indptr": on_host(kv_indptr),
             "blocks": blocks,
             "variable_blocks": variable_blocks,
@@ -238,7 +241,7 @@ class Plan:
 class Attention:
     """An attention operator: a problem and a variant on a device.
 
-    On a GPU the operator is loaded for each stream that uses it. One plan serves all operators of the same problem and device.
+    Kernels are loaded when a run first needs them, or by :meth:`prepare`. One plan serves all operators of the same problem and device.
     """
 
     def __init__(self, problem: Problem, variant: "Variant | None" = None, device: "Device | str | None" = None):
@@ -258,6 +261,11 @@ class Attention:
             operator = _core.Attention(self.device.queue_of(stream), self.problem._core, recorded)
             self._operators[stream] = operator
         return operator
+
+    def prepare(self) -> None:
+        """Loads every kernel that a run can need, for any batch, mask and alignment. Call it before a capture on the same GPU: the
+        streams of a GPU share loaded kernels, so a run in the capture loads none."""
+        self._operator().prepare()
 
     def describe(self) -> str:
         """The problem, the variant and the kernel, with the reasons why no faster one was chosen."""

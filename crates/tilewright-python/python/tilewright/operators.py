@@ -2,7 +2,7 @@
 
 from . import _core
 from ._device import queue_of
-from ._tensors import HOST, device_number, dtype_name, empty, from_bytes, from_list, on_host, same_memory, shape_of
+from ._tensors import device_indices, dtype_name, empty, from_bytes, from_list, on_host, same_memory, shape_of
 
 
 def rmsnorm(x, weight, eps: float = 1e-6, *, gemma: bool = False, out=None):
@@ -67,13 +67,12 @@ class CosSinCache:
 
 def apply_rope(q, k, positions, rope: "Rope | CosSinCache", *, out: "tuple | None" = None):
     """Rotates ``q`` ``[tokens, heads, head_dim]`` and ``k`` by their positions ``[tokens]``, in place or into ``out = (q, k)``.
-    Returns the rotated pair."""
+    Returns the rotated pair. Positions on a GPU are read there."""
     to_q, to_k = (q, k) if out is None else out
     in_place = same_memory(q, to_q) and same_memory(k, to_k)
-    there = device_number(positions) != HOST and dtype_name(positions.dtype) == "int32"
     _core.apply_rope(queue_of(q), {
         "from_q": None if in_place else q, "from_k": None if in_place else k, "q": to_q, "k": to_k,
-        "positions": positions if there else on_host(positions),
+        "positions": device_indices(positions),
         "rope": rope._fields if isinstance(rope, Rope) else None,
         "cache": rope._core if isinstance(rope, CosSinCache) else None,
     })

@@ -51,6 +51,12 @@ def attention(q, k, v, is_causal=True):
     return (s.softmax(-1) @ v).transpose(0, 1)
 
 
+def attention_of(rows, data):
+    """:func:`attention` of 19 keys in two pages."""
+    k, v = (data[:, at].reshape(-1, *data.shape[3:])[:19] for at in (0, 1))
+    return attention(rows, k, v)
+
+
 class Cache:
     """A paged cache of requests with these lengths, bfloat16, K and V in one tensor."""
 
@@ -89,12 +95,38 @@ def worst(actual, expected):
     return f"error {error:.2e}"
 
 
+def waits_for_nothing(calls):
+    """Checks that each call returns before the work that was submitted before it."""
+    for call in calls:
+        call()  # loads the kernels
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        torch.cuda._sleep(2 * 10**9)
+        done = torch.cuda.Event()
+        done.record()
+        for call in calls:
+            call()
+        assert not done.query(), "a call returned after the work before it"
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+        torch.cuda.synchronize()
+    return f"{len(calls)} calls behind a kernel of a second"
+
+
 def run_checks():
     cache = Cache([1, 17, 500, 4096])
     q = torch.randn(4, 32, 128, device=DEVICE, dtype=torch.bfloat16)
 
     def expected(queries, of):
         return torch.cat([attention(queries[r : r + 1], *of.rows(r)) for r in range(len(of.kv_lens))])
+
+    def expected_of(queries, of, indices):
+        kept, of.indices = of.indices, indices
+        try:
+            return expected(queries, of)
+        finally:
+            of.indices = kept
 
     @check("decode")
     def _():
@@ -125,6 +157,56 @@ def run_checks():
         for r in range(4):
             assert torch.equal(cache.rows(r)[0][-1], k[r]) and torch.equal(cache.rows(r)[1][-1], v[r])
         return "4 tokens"
+
+    @check("append from arrays on the GPU, recorded, with tables changed between replays")
+    def _():
+        k, v = (torch.randn(4, 8, 128, device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
+        latent = [torch.zeros(64, 16, dim, device=DEVICE, dtype=torch.bfloat16) for dim in (512, 64)]
+        rows = [torch.randn(4, dim, device=DEVICE, dtype=torch.bfloat16) for dim in (512, 64)]
+        indptr, indices, last = cache.indptr.to(DEVICE), cache.indices.clone(), cache.last.to(DEVICE)
+        bounds, lens = torch.arange(5, device=DEVICE, dtype=torch.int32), torch.tensor(cache.kv_lens, device=DEVICE)
+        slots, pages = torch.arange(4, device=DEVICE), torch.arange(40, device=DEVICE, dtype=torch.int32)
+        five = torch.arange(0, 45, 10, device=DEVICE, dtype=torch.int32)
+        data = torch.zeros_like(cache.data)
+        pair = [torch.zeros_like(data[:, 0]) for _ in range(2)]
+
+        def step():
+            requests, positions = ours.get_batch_indices_positions(bounds, lens, 4)
+            ours.append_paged_kv_cache(k, v, requests, positions, data, indices, indptr, last)
+            tilewright.append_to_slots(k, v, slots, *pair)
+            ours.append_paged_mla_kv_cache(*rows, requests, positions.clamp(max=100), *latent, pages, five, last)
+            return requests, positions
+
+        step()  # loads the kernels
+        torch.cuda.synchronize()
+        waits_for_nothing([step, lambda: ours.apply_rope(k, k, bounds, lens)])
+        graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            step()  # loads the kernels of this stream
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, stream=side):
+            requests, positions = step()
+        for turn in range(20):
+            lens.copy_(torch.tensor(cache.kv_lens) - torch.tensor([0, turn % 17, turn, 7 * turn]))
+            indices.copy_(cache.indices[torch.randperm(len(cache.indices), device=DEVICE)])
+            slots.copy_(torch.tensor([turn, -1, 16 * len(data), 16 * turn + 30]))
+            for one in (data, *pair, *latent):
+                one.zero_()
+            graph.replay()
+            expected, expected_k = torch.zeros_like(data), torch.zeros_like(pair[0])
+            places = [(r, int(p)) for r, p in enumerate(lens.tolist()) for p in [p - 1]]
+            assert requests.tolist() == [0, 1, 2, 3] and positions.tolist() == [p for _, p in places], turn
+            for r, p in places:
+                if p >= 0:
+                    page = indices[cache.indptr[r] + p // 16]
+                    expected[page, 0, p % 16], expected[page, 1, p % 16] = k[r], v[r]
+            for token, slot in ((0, turn), (3, 16 * turn + 30)):
+                expected_k[slot // 16, slot % 16] = k[token]
+            assert torch.equal(data, expected) and torch.equal(pair[0], expected_k), turn
+            at = min(max(places[3][1], 0), 100)
+            assert torch.equal(latent[0][30 + at // 16, at % 16], rows[0][3]), turn
+        return "20 replays"
 
     @check("norm, activation, rope")
     def _():
@@ -186,22 +268,42 @@ def run_checks():
                  lambda: ours.min_p_sampling_from_probs(probs, 0.1, return_valid=True),
                  lambda: ours.top_k_top_p_sampling_from_logits(probs.log(), k.long(), 0.9),
                  lambda: ours.softmax(probs.log(), temperature=p), lambda: ours.top_p_renorm_probs(probs, p),
-                 lambda: ours.top_k_renorm_probs(probs, k), lambda: ours.top_k(probs, 8, sorted=True)]
-        for call in calls:
-            call()  # loads the kernels
+                 lambda: ours.top_k_renorm_probs(probs, k), lambda: ours.top_k(probs, 8, sorted=True),
+                 lambda: ours.top_k_mask_logits(probs, k),
+                 lambda: ours.chain_speculative_sampling(probs.view(4, 2, -1), k.view(4, 2), probs[:, None].expand(8, 3, -1)[:4])]
+        return waits_for_nothing(calls)
+
+    @check("masks and chains in torch.cuda.graph with arrays changed between replays")
+    def _():
+        logits, draft = torch.randn(4, 32000, device=DEVICE), torch.randn(4, 3, 32000, device=DEVICE).softmax(-1)
+        target, counts = torch.randn(4, 4, 32000, device=DEVICE).softmax(-1), torch.ones(4, device=DEVICE, dtype=torch.int32)
+        ids, seed, totals = torch.zeros(4, 3, device=DEVICE).int(), torch.zeros(1, device=DEVICE).long(), torch.zeros(4, device=DEVICE).int()
+        graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+
+        def both(totals=None):
+            return (ours.top_k_mask_logits(logits, counts),
+                    *ours.chain_speculative_sampling(draft, ids, target, totals, seed=seed, offset=seed))
+
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            both()  # loads the kernels
         torch.cuda.synchronize()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            torch.cuda._sleep(2 * 10**9)
-            done = torch.cuda.Event()
-            done.record()
-            for call in calls:
-                call()
-            assert not done.query(), "a call returned after the work before it"
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-            torch.cuda.synchronize()
-        return f"{len(calls)} calls behind a kernel of a second"
+        with torch.cuda.graph(graph, stream=side):
+            found = both(totals)
+        sum_of_accepted = torch.zeros_like(totals)
+        for turn in range(20):
+            counts.copy_(torch.tensor([turn, -1, 32000, 7 * turn + 1]))
+            ids.copy_(draft.topk(3).indices[:, 0])
+            ids[turn % 4, turn % 3:] = -1
+            seed.fill_(turn)
+            graph.replay()
+            expected = both()
+            sum_of_accepted += expected[2]
+            assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1]), turn
+            kept = found[0].isfinite().sum(1).tolist()
+            assert kept == [turn or 32000, 32000, 32000, 7 * turn + 1], kept
+        assert torch.equal(totals, sum_of_accepted)
+        return f"{int(totals.sum())} accepted"
 
     @check("sampling in torch.cuda.graph with parameters changed between replays")
     def _():
@@ -257,6 +359,84 @@ def run_checks():
             if turn % 50 < 2:
                 errors.append(worst(out, expected(q, one)))
         return f"{len(errors)} compared"
+
+    @check("plan and run wait for nothing with lengths on the host")
+    def _():
+        buffers = [torch.zeros(n, dtype=torch.int32, device=DEVICE) for n in (5, 2048, 4)]
+        graph = ours.CUDAGraphBatchDecodeWithPagedKVCacheWrapper(workspace(), *buffers, "NHD", True)
+        wrappers = [planned_decode(ours, cache), planned_decode(ours, cache, graph)]
+        rows, bounds = torch.randn(520, 32, 128, device=DEVICE, dtype=torch.bfloat16), torch.tensor([0, 1, 18, 200, 520]).int()
+        prefill = ours.BatchPrefillWithPagedKVCacheWrapper(workspace())
+
+        def prompt():
+            prefill.plan(bounds, cache.indptr, cache.indices, cache.last, 32, 8, 128, 16, causal=True,
+                         q_data_type=torch.bfloat16)
+            return prefill.run(rows, cache.data)
+
+        mla = ours.BatchMLAPagedAttentionWrapper(workspace())
+        latent = [torch.randn(64, 16, dim, device=DEVICE, dtype=torch.bfloat16) for dim in (512, 64)]
+        queries = [torch.randn(2, 16, dim, device=DEVICE, dtype=torch.bfloat16) for dim in (512, 64)]
+        pages, unused = torch.randperm(64, device=DEVICE).int(), torch.tensor([0, 4, 9]).int()
+
+        def latent_step(bounds=torch.tensor([0, 3, 8]).int(), pages=pages):
+            mla.plan(torch.tensor([0, 1, 2]).int(), bounds, pages, torch.tensor([40, 70]).int(), 16, 512, 64, 16, True, 0.1,
+                     torch.bfloat16, torch.bfloat16)
+            return mla.run(*queries, *latent)
+
+        # a page after the last token of request 0 is not read
+        assert torch.equal(latent_step(), latent_step(unused, torch.cat([pages[:3], pages[:1], pages[3:]])))
+        calls = [lambda one=one: planned_decode(ours, cache, one).run(q, cache.data) for one in wrappers]
+        waited = waits_for_nothing([*calls, prompt, latent_step, lambda: latent_step(unused)])
+        errors = [worst(call(), expected(q, cache)) for call in calls]
+        # the indices of the call are those of the plan, whatever the caller writes afterwards
+        kept = cache.indices.clone()
+        wrapper = planned_decode(ours, cache, wrappers[0])
+        cache.indices.zero_()
+        errors.append(worst(wrapper.run(q, cache.data), expected_of(q, cache, kept)))
+        cache.indices.copy_(kept)
+        return f"{waited}, {errors}"
+
+    @check("after prepare, a first run in a capture on another stream loads no kernel")
+    def _():
+        one = tilewright.Attention(tilewright.Problem(16, 4, 96, dtype="bfloat16"), device=DEVICE)
+        start = time.perf_counter()
+        one.prepare()
+        prepared = time.perf_counter() - start
+        table = tilewright.PageTable([0, 2], torch.arange(2, device=DEVICE, dtype=torch.int32), [3], 16)
+        plan = one.plan(tilewright.Batch.paged([0, 1], table))
+        rows, data = torch.randn(1, 16, 96, device=DEVICE).bfloat16(), torch.randn(2, 2, 16, 4, 96, device=DEVICE).bfloat16()
+        out, graph = torch.empty_like(rows), torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
+            start = time.perf_counter()
+            one.run(plan, rows, data[:, 0], data[:, 1], out=out)
+            took = time.perf_counter() - start
+        graph.replay()
+        error = worst(out, attention_of(rows, data))
+        assert took < 0.02, f"the first run took {took:.3f} s"
+        return f"{error}, prepare {prepared:.2f} s, first run {took * 1e3:.2f} ms"
+
+    @check("torch.compile over a layer and a sampler")
+    def _():
+        x, residual = (torch.randn(64, 4096, device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
+        weight, table = torch.ones(4096, device=DEVICE, dtype=torch.bfloat16), torch.randn(128, 128, device=DEVICE)
+        positions, k = torch.arange(64, device=DEVICE), torch.full((64,), 40, device=DEVICE, dtype=torch.int32)
+
+        def layer(x, residual):
+            ours.fused_add_rmsnorm(x, residual, weight)
+            rows, keys = x.clone(), x[:, :1024].clone()
+            ours.apply_rope_with_cos_sin_cache_inplace(positions, rows, keys, 128, table)
+            probs = ours.softmax(ours.silu_and_mul(rows).float())
+            return rows, keys, ours.top_k_top_p_sampling_from_probs(probs, k, 0.9, seed=3, offset=0)
+
+        expected_inputs = x.clone(), residual.clone()
+        truth = layer(*expected_inputs)
+        for backend in ("aot_eager", "inductor"):
+            found_inputs = x.clone(), residual.clone()
+            found = torch.compile(layer, fullgraph=True, backend=backend)(*found_inputs)
+            for one, other in zip((*truth, *expected_inputs), (*found, *found_inputs)):
+                assert torch.equal(one, other), backend
+        return "aot_eager and inductor"
 
     @check("expandable segments")
     def _():

@@ -87,7 +87,7 @@ impl ArraySizes {
         let (requests, schedule) = (&plan.requests, &plan.schedule);
         Self {
             requests: requests.requests.len(),
-            pages: requests.source.indices().len(),
+            pages: requests.source.num_indices(),
             mask_bytes: requests.mask.bytes().len(),
             items: schedule.items.len(),
             merges: schedule.merges.len(),
@@ -165,7 +165,7 @@ impl FixedCapacity {
             ("query rows", batch.num_rows(), capacity.rows),
             ("query rows in one request", qo_len, capacity.qo_len),
             ("keys in one request", kv_len, capacity.kv_len),
-            ("pages", batch.source.indices().len(), capacity.pages),
+            ("pages", batch.source.num_indices(), capacity.pages),
             ("bytes of masks", batch.mask.bytes().len(), capacity.mask_bytes),
         ];
         check(operator, &counts)?;

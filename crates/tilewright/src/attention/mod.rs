@@ -69,8 +69,8 @@ pub struct Output<'a> {
 }
 
 impl<B: Backend> Attention<B> {
-    /// Binds `problem` to `backend`. A GPU backend JIT-compiles the decode kernel here and the fallback kernel on the
-    /// first run that needs it.
+    /// Binds `problem` to `backend`. A GPU backend JIT-compiles the decode kernel here and the others on the first run
+    /// that needs them, or in [`Attention::prepare`].
     ///
     /// # Errors
     /// When the backend does not support the problem; the error lists all reasons.
@@ -90,6 +90,15 @@ impl<B: Backend> Attention<B> {
         let recorded = variant::check(&variant, &problem)?;
         let built = backend.build(&problem, variant, &recorded)?;
         Ok(Self { problem, variant: Arc::new(recorded), backend, tiling, built })
+    }
+
+    /// Loads every kernel that a run can need, for any batch, mask and alignment. A run after it neither compiles nor
+    /// loads, so it takes no longer in a capture than outside.
+    ///
+    /// # Errors
+    /// When a kernel cannot be compiled or loaded.
+    pub fn prepare(&self) -> Result<()> {
+        self.backend.load_attention(&self.problem, &self.variant, self.built.as_ref())
     }
 
     /// The problem of the operator.

@@ -229,7 +229,11 @@ impl Plan {
             let slots = begin.max(page * page_size) - page * page_size
                 ..end.min((page + 1).saturating_mul(page_size)) - page * page_size;
             match indices {
-                Some(indices) => (indices[segment.kv_start + page] as usize, slots.start, slots.end),
+                // indices on a device count as distinct pages
+                Some(indices) => {
+                    let entry = segment.kv_start + page;
+                    (indices.get(entry).map_or(entry, |page| *page as usize), slots.start, slots.end)
+                }
                 None => (0, segment.kv_start + slots.start, segment.kv_start + slots.end),
             }
         })

@@ -7,7 +7,7 @@ use super::{
     mask::MaskBits,
     problem::{Mask, Problem},
 };
-use crate::kv::PageList;
+use crate::{Result, kv::PageList, tensor::DeviceAddress};
 use std::ops::Range;
 
 /// A validated batch.
@@ -79,7 +79,7 @@ pub enum KvSource {
         indices: PageList,
         /// Slots per page.
         page_size: usize,
-        /// Maximum of `indices`, negative if empty.
+        /// Maximum of `indices`, negative if empty or on a device.
         max_page: i32,
     },
     /// Key `j` is token `kv_start + j`.
@@ -105,7 +105,25 @@ impl Default for KvSource {
 }
 
 impl KvSource {
-    /// Page or block indices; empty for a ragged tensor.
+    /// Number of page or block indices.
+    pub(crate) fn num_indices(&self) -> usize {
+        match self {
+            Self::Paged { indices, .. } => indices.num_indices(),
+            _ => self.indices().len(),
+        }
+    }
+
+    /// The address of page indices on a device.
+    pub fn device_indices(&self) -> Option<DeviceAddress> {
+        if let Self::Paged { indices, .. } = self { indices.device() } else { None }
+    }
+
+    /// Rejects page indices on a device.
+    pub(crate) fn check_on_host(&self, operator: &'static str, reason: &str) -> Result<()> {
+        if let Self::Paged { indices, .. } = self { indices.check_on_host(operator, reason) } else { Ok(()) }
+    }
+
+    /// Page or block indices on the host; empty for a ragged tensor.
     pub fn indices(&self) -> &[i32] {
         match self {
             Self::Paged { indices, .. } => indices,

@@ -2,7 +2,7 @@
 
 use crate::{
     Element, ViewMut,
-    kv::{PageSlots, ScaleMut, Slots, append::KvAppend},
+    kv::{AppendSlots, KvStrides, PageSlots, ScaleMut, append::KvAppend},
 };
 
 pub(super) fn append(operator: KvAppend<'_>) {
@@ -15,7 +15,8 @@ pub(super) fn append(operator: KvAppend<'_>) {
 }
 
 fn append_as<From: Element, To: Element>(operator: KvAppend<'_>) {
-    let KvAppend { new, mut cache, slots, mut scale, .. } = operator;
+    let KvAppend { new, mut cache, strides: to_strides, slots, mut scale, .. } = operator;
+    let AppendSlots::Checked(slots) = slots else { return }; // arrays on the host have been looked up
     let (&[_, heads, width], strides) = (new.shape(), new.strides()) else { return };
     let (Some(from), Some(to)) = (new.as_slice::<From>(), cache.as_slice::<To>()) else { return };
     let row = |token: usize, head: usize| &from[token * strides[0] + head * strides[1]..][..width];
@@ -25,12 +26,12 @@ fn append_as<From: Element, To: Element>(operator: KvAppend<'_>) {
                 ScaleMut::Static(scale) => scale.factor(page.page, head),
                 ScaleMut::Dynamic(scales) => {
                     let new = page.slots.iter().flat_map(|slot| row(slot.token, head));
-                    let runs = CacheRuns { to: &mut *to, slots: &slots, width };
+                    let runs = CacheRuns { to: &mut *to, strides: to_strides, width };
                     runs.grow_scale(scales, &page, head, amax(new))
                 }
             };
             for slot in page.slots {
-                let start = slots.offset(page.page, slot.slot, head);
+                let start = to_strides.offset(page.page, slot.slot, head);
                 let run = to[start..start + width].iter_mut().zip(row(slot.token, head));
                 run.for_each(|(to, from)| *to = To::from_f32(from.to_f32() / factor));
             }
@@ -47,7 +48,7 @@ fn amax<'a, T: Element>(values: impl Iterator<Item = &'a T>) -> f32 {
 /// A cache, accessed by (slot, head) runs.
 struct CacheRuns<'a, T> {
     to: &'a mut [T],
-    slots: &'a Slots<'a>,
+    strides: KvStrides,
     width: usize,
 }
 
@@ -74,7 +75,7 @@ impl<T: Element> CacheRuns<'_, T> {
             if incoming.next_if_eq(&slot).is_some() {
                 continue; // this append overwrites it
             }
-            let start = self.slots.offset(page.page, slot, head);
+            let start = self.strides.offset(page.page, slot, head);
             for value in &mut self.to[start..start + self.width] {
                 *value = T::from_f32(value.to_f32() * old / new);
             }

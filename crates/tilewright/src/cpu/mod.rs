@@ -37,8 +37,8 @@ use crate::{
     operator::on_host,
     rope::RopeRotation,
     sampling::{
-        ChainVerification, LogitsEditing, LogprobQuery, SamplingDistribution, ScoreFilter,
-        TensorDistribution, TensorSampling, TokenSampling, TopKSelection,
+        ChainVerification, LogitsEditing, LogprobQuery, SamplingDistribution, ScoreFilter, TensorChain,
+        TensorDistribution, TensorSampling, TensorTopKMask, TokenSampling, TopKSelection,
     },
 };
 use simd::team::Team;
@@ -143,7 +143,13 @@ impl Backend for Cpu {
         Ok(Some(attention::build(problem, variant, recorded)))
     }
 
+    fn prepare(&self, plan: &crate::Plan, _previous: Option<Opaque>) -> Result<Option<Opaque>> {
+        plan.requests().source.check_on_host("attention.plan", "")?;
+        Ok(None)
+    }
+
     fn attention(&self, operator: AttentionRun<'_>) -> Result<()> {
+        operator.plan.requests().source.check_on_host("attention.run", "")?;
         attention::run(self, on_host(operator)?)
     }
 
@@ -176,9 +182,11 @@ impl Backend for Cpu {
         sample_tensors: TensorSampling => sampling::sample_tensors,
         distribution: SamplingDistribution => sampling::distribution,
         distribution_tensors: TensorDistribution => sampling::distribution_tensors,
+        top_k_mask_tensors: TensorTopKMask => sampling::top_k_mask_tensors,
         edit_logits: LogitsEditing => sampling::edit::run,
         top_k: TopKSelection => sampling::top_k::run,
         logprobs: LogprobQuery => sampling::logprobs::run,
         chain_speculative_sampling: ChainVerification => sampling::speculative::run,
+        chain_tensors: TensorChain => sampling::speculative::run_tensors,
     }
 }

@@ -14,7 +14,7 @@ use crate::{
     rows::{Rows, rows_mut, widen, widen_row},
     sampling::{
         Filter, FilterOrder, SamplingDistribution, SamplingParams, ScoreFilter, Scores, TensorDistribution,
-        TensorSampling, TokenSampling, TopKTies, rng::uniform,
+        TensorSampling, TensorTopKMask, TokenSampling, TopKTies, rng::uniform,
     },
     tensor::with_computable,
 };
@@ -99,6 +99,14 @@ pub(super) fn filter(cpu: &Cpu, operator: ScoreFilter<'_>) {
             filter_row(filter, row, values, out);
         });
     });
+}
+
+pub(super) fn top_k_mask_tensors(cpu: &Cpu, operator: TensorTopKMask<'_>) {
+    let TensorTopKMask { logits, top_k, out } = operator;
+    let counts = top_k.host().unwrap_or_default();
+    // counts are at least 1, as the check ensures
+    let counts: Vec<u32> = counts.iter().map(|count| count.cast_unsigned()).collect();
+    filter(cpu, ScoreFilter { filter: Filter::TopKMask(&counts), x: logits, out });
 }
 
 fn filter_row<T: Element>(filter: Filter<'_>, row: usize, values: &mut [f32], out: &mut [T]) {

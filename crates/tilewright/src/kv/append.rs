@@ -4,7 +4,7 @@ use crate::{
     Backend, Operator, Result, View, ViewMut,
     attention::Index,
     kv::{
-        AppendPlan, KvCacheMut, KvLayout, PageTable, Scale, ScaleMut, Slots,
+        AppendPlan, AppendSlots, KvCacheMut, KvLayout, PageTable, Scale, ScaleMut, SlotArrays, Slots,
         layout::{KvShape, KvStrides},
         scales::check_page_shape,
         slots::TokenSlots,
@@ -149,7 +149,31 @@ pub fn append_planned<B: Backend>(
         AppendParams { operator: OPERATOR, new, tokens: plan.tokens(), page_size: plan.page_size(), layout };
     let num_pages = params.check(&cache.cache)?;
     plan.token_slots().check_pages(OPERATOR, num_pages)?;
-    params.run(backend, cache, Slots::of_plan(plan))
+    params.run(backend, cache, AppendSlots::Checked(Slots::of_plan(plan)))
+}
+
+/// [`append_paged_kv_cache_quantized`] to the slots of arrays in host or device memory; scales are static.
+///
+/// # Errors
+/// As [`append_paged_kv_cache_quantized`] for arrays on the host. Values of arrays on a device are not read here; their
+/// meaning is that of [`SlotArrays`].
+pub fn append_to_slots<B: Backend>(
+    backend: &B,
+    new: NewKv<'_>,
+    cache: QuantizedCacheMut<'_>,
+    layout: KvLayout,
+    arrays: &SlotArrays<'_>,
+) -> Result<()> {
+    const OPERATOR: &str = "kv.append_to_slots";
+    let (tokens, page_size) = (arrays.tokens(), arrays.page_size());
+    let params = AppendParams { operator: OPERATOR, new, tokens, page_size, layout };
+    let num_pages = params.check(&cache.cache)?;
+    for (name, scale) in [("k scale", &cache.k_scale), ("v scale", &cache.v_scale)] {
+        let is_static = matches!(scale, ScaleMut::Static(_));
+        crate::ensure!(is_static, OPERATOR, "{name} is dynamic, expected a static scale with slot arrays");
+    }
+    let looked_up = arrays.look_up(OPERATOR, num_pages)?;
+    params.run(backend, cache, arrays.slots(looked_up.as_ref(), num_pages))
 }
 
 /// The arguments of an append of one tensor: K or V, or a tensor of latent attention.
@@ -159,8 +183,10 @@ pub struct KvAppend<'a> {
     pub new: View<'a>,
     /// The cache: paged, of any dtype.
     pub cache: ViewMut<'a>,
+    /// The strides of the cache.
+    pub strides: KvStrides,
     /// The slots of the tokens in the cache.
-    pub slots: Slots<'a>,
+    pub slots: AppendSlots<'a>,
     /// The scale of the cache.
     pub scale: ScaleMut<'a>,
     pub(super) operator: &'static str,
@@ -176,7 +202,7 @@ impl<'a> Operator<'a> for KvAppend<'a> {
     fn check(&self) -> Result<()> {
         let (operator, name, dtype) = (self.operator, self.names[2], self.cache.dtype());
         let (num_pages, heads) = (self.cache.shape()[0], self.new.shape()[1]);
-        let mut pages = self.slots.pages().map(|page| page.page);
+        let mut pages = self.slots.checked().into_iter().flat_map(Slots::pages).map(|page| page.page);
         let scales = match &self.scale {
             ScaleMut::Static(scale) => {
                 scale.check(operator, name, heads, Some(num_pages))?;
@@ -213,6 +239,7 @@ impl<'a> Operator<'a> for KvAppend<'a> {
         let [new, cache, scale] = self.names;
         visit(new, TensorRef::Input(&mut self.new))?;
         visit(cache, TensorRef::Output(&mut self.cache))?;
+        self.slots.views(visit)?;
         match &mut self.scale {
             ScaleMut::Static(Scale::Page(scales)) => visit(scale, TensorRef::Input(scales)),
             ScaleMut::Static(_) => Ok(()),
@@ -274,10 +301,10 @@ impl<'a> AppendParams<'a> {
         table: &PageTable<'_>,
     ) -> Result<()> {
         let num_pages = self.check(&cache.cache)?;
-        check_positions(self.operator, new.positions, self.tokens)?;
+        check_positions(self.operator, new.positions.len(), self.tokens)?;
         let token_slots =
             TokenSlots::look_up(self.operator, table, new.batch_indices, new.positions, Some(num_pages))?;
-        self.run(backend, cache, |strides| Slots::new(&token_slots, strides))
+        self.run(backend, cache, AppendSlots::Checked(Slots::new(&token_slots)))
     }
 
     /// Checks the scales and calls the backend.
@@ -285,14 +312,14 @@ impl<'a> AppendParams<'a> {
         &self,
         backend: &B,
         target: QuantizedCacheMut<'s>,
-        slots: impl Fn(KvStrides) -> Slots<'s>,
+        slots: AppendSlots<'s>,
     ) -> Result<()>
     where
         'a: 's,
     {
         let one = |new, cache: ViewMut<'s>, scale, names| {
-            let slots = slots(KvStrides::of(self.layout, cache.strides()));
-            KvAppend { new, cache, slots, scale, operator: self.operator, names }
+            let strides = KvStrides::of(self.layout, cache.strides());
+            KvAppend { new, cache, strides, slots, scale, operator: self.operator, names }
         };
         let both = [
             one(self.new.k, target.cache.k, target.k_scale, ["k", "cache k", "k scale"]),
@@ -304,6 +331,6 @@ impl<'a> AppendParams<'a> {
 }
 
 /// Checks that there are as many positions as tokens.
-pub(super) fn check_positions(operator: &'static str, positions: &[i32], tokens: usize) -> Result<()> {
-    check_shape(operator, "positions", (&[positions.len()], &[tokens]), "[num_tokens]")
+pub(super) fn check_positions(operator: &'static str, positions: usize, tokens: usize) -> Result<()> {
+    check_shape(operator, "positions", (&[positions], &[tokens]), "[num_tokens]")
 }

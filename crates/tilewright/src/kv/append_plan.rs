@@ -71,7 +71,7 @@ impl AppendPlan {
             "there are {tokens} tokens, the capacity is {}",
             self.capacity
         );
-        check_positions(OPERATOR, positions, tokens)?;
+        check_positions(OPERATOR, positions.len(), tokens)?;
         self.token_slots = TokenSlots::look_up(OPERATOR, table, batch_indices, positions, None)?;
         (self.tokens, self.page_size) = (tokens, table.page_size);
         self.prepared = PreparedData(backend.prepare_append(self)?);

@@ -89,6 +89,13 @@ pub struct KvStrides {
     pub head: usize,
 }
 
+impl KvStrides {
+    /// Offset of a slot and head of a page, in elements.
+    pub fn offset(&self, page: usize, slot: usize, head: usize) -> usize {
+        page * self.page + slot * self.token + head * self.head
+    }
+}
+
 impl KvShape {
     /// Checks a K or V argument and returns its number of pages (paged) or tokens (ragged).
     pub(crate) fn check(&self, operator: &'static str, argument: &str, view: &View<'_>) -> Result<usize> {

@@ -4,7 +4,7 @@
 use crate::{
     Backend, Operator, Result, View, ViewMut,
     kv::{
-        PageTable, Scale, ScaleMut, Slots,
+        AppendSlots, PageTable, Scale, ScaleMut, SlotArrays, Slots,
         append::{KvAppend, check_positions},
         layout::KvStrides,
         slots::TokenSlots,
@@ -27,6 +27,15 @@ pub struct NewMlaTokens<'a> {
     pub positions: &'a [i32],
 }
 
+/// New rows of any dtype.
+#[derive(Debug, Clone, Copy)]
+pub struct NewMla<'a> {
+    /// `[num_tokens, ckv_dim]`
+    pub ckv: View<'a>,
+    /// `[num_tokens, kpe_dim]`
+    pub kpe: View<'a>,
+}
+
 /// The two caches to write to; their dtypes may differ.
 #[derive(Debug)]
 pub struct MlaCacheMut<'a> {
@@ -47,34 +56,84 @@ pub fn append_paged_mla_kv_cache<B: Backend>(
     cache: MlaCacheMut<'_>,
     table: &PageTable<'_>,
 ) -> Result<()> {
-    let tokens = new.batch_indices.len();
-    let ckv_pages = check("ckv", &new.ckv, tokens, &cache.ckv.as_view(), table.page_size)?;
-    let kpe_pages = check("kpe", &new.kpe, tokens, &cache.kpe.as_view(), table.page_size)?;
-    check_positions(OPERATOR, new.positions, tokens)?;
-    let num_pages = ckv_pages.min(kpe_pages);
+    let rows = MlaAppend { operator: OPERATOR, new: NewMla { ckv: new.ckv, kpe: new.kpe } };
+    let num_pages = rows.check(&cache, new.batch_indices.len(), table.page_size)?;
+    check_positions(OPERATOR, new.positions.len(), new.batch_indices.len())?;
     let token_slots =
         TokenSlots::look_up(OPERATOR, table, new.batch_indices, new.positions, Some(num_pages))?;
-    let names = [["ckv", "cache ckv", "ckv scale"], ["kpe", "cache kpe", "kpe scale"]];
-    for ((rows, cache), names) in [(new.ckv, cache.ckv), (new.kpe, cache.kpe)].into_iter().zip(names) {
-        let strides = KvStrides { page: cache.strides()[0], token: cache.strides()[1], head: 0 };
-        let (new, slots) = (rows.with_single_head(), Slots::new(&token_slots, strides));
-        let scale = ScaleMut::Static(Scale::One);
-        KvAppend { new, cache, slots, scale, operator: OPERATOR, names }.run(backend)?;
+    rows.append(backend, cache, AppendSlots::Checked(Slots::new(&token_slots)))
+}
+
+/// [`append_paged_mla_kv_cache`] to the slots of arrays in host or device memory.
+///
+/// # Errors
+/// As [`append_paged_mla_kv_cache`] for arrays on the host. Values of arrays on a device are not read here; their meaning
+/// is that of [`SlotArrays`].
+pub fn append_mla_to_slots<B: Backend>(
+    backend: &B,
+    new: NewMla<'_>,
+    cache: MlaCacheMut<'_>,
+    arrays: &SlotArrays<'_>,
+) -> Result<()> {
+    let operator = "kv.append_mla_to_slots";
+    let rows = MlaAppend { operator, new };
+    let num_pages = rows.check(&cache, arrays.tokens(), arrays.page_size())?;
+    let looked_up = arrays.look_up(operator, num_pages)?;
+    rows.append(backend, cache, arrays.slots(looked_up.as_ref(), num_pages))
+}
+
+/// An append to both caches.
+struct MlaAppend<'a> {
+    operator: &'static str,
+    new: NewMla<'a>,
+}
+
+impl<'a> MlaAppend<'a> {
+    /// Checks both against their caches. Returns the number of pages that both have.
+    fn check(&self, cache: &MlaCacheMut<'_>, tokens: usize, page_size: usize) -> Result<usize> {
+        let check = |name, new, cache: &ViewMut<'_>| {
+            check(self.operator, name, (new, tokens), (&cache.as_view(), page_size))
+        };
+        Ok(check("ckv", &self.new.ckv, &cache.ckv)?.min(check("kpe", &self.new.kpe, &cache.kpe)?))
     }
-    Ok(())
+
+    fn append<'s, B: Backend>(
+        &self,
+        backend: &B,
+        cache: MlaCacheMut<'s>,
+        slots: AppendSlots<'s>,
+    ) -> Result<()>
+    where
+        'a: 's,
+    {
+        let names = [["ckv", "cache ckv", "ckv scale"], ["kpe", "cache kpe", "kpe scale"]];
+        for ((rows, cache), names) in
+            [(self.new.ckv, cache.ckv), (self.new.kpe, cache.kpe)].into_iter().zip(names)
+        {
+            let strides = KvStrides { page: cache.strides()[0], token: cache.strides()[1], head: 0 };
+            let (new, scale) = (rows.with_single_head(), ScaleMut::Static(Scale::One));
+            KvAppend { new, cache, strides, slots, scale, operator: self.operator, names }.run(backend)?;
+        }
+        Ok(())
+    }
 }
 
 /// Checks new rows against their cache, and returns its number of pages.
-fn check(name: &str, new: &View<'_>, tokens: usize, cache: &View<'_>, page_size: usize) -> Result<usize> {
+fn check(
+    operator: &'static str,
+    name: &str,
+    (new, tokens): (&View<'_>, usize),
+    (cache, page_size): (&View<'_>, usize),
+) -> Result<usize> {
     let dim = new.shape().get(1).copied().unwrap_or(0);
-    check_shape(OPERATOR, name, (new.shape(), &[tokens, dim]), "[num_tokens, dim]")?;
+    check_shape(operator, name, (new.shape(), &[tokens, dim]), "[num_tokens, dim]")?;
     let num_pages = cache.shape().first().copied().unwrap_or(0);
     let axes = "[num_pages, page_size, dim]";
-    check_shape(OPERATOR, &format!("cache {name}"), (cache.shape(), &[num_pages, page_size, dim]), axes)?;
+    check_shape(operator, &format!("cache {name}"), (cache.shape(), &[num_pages, page_size, dim]), axes)?;
     for (name, strides) in [(name.to_owned(), new.strides()), (format!("cache {name}"), cache.strides())] {
         crate::ensure!(
             strides.last() == Some(&1) || dim == 1,
-            OPERATOR,
+            operator,
             "{name} has strides {strides:?}: dim, the last axis, must have stride 1"
         );
     }

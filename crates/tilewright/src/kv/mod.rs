@@ -9,6 +9,7 @@ pub mod mla;
 mod page_list;
 mod paged;
 mod scales;
+mod slot_arrays;
 mod slots;
 
 pub use append_plan::AppendPlan;
@@ -16,7 +17,8 @@ pub use block_sparse::{BlockSparse, VariableBlockSparse};
 pub(crate) use copy::copy_pages_on_host;
 pub use copy::{PageCopies, copy_pages};
 pub use layout::{KvCache, KvCacheMut, KvLayout, KvStrides};
-pub use page_list::PageList;
+pub use page_list::{PageIndices, PageList};
 pub use paged::{PageTable, get_seq_lens};
 pub use scales::{KvScales, QuantizedCache, Scale, ScaleMut};
+pub use slot_arrays::{AppendSlots, SlotArrays};
 pub use slots::{PageSlots, Slot, Slots};

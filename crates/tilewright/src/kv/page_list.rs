@@ -1,15 +1,61 @@
-//! Page indices of a plan: an owned copy, or a shared reference to the caller's array.
+//! Page indices of a plan: an owned copy, a shared reference to the caller's array, or an array on a device.
 //!
 //! Copying 250,000 indices takes longer than the rest of planning. Shared indices are only range-checked.
 
+use crate::{
+    Error, Result,
+    attention::Index,
+    tensor::{DeviceAddress, Indices},
+};
 use std::{fmt, ops::Deref, sync::Arc};
 
-/// Page indices; dereferences to a slice. Lists compare by content, shared or not.
+/// Page indices of a table, on the host or on a device. Values on a device are not read by the host: the caller guarantees
+/// that they are pages of the cache.
+#[derive(Debug, Clone, Copy)]
+pub enum PageIndices<'a> {
+    /// Checked, and copied or shared by a plan.
+    Host(Index<'a>),
+    /// Copied by a plan within the device.
+    Device(Indices<'a>),
+}
+
+impl PageIndices<'_> {
+    /// Number of indices.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Host(indices) => indices.len(),
+            Self::Device(indices) => indices.len(),
+        }
+    }
+
+    /// Whether there are no indices.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl<'a, T> From<T> for PageIndices<'a>
+where
+    Index<'a>: From<T>,
+{
+    fn from(indices: T) -> Self {
+        Self::Host(indices.into())
+    }
+}
+
+impl<'a> From<Indices<'a>> for PageIndices<'a> {
+    fn from(indices: Indices<'a>) -> Self {
+        indices.host().map_or(Self::Device(indices), |host| Self::Host(Index::I32(host)))
+    }
+}
+
+/// Page indices; dereferences to those on the host. Lists compare by content, shared or not, and by address on a device.
 #[derive(Clone, Default)]
 pub struct PageList {
     /// Empty while indices are shared; its memory is kept.
     own: Vec<i32>,
     shared: Option<Arc<Vec<i32>>>,
+    device: Option<DeviceAddress>,
 }
 
 impl PageList {
@@ -18,10 +64,37 @@ impl PageList {
         self.shared.is_some()
     }
 
+    /// The address of indices on a device, valid while the plan is prepared.
+    pub fn device(&self) -> Option<DeviceAddress> {
+        self.device
+    }
+
+    /// Number of indices, on the host or on a device.
+    pub(crate) fn num_indices(&self) -> usize {
+        self.device.map_or(self.len(), |at| at.len)
+    }
+
+    /// Rejects indices on a device.
+    pub(crate) fn check_on_host(&self, operator: &'static str, reason: &str) -> Result<()> {
+        self.device.map_or(Ok(()), |at| {
+            let text = format!(
+                "page indices are in the memory of device {}, expected host memory{reason}",
+                at.device
+            );
+            Err(Error::new(operator, text))
+        })
+    }
+
     /// Clears the list and drops the shared reference.
     pub(crate) fn clear(&mut self) {
         self.own.clear();
-        self.shared = None;
+        (self.shared, self.device) = (None, None);
+    }
+
+    /// References indices on a device.
+    pub(crate) fn set_device(&mut self, at: DeviceAddress) {
+        self.clear();
+        self.device = Some(at);
     }
 
     /// References the caller's array.
@@ -54,7 +127,7 @@ impl Deref for PageList {
 
 impl PartialEq for PageList {
     fn eq(&self, other: &Self) -> bool {
-        self[..] == other[..]
+        self[..] == other[..] && self.device == other.device
     }
 }
 

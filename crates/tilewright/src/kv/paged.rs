@@ -9,8 +9,8 @@
 //! A request without pages has no tokens, and its `last_page_len` is 0. Slots from `last_page_len` on may hold garbage
 //! and are never read.
 
-use super::PageList;
-use crate::{Result, attention::Index};
+use super::{PageIndices, PageList};
+use crate::{Result, attention::Index, tensor::DeviceAddress};
 use std::ops::Range;
 
 /// The pages of each request's keys and values.
@@ -18,8 +18,9 @@ use std::ops::Range;
 pub struct PageTable<'a> {
     /// `[num_requests + 1]`, starts at 0, never decreases.
     pub indptr: Index<'a>,
-    /// `[indptr[num_requests]]`, page ids.
-    pub indices: Index<'a>,
+    /// `[indptr[num_requests]]`, page ids; on a device there may be more. A batch takes either, other functions those on
+    /// the host.
+    pub indices: PageIndices<'a>,
     /// `[num_requests]`
     pub last_page_len: Index<'a>,
     /// Tokens per page, at least 1.
@@ -27,12 +28,12 @@ pub struct PageTable<'a> {
 }
 
 impl<'a> PageTable<'a> {
-    /// Builds a page table from its three arrays, each `i32` or `i64`. A plan copies `indices`, unless they are an
+    /// Builds a page table from its three arrays, each `i32` or `i64`; `indices` may be on a device. A plan copies `indices`, unless they are an
     /// `&Arc<Vec<i32>>`, which it shares; the copy dominates planning time with very many pages. The next plan or
     /// replan drops the reference, so a caller can alternate two arrays without copies.
     pub fn new(
         indptr: impl Into<Index<'a>>,
-        indices: impl Into<Index<'a>>,
+        indices: impl Into<PageIndices<'a>>,
         last_page_len: impl Into<Index<'a>>,
         page_size: usize,
     ) -> Self {
@@ -54,6 +55,7 @@ impl<'a> PageTable<'a> {
         let num_requests = self.check_bounds(operator, owner)?;
         let mut indices = PageList::default();
         let max_page = self.collect_pages(operator, owner, &mut indices)?;
+        indices.check_on_host(operator, "")?;
         let ranges = (0..num_requests).map(|r| self.indptr.range(r)).collect();
         let kv_lens =
             (0..num_requests).map(|r| self.kv_len(operator, owner, r)).collect::<Result<Vec<_>>>()?;
@@ -65,8 +67,9 @@ impl<'a> PageTable<'a> {
         crate::ensure!(self.page_size > 0, operator, "page_size = 0, expected at least 1");
         let num_requests = self.last_page_len.len();
         let owned = self.indptr.check_ranges(operator, "kv indptr", owner, num_requests)?;
+        let spare = matches!(self.indices, PageIndices::Device(_));
         crate::ensure!(
-            owned == self.indices.len(),
+            owned == self.indices.len() || (spare && owned < self.indices.len()),
             operator,
             "kv indptr ends at {owned}, but indices has {} pages",
             self.indices.len()
@@ -75,14 +78,22 @@ impl<'a> PageTable<'a> {
     }
 
     /// Checks the pages and writes them to the empty list `to`, which copies or shares them. Returns the maximum page
-    /// id, -1 if there is none.
+    /// id, -1 if there is none or they are on a device.
     pub(crate) fn collect_pages(
         &self,
         operator: &'static str,
         owner: &str,
         to: &mut PageList,
     ) -> Result<i32> {
-        let largest = self.indices.copy_or_share_i32(operator, "page", to)?;
+        let indices = match self.indices {
+            PageIndices::Host(indices) => indices,
+            PageIndices::Device(indices) => {
+                let len = self.indptr.get(self.last_page_len.len()) as usize;
+                indices.device().into_iter().for_each(|at| to.set_device(DeviceAddress { len, ..at }));
+                return Ok(-1);
+            }
+        };
+        let largest = indices.copy_or_share_i32(operator, "page", to)?;
         if self.indices.is_empty() {
             return Ok(-1);
         }

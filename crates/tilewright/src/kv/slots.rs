@@ -4,7 +4,7 @@ use super::paged::CheckedPageTable;
 use crate::{
     Error, Result,
     backend::Opaque,
-    kv::{AppendPlan, PageTable, layout::KvStrides},
+    kv::{AppendPlan, PageTable},
 };
 use std::collections::BTreeMap;
 
@@ -26,7 +26,6 @@ pub struct Slot {
 #[derive(Debug, Clone, Copy)]
 pub struct Slots<'a> {
     token_slots: &'a TokenSlots,
-    strides: KvStrides,
     prepared: Option<&'a Opaque>,
 }
 
@@ -42,13 +41,13 @@ pub struct PageSlots<'a> {
 }
 
 impl<'a> Slots<'a> {
-    pub(crate) fn new(token_slots: &'a TokenSlots, strides: KvStrides) -> Self {
-        Self { token_slots, strides, prepared: None }
+    pub(crate) fn new(token_slots: &'a TokenSlots) -> Self {
+        Self { token_slots, prepared: None }
     }
 
-    /// The slots of a plan, for a cache of any strides.
-    pub(crate) fn of_plan(plan: &'a AppendPlan) -> impl Fn(KvStrides) -> Self {
-        move |strides| Self { token_slots: plan.token_slots(), strides, prepared: plan.prepared() }
+    /// The slots of a plan.
+    pub(crate) fn of_plan(plan: &'a AppendPlan) -> Self {
+        Self { token_slots: plan.token_slots(), prepared: plan.prepared() }
     }
 
     /// The result of the backend's [`prepare_append`](crate::Backend::prepare_append), if the slots are those of an
@@ -65,16 +64,6 @@ impl<'a> Slots<'a> {
     /// The tokens, grouped by page.
     pub fn pages(&self) -> impl Iterator<Item = PageSlots<'a>> + use<'a> {
         self.token_slots.by_page()
-    }
-
-    /// Strides of the cache, in elements.
-    pub fn strides(&self) -> KvStrides {
-        self.strides
-    }
-
-    /// Offset of a slot and head in the cache, in elements.
-    pub fn offset(&self, page: usize, slot: usize, head: usize) -> usize {
-        page * self.strides.page + slot * self.strides.token + head * self.strides.head
     }
 }
 
@@ -111,21 +100,38 @@ impl TokenSlots {
                 Ok(Slot { token, page, slot })
             })
             .collect::<Result<Vec<_>>>()?;
-        slots.sort_unstable_by_key(|slot| (slot.page, slot.slot, slot.token));
-        for pair in slots.windows(2) {
-            let [first, second] = [pair[0], pair[1]];
-            crate::ensure!(
-                (first.page, first.slot) != (second.page, second.slot),
-                operator,
-                "tokens {} and {} both go to slot {} of page {}",
-                first.token,
-                second.token,
-                first.slot,
-                first.page
-            );
-        }
+        sort(operator, &mut slots)?;
         let filled = filled(&pages, table.page_size, &slots);
         Ok(Self { slots, filled, max_page: pages.max_page })
+    }
+
+    /// The slots of a slot mapping: `page * page_size + slot` of each token, -1 to skip it.
+    ///
+    /// # Errors
+    /// When a slot does not exist, or two tokens map to one slot.
+    pub(crate) fn of_mapping(
+        operator: &'static str,
+        slot_mapping: &[i64],
+        (num_pages, page_size): (usize, usize),
+    ) -> Result<Self> {
+        let count = num_pages.saturating_mul(page_size);
+        let tokens = slot_mapping.iter().enumerate();
+        let used = tokens.filter(|(_, number)| **number != i64::from(SKIPPED));
+        let mut slots = used
+            .map(|(token, &number)| {
+                let number = usize::try_from(number).ok().filter(|&at| at < count).ok_or_else(|| {
+                    let text = format!(
+                        "token {token}: slot = {number} is not in 0..{count}, nor -1 to skip the token"
+                    );
+                    Error::new(operator, text)
+                })?;
+                Ok(Slot { token, page: number / page_size, slot: number % page_size })
+            })
+            .collect::<Result<Vec<_>>>()?;
+        sort(operator, &mut slots)?;
+        let filled = slots.iter().map(|slot| (slot.page, page_size)).collect();
+        let max_page = slots.last().map_or(-1, |slot| slot.page as i32);
+        Ok(Self { slots, filled, max_page })
     }
 
     /// Checks that a cache has all pages of the table.
@@ -141,6 +147,24 @@ impl TokenSlots {
             PageSlots { page, slots, filled: self.filled[&page] }
         })
     }
+}
+
+/// Sorts by page and slot, and rejects two tokens with one slot.
+fn sort(operator: &'static str, slots: &mut [Slot]) -> Result<()> {
+    slots.sort_unstable_by_key(|slot| (slot.page, slot.slot, slot.token));
+    for pair in slots.windows(2) {
+        let [first, second] = [pair[0], pair[1]];
+        crate::ensure!(
+            (first.page, first.slot) != (second.page, second.slot),
+            operator,
+            "tokens {} and {} both go to slot {} of page {}",
+            first.token,
+            second.token,
+            first.slot,
+            first.page
+        );
+    }
+    Ok(())
 }
 
 fn check_pages(operator: &'static str, max_page: i32, num_pages: usize) -> Result<()> {

@@ -144,7 +144,12 @@ impl<'a> Operator<'a> for ScoreFilter<'a> {
 }
 
 /// Checks the tensors of a filter and returns the number of rows.
-fn check_pair(operator: &'static str, argument: &str, x: &View<'_>, out: &ViewMut<'_>) -> Result<usize> {
+pub(super) fn check_pair(
+    operator: &'static str,
+    argument: &str,
+    x: &View<'_>,
+    out: &ViewMut<'_>,
+) -> Result<usize> {
     let rows = check_matrix(operator, argument, x)?;
     check_shape(operator, "out", (out.shape(), x.shape()), "[rows, vocab]")?;
     check_dtype(operator, "out", out.dtype(), x.dtype())?;

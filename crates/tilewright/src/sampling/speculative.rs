@@ -16,7 +16,7 @@ use crate::{
     tensor::{check_computable, check_shape},
 };
 
-const OPERATOR: &str = "sampling.chain_speculative_sampling";
+pub(super) const OPERATOR: &str = "sampling.chain_speculative_sampling";
 
 /// The tokens and probabilities of a draft model.
 #[derive(Debug, Clone, Copy)]
@@ -106,7 +106,7 @@ impl<'a> Operator<'a> for ChainVerification<'a> {
 
     fn check(&self) -> Result<()> {
         let Self { drafts, target, params, out } = self;
-        let [batch, n, vocab] = check_target(drafts, target)?;
+        let [batch, n, vocab] = check_target(&drafts.probs, target)?;
         check_ids(drafts.ids, batch, n, vocab)?;
         check_params(OPERATOR, batch, target, params)?;
         let lens = [
@@ -133,12 +133,12 @@ impl<'a> Operator<'a> for ChainVerification<'a> {
 }
 
 /// The argument name of the target's scores.
-fn target_name(target: &Scores<'_>) -> &'static str {
+pub(super) fn target_name(target: &Scores<'_>) -> &'static str {
     if matches!(target, Scores::Logits(_)) { "target logits" } else { "target probs" }
 }
 
 /// Checks both tensors and returns batch, n and vocab.
-fn check_target(drafts: &Drafts<'_>, target: &Scores<'_>) -> Result<[usize; 3]> {
+pub(super) fn check_target(drafts: &View<'_>, target: &Scores<'_>) -> Result<[usize; 3]> {
     let scores = target.view();
     let argument = target_name(target);
     let shape = scores.shape();
@@ -149,15 +149,15 @@ fn check_target(drafts: &Drafts<'_>, target: &Scores<'_>) -> Result<[usize; 3]> 
         i32::MAX
     );
     let (batch, n, vocab) = (shape[0], shape[1] - 1, shape[2]);
-    check_shape(OPERATOR, "draft probs", (drafts.probs.shape(), &[batch, n, vocab]), "[batch, n, vocab]")?;
+    check_shape(OPERATOR, "draft probs", (drafts.shape(), &[batch, n, vocab]), "[batch, n, vocab]")?;
     check_computable(OPERATOR, argument, scores.dtype())?;
-    check_computable(OPERATOR, "draft probs", drafts.probs.dtype())?;
+    check_computable(OPERATOR, "draft probs", drafts.dtype())?;
     check_rows(OPERATOR, argument, (shape, scores.strides()))?;
-    check_rows(OPERATOR, "draft probs", (drafts.probs.shape(), drafts.probs.strides()))?;
+    check_rows(OPERATOR, "draft probs", (drafts.shape(), drafts.strides()))?;
     Ok([batch, n, vocab])
 }
 
-fn check_ids(ids: &[i32], batch: usize, n: usize, vocab: usize) -> Result<()> {
+pub(super) fn check_ids(ids: &[i32], batch: usize, n: usize, vocab: usize) -> Result<()> {
     crate::ensure!(
         ids.len() == batch * n,
         OPERATOR,

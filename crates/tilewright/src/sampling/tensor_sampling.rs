@@ -3,9 +3,13 @@
 //! A GPU reads the parameters and writes the tokens in stream order: the host copies nothing and waits for nothing, so a CUDA graph
 //! can record the call. The arithmetic is that of [`sample`](super::sample): equal parameters draw equal tokens.
 
-use super::{Scores, TensorParams, draw::check_distribution, filter::check_matrix};
+use super::{
+    Scores, TensorParams,
+    draw::check_distribution,
+    filter::{check_matrix, check_pair},
+};
 use crate::{
-    Dtype, Error, Operator, Result, ViewMut,
+    Dtype, Error, Operator, Result, View, ViewMut,
     operator::{TensorRef, TensorVisitor, dispatch},
     rows::check_rows,
     tensor::{Indices, IndicesMut, check_dtype, check_shape},
@@ -101,4 +105,44 @@ impl<'a> Operator<'a> for TensorDistribution<'a> {
     }
 
     dispatch!(distribution_tensors);
+}
+
+/// Keeps the largest logits of each row, as [`top_k_mask_logits`](super::top_k_mask_logits) does, with counts in a tensor.
+#[derive(Debug)]
+pub struct TensorTopKMask<'a> {
+    /// `[rows, vocab]`
+    pub logits: View<'a>,
+    /// `[rows]`: at least 1; on a device, a count below 1 keeps all logits.
+    pub top_k: Indices<'a>,
+    /// `[rows, vocab]` of the dtype of `logits`.
+    pub out: ViewMut<'a>,
+}
+
+impl<'a> Operator<'a> for TensorTopKMask<'a> {
+    fn name(&self) -> &'static str {
+        "sampling.top_k_mask_logits"
+    }
+
+    fn check(&self) -> Result<()> {
+        let (operator, Self { logits, top_k, out }) = (self.name(), self);
+        let rows = check_pair(operator, "logits", logits, out)?;
+        crate::ensure!(
+            top_k.len() == rows,
+            operator,
+            "top_k has {} elements, expected rows = {rows}",
+            top_k.len()
+        );
+        let mut counts = (0..).zip(top_k.host().unwrap_or_default());
+        counts.find(|(_, count)| **count < 1).map_or(Ok(()), |(row, count): (usize, _)| {
+            Err(Error::new(operator, format!("request {row}: top_k = {count} is not at least 1")))
+        })
+    }
+
+    fn views(&mut self, visit: &mut TensorVisitor<'_, 'a>) -> Result<()> {
+        visit("logits", TensorRef::Input(&mut self.logits))?;
+        visit("top_k", TensorRef::Indices(&mut self.top_k))?;
+        visit("out", TensorRef::Output(&mut self.out))
+    }
+
+    dispatch!(top_k_mask_tensors);
 }

@@ -12,7 +12,8 @@
 //! list of large merges.
 //!
 //! A plan without fixed capacity has exactly the capacity of its batch, so one copy uploads all arrays. For a plan of fixed
-//! capacity, that copy ends with the last used item; page indices and mask bits, if any, are separate copies.
+//! capacity or with page indices on the device, that copy ends with the last used item; page indices and mask bits, if any, are
+//! separate copies.
 
 use tilewright::{
     Plan,

@@ -134,6 +134,25 @@ impl<M: Machine> AttentionKernels<M> {
         Ok(kernels)
     }
 
+    /// Loads every kernel that a run can need.
+    pub(super) fn load_all(&self, gpu: &Gpu<M>, target: (&Problem, &ExpressionVariant)) -> Result<()> {
+        let kernel = self.choice.kernel;
+        if !matches!(kernel, KernelConfig::Simt(_)) && target.0.heads().group() <= MAX_SPLIT_KV_ROWS {
+            self.chosen(gpu, target, Bodies::SplitKv)?;
+        }
+        self.chosen(gpu, target, Bodies::Both)?;
+        for config in self.choice.many_rows.into_iter().flat_map(with_masks) {
+            self.many_rows(gpu, target, config)?;
+        }
+        if let KernelConfig::MlaWgmma(config) = kernel {
+            self.large_merges(gpu, target.0, &config)?;
+        }
+        if !matches!(kernel, KernelConfig::Simt(_)) {
+            self.fallback(gpu, target)?;
+        }
+        Ok(())
+    }
+
     /// The kernel for these items and parameters, and its configuration; tensor-core kernels require alignment, for example.
     pub(super) fn select(
         &self,
@@ -145,6 +164,15 @@ impl<M: Machine> AttentionKernels<M> {
         if kernel.accepts(params) {
             return Ok((self.chosen(gpu, target, items)?, kernel));
         }
+        self.fallback(gpu, target)
+    }
+
+    /// The kernel for tensors of any alignment.
+    fn fallback(
+        &self,
+        gpu: &Gpu<M>,
+        target: (&Problem, &ExpressionVariant),
+    ) -> Result<(M::Function, KernelConfig)> {
         let input = input(&gpu.limits, target.0, Some(target.1), Alignment::Elements);
         let kernel = choose(&input).kernel;
         Ok((get_or_build(&self.unaligned, gpu, target, || kernel)?, kernel))
@@ -170,20 +198,28 @@ impl<M: Machine> AttentionKernels<M> {
     pub(super) fn select_many_rows(
         &self,
         gpu: &Gpu<M>,
-        (problem, variant): (&Problem, &ExpressionVariant),
+        target: (&Problem, &ExpressionVariant),
         params: &AttentionParams,
     ) -> Result<Option<(M::Function, WgmmaConfig)>> {
-        let with_masks = |config: WgmmaConfig| [config, WgmmaConfig { any_mask: true, ..config }];
         let mut configs = self.choice.many_rows.into_iter().flat_map(with_masks);
         let Some(config) = configs.find(|config| config.accepts(params)) else { return Ok(None) };
+        Ok(Some((self.many_rows(gpu, target, config)?, config)))
+    }
+
+    fn many_rows(
+        &self,
+        gpu: &Gpu<M>,
+        (problem, variant): (&Problem, &ExpressionVariant),
+        config: WgmmaConfig,
+    ) -> Result<M::Function> {
         let slot = &self.many_rows[usize::from(config.any_mask)];
         if let Some(function) = slot.get() {
-            return Ok(Some((function.clone(), config)));
+            return Ok(function.clone());
         }
         let masks = if config.any_mask { "_masks" } else { "" };
         let name = format!("{}_wgmma{masks}", kernel_name(&self.choice.kernel, problem, variant));
         let function = gpu.kernel(OPERATOR, &name, |name| wgmma::attention(name, &config, variant))?;
-        Ok(Some((slot.get_or_init(|| function).clone(), config)))
+        Ok(slot.get_or_init(|| function).clone())
     }
 
     fn chosen(
@@ -199,6 +235,11 @@ impl<M: Machine> AttentionKernels<M> {
         };
         get_or_build(slot, gpu, target, || self.choice.kernel.with_bodies(bodies))
     }
+}
+
+/// The configurations for runs whose rows see ranges of keys, and for any others.
+fn with_masks(config: WgmmaConfig) -> [WgmmaConfig; 2] {
+    [config, WgmmaConfig { any_mask: true, ..config }]
 }
 
 fn get_or_build<M: Machine>(

@@ -74,6 +74,16 @@ impl<M: Machine> Gpu<M> {
         Ok(Some(Arc::new(AttentionKernels::new(self, problem, variant)?)))
     }
 
+    pub(super) fn load_attention(
+        &self,
+        problem: &Problem,
+        variant: &ExpressionVariant,
+        built: Option<&Opaque>,
+    ) -> Result<()> {
+        let kernels = built.and_then(|built| built.downcast_ref::<AttentionKernels<M>>());
+        kernels.map_or(Ok(()), |kernels| kernels.load_all(self, (problem, variant)))
+    }
+
     /// The choice of the body that a built operator runs.
     pub(super) fn attention_choice(&self, built: &Opaque) -> Option<Choice> {
         built.downcast_ref::<AttentionKernels<M>>().map(|kernels| kernels.choice.clone())
@@ -113,9 +123,21 @@ impl<M: Machine> Gpu<M> {
         })))
     }
 
-    /// Writes a plan to its device memory.
+    /// Writes a plan to its device memory. Page indices on the device are copied there.
     fn upload_plan(&self, plan: &Plan, plan_layout: &PlanLayout, args: &PlanArrays) -> Result<()> {
-        if plan.capacity().is_none() {
+        if let Some(indices) = plan.requests().source.device_indices()
+            && indices.len > 0
+        {
+            let from = self.check_device("attention.plan", "page indices", Some(indices))?;
+            self.upload_host_arrays(plan, plan_layout, args)?;
+            return self.machine.copy(from, args.indices, indices.len * size_of::<i32>());
+        }
+        self.upload_host_arrays(plan, plan_layout, args)
+    }
+
+    /// Writes what the host has of a plan.
+    fn upload_host_arrays(&self, plan: &Plan, plan_layout: &PlanLayout, args: &PlanArrays) -> Result<()> {
+        if plan.capacity().is_none() && plan.requests().source.device_indices().is_none() {
             return self.machine.write_words(args.worker_indptr, plan_layout.all_words(), &mut |all| {
                 flatten::write(plan, plan_layout, &mut all[..plan_layout.words(plan)]);
                 plan_layout.write_lists(plan, all);

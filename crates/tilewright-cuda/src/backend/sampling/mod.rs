@@ -14,8 +14,8 @@ pub(super) use distribution::{distribution, distribution_tensors, filter};
 pub(super) use edit::edit_logits;
 pub(super) use logprobs::logprobs;
 pub(super) use sample::{sample, sample_tensors};
-pub(super) use speculative::chain_speculative_sampling;
-pub(super) use top_k::top_k;
+pub(super) use speculative::{chain_speculative_sampling, chain_tensors};
+pub(super) use top_k::{top_k, top_k_mask_tensors};
 
 use super::Gpu;
 use crate::machine::Machine;

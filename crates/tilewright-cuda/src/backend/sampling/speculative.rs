@@ -1,4 +1,4 @@
-//! Chain speculative sampling: one launch with one CTA per request; tokens and counts are one copy each.
+//! Chain speculative sampling: one launch with one CTA per request. With tokens and counts on the host, one copy of each follows.
 
 use super::{error_of, kind_of, name_of, row_error, threads_of_large, vocab_of, with_elements};
 use crate::{
@@ -6,10 +6,12 @@ use crate::{
     machine::Machine,
 };
 use tilewright::{
-    Result,
-    sampling::{ChainCounts, ChainOutput, ChainVerification},
+    Result, View,
+    sampling::{ChainCounts, ChainOutput, ChainVerification, Scores, TensorChain},
 };
-use tilewright_kernels::sampling::{self, CHAIN_OUTCOME_WORDS, RowKind, SampleConfig};
+use tilewright_kernels::sampling::{self, CHAIN_OUTCOME_WORDS, RequestSources, RowKind, SampleConfig};
+
+const _: () = assert!(CHAIN_OUTCOME_WORDS == TensorChain::OUTCOME_WORDS);
 use tilewright_ptx::sim::Arg;
 
 const OPERATOR: &str = "sampling.chain_speculative_sampling";
@@ -19,42 +21,75 @@ pub(in crate::backend) fn chain_speculative_sampling<M: Machine>(
     operator: ChainVerification<'_>,
 ) -> Result<()> {
     let ChainVerification { drafts, target, params, out } = operator;
-    let (view, kind) = (target.view(), kind_of(&target));
-    let [batch, positions, vocab] = [view.shape()[0], view.shape()[1], view.shape()[2]];
-    let columns = vocab_of(OPERATOR, vocab)?;
+    let [batch, positions] = [0, 1].map(|axis| target.view().shape()[axis]);
     if batch == 0 {
         return Ok(());
     }
-    let config = SampleConfig { kind, threads: threads_of_large(vocab) };
-    let (of_draft, of_target) = (drafts.probs.dtype(), view.dtype());
-    let name = format!("chain_{}_{of_draft}_{of_target}_{}", name_of(kind), config.threads);
-    let kernel = with_elements!(OPERATOR, of_draft, D => with_elements!(OPERATOR, of_target, T => {
-        gpu.kernel(OPERATOR, &name, |name| sampling::chain::<D, T>(name, config))
-    }))?;
     let (requests, _uploaded) = gpu.upload_requests(params)?;
     let ids = gpu.upload_words(drafts.ids.iter().map(|id| id.cast_unsigned()))?;
     let tokens = gpu.allocate(4 * batch * positions)?;
     let outcomes = gpu.allocate(4 * batch * CHAIN_OUTCOME_WORDS)?;
     gpu.machine.fill(outcomes.address(), 0, outcomes.bytes())?;
+    let arrays = ChainArrays { ids: ids.address(), tokens: tokens.address(), outcomes: outcomes.address() };
+    launch(gpu, (&drafts.probs, &target), arrays, &requests)?;
+    let tokens = gpu.read_words(&tokens, batch * positions)?;
+    let outcomes = gpu.read_words(&outcomes, batch * CHAIN_OUTCOME_WORDS)?;
+    report(kind_of(&target), &tokens, &outcomes, out);
+    Ok(())
+}
+
+pub(in crate::backend) fn chain_tensors<M: Machine>(gpu: &Gpu<M>, operator: TensorChain<'_>) -> Result<()> {
+    let TensorChain { draft_probs, draft_ids, target, params, tokens, outcomes } = operator;
+    if target.view().shape()[0] == 0 {
+        return Ok(());
+    }
+    let (requests, _uploaded) = gpu.request_sources(OPERATOR, &params)?;
+    let (ids, _uploaded_ids) = gpu.integers(OPERATOR, "draft ids", draft_ids)?;
+    let arrays = ChainArrays {
+        ids,
+        tokens: gpu.check_device(OPERATOR, "tokens", tokens.as_indices().device())?,
+        outcomes: gpu.check_device(OPERATOR, "outcomes", outcomes.as_indices().device())?,
+    };
+    launch(gpu, (&draft_probs, &target), arrays, &requests)
+}
+
+/// Addresses of the integers of a launch.
+struct ChainArrays {
+    ids: u64,
+    tokens: u64,
+    outcomes: u64,
+}
+
+fn launch<M: Machine>(
+    gpu: &Gpu<M>,
+    (drafts, target): (&View<'_>, &Scores<'_>),
+    arrays: ChainArrays,
+    requests: &RequestSources,
+) -> Result<()> {
+    let (view, kind) = (target.view(), kind_of(target));
+    let [batch, positions, vocab] = [view.shape()[0], view.shape()[1], view.shape()[2]];
+    let columns = vocab_of(OPERATOR, vocab)?;
+    let config = SampleConfig { kind, threads: threads_of_large(vocab) };
+    let (of_draft, of_target) = (drafts.dtype(), view.dtype());
+    let name = format!("chain_{}_{of_draft}_{of_target}_{}", name_of(kind), config.threads);
+    let kernel = with_elements!(OPERATOR, of_draft, D => with_elements!(OPERATOR, of_target, T => {
+        gpu.kernel(OPERATOR, &name, |name| sampling::chain::<D, T>(name, config))
+    }))?;
     let stride = |strides: &[usize], axis: usize| Arg::U64(strides[axis] as u64);
     let args = [
-        Arg::U64(address(&drafts.probs)),
+        Arg::U64(address(drafts)),
         Arg::U64(address(&view)),
-        Arg::U64(ids.address()),
-        Arg::U64(tokens.address()),
-        Arg::U64(outcomes.address()),
-        stride(drafts.probs.strides(), 0),
-        stride(drafts.probs.strides(), 1),
+        Arg::U64(arrays.ids),
+        Arg::U64(arrays.tokens),
+        Arg::U64(arrays.outcomes),
+        stride(drafts.strides(), 0),
+        stride(drafts.strides(), 1),
         stride(view.strides(), 0),
         stride(view.strides(), 1),
         Arg::U32(positions as u32 - 1),
         Arg::U32(columns),
     ];
-    gpu.machine.launch(&kernel, [batch as u32, 1, 1], &[&args[..], &requests.args()].concat())?;
-    let tokens = gpu.read_words(&tokens, batch * positions)?;
-    let outcomes = gpu.read_words(&outcomes, batch * CHAIN_OUTCOME_WORDS)?;
-    report(kind, &tokens, &outcomes, out);
-    Ok(())
+    gpu.machine.launch(&kernel, [batch as u32, 1, 1], &[&args[..], &requests.args()].concat())
 }
 
 /// Writes the results of all chains to `out`.

@@ -6,8 +6,8 @@ use crate::{
     machine::Machine,
 };
 use tilewright::{
-    Operator, Result,
-    sampling::{ScoreFilter, TieBreak, TopKSelection},
+    Operator, Result, View,
+    sampling::{ScoreFilter, TensorTopKMask, TieBreak, TopKSelection},
 };
 use tilewright_kernels::sampling::{self, LAST_FIRST, SORTED};
 use tilewright_ptx::sim::Arg;
@@ -48,7 +48,26 @@ pub(in crate::backend) fn top_k<M: Machine>(gpu: &Gpu<M>, operator: TopKSelectio
 }
 
 pub(super) fn top_k_mask<M: Machine>(gpu: &Gpu<M>, operator: ScoreFilter<'_>, counts: &[u32]) -> Result<()> {
-    let (operator_name, ScoreFilter { x, out, .. }) = (operator.name(), &operator);
+    let (name, ScoreFilter { x, out, .. }) = (operator.name(), &operator);
+    let counts = gpu.upload_words(counts.iter().copied())?;
+    launch_mask(gpu, name, (x, &out.as_view()), counts.address())
+}
+
+pub(in crate::backend) fn top_k_mask_tensors<M: Machine>(
+    gpu: &Gpu<M>,
+    operator: TensorTopKMask<'_>,
+) -> Result<()> {
+    let (name, TensorTopKMask { logits, top_k, out }) = (operator.name(), &operator);
+    let (counts, _uploaded) = gpu.integers(name, "top_k", *top_k)?;
+    launch_mask(gpu, name, (logits, &out.as_view()), counts)
+}
+
+fn launch_mask<M: Machine>(
+    gpu: &Gpu<M>,
+    operator_name: &'static str,
+    (x, out): (&View<'_>, &View<'_>),
+    counts: u64,
+) -> Result<()> {
     let [rows, vocab] = [x.shape()[0], x.shape()[1]];
     let columns = vocab_of(operator_name, vocab)?;
     if rows == 0 {
@@ -59,11 +78,10 @@ pub(super) fn top_k_mask<M: Machine>(gpu: &Gpu<M>, operator: ScoreFilter<'_>, co
     let kernel = with_elements!(operator_name, x.dtype(), T => {
         gpu.kernel(operator_name, &name, |name| sampling::top_k_mask::<T>(name, threads))
     })?;
-    let counts = gpu.upload_words(counts.iter().copied())?;
     let args = [
         Arg::U64(address(x)),
-        Arg::U64(counts.address()),
-        Arg::U64(address(&out.as_view())),
+        Arg::U64(counts),
+        Arg::U64(address(out)),
         Arg::U64(x.strides()[0] as u64),
         Arg::U64(out.strides()[0] as u64),
         Arg::U32(columns),

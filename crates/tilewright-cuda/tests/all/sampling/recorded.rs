@@ -3,8 +3,8 @@
 use tilewright::{
     Backend, Dtype, Operator,
     sampling::{
-        SamplingParams, Scores, TensorParam, TensorParams, TensorSampling, TieBreak, TokenSampling, TopK,
-        TopKSelection,
+        SamplingParams, Scores, TensorChain, TensorParam, TensorParams, TensorSampling, TensorTopKMask,
+        TieBreak, TokenSampling, TopK, TopKSelection,
     },
     tensor::{DeviceMemory, IndicesMut},
 };
@@ -144,8 +144,56 @@ fn selected_indices_are_in_the_memory_of_the_caller<M: Machine>(gpu: &Gpu<M>) ->
     Ok(())
 }
 
+/// Counts below 1 keep all logits, and ids outside of the vocabulary end a draft; both calls are recorded.
+fn masks_and_chains_read_arrays_on_the_device<M: Machine>(gpu: &Gpu<M>) -> tilewright::Result<()> {
+    let scores: Vec<f32> = (0..2 * VOCAB).map(|i| 1.0 + (i * 7919 % 1009) as f32).collect();
+    let draft_probs = gpu.upload(bytemuck::cast_slice(&scores))?;
+    let (counts, ids) = (gpu.upload(&[1; 8])?, gpu.upload(&[0; 8])?);
+    let (mut out, mut tokens, mut outcomes) =
+        (gpu.allocate(8 * VOCAB)?, gpu.allocate(16)?, gpu.allocate(64)?);
+    let target = gpu.upload(bytemuck::cast_slice(&[&scores[..], &scores[..]].concat()))?;
+    let mut both = || {
+        let logits = draft_probs.view(Dtype::F32, 0, &[2, VOCAB])?;
+        let top_k = counts.indices(0, 2)?;
+        TensorTopKMask { logits, top_k, out: out.view_mut(Dtype::F32, 0, &[2, VOCAB])? }.run(gpu)?;
+        TensorChain {
+            draft_probs: draft_probs.view(Dtype::F32, 0, &[2, 1, VOCAB])?,
+            draft_ids: ids.indices(0, 2)?,
+            target: Scores::Probs(target.view(Dtype::F32, 0, &[2, 2, VOCAB])?),
+            params: TensorParams { seed: TensorParam::All(7), offset_step: 4, ..TensorParams::default() },
+            tokens: tokens.indices_mut(0, 4)?,
+            outcomes: outcomes.indices_mut(0, 16)?,
+        }
+        .run(gpu)
+    };
+    both()?; // loads the kernels
+    let graph = Backend::record(gpu, &mut both)?.expect("this backend records");
+    let mut ends = Vec::new();
+    for (top_k, drafted) in
+        [([3, 0], [2, -1]), ([-1, 1], [2, VOCAB as i32]), ([i32::MIN, VOCAB as i32], [2, i32::MAX])]
+    {
+        gpu.machine().write(counts.address(), bytemuck::cast_slice(&top_k))?;
+        gpu.machine().write(ids.address(), bytemuck::cast_slice(&drafted))?;
+        graph.replay()?;
+        let (mut masked, mut found) = (vec![0.0_f32; 2 * VOCAB], [0_i32; 4]);
+        gpu.machine().read(out.address(), bytemuck::cast_slice_mut(&mut masked))?;
+        for (row, count) in top_k.into_iter().enumerate() {
+            let kept = masked[row * VOCAB..][..VOCAB].iter().filter(|logit| logit.is_finite()).count();
+            assert_eq!(kept, if count < 1 { VOCAB } else { count as usize });
+        }
+        gpu.machine().read(tokens.address(), bytemuck::cast_slice_mut(&mut found))?;
+        // the target equals the draft, which is accepted
+        assert_eq!((found[0], found[3]), (2, -1));
+        assert!((0..VOCAB as i32).contains(&found[1]) && (0..VOCAB as i32).contains(&found[2]));
+        ends.push(found);
+    }
+    assert!(ends.iter().all(|found| *found == ends[0]), "-1 and ids outside of the vocabulary are equal");
+    Ok(())
+}
+
 #[test]
 fn in_the_simulator() {
+    masks_and_chains_read_arrays_on_the_device(&Gpu::new(Simulator::new(80, 3))).unwrap();
     selected_indices_are_in_the_memory_of_the_caller(&Gpu::new(Simulator::new(80, 3))).unwrap();
     replays_read_the_present_parameters(&Gpu::new(Simulator::new(80, 3))).unwrap();
 }
@@ -157,6 +205,7 @@ fn on_the_gpu() {
             let gpu = Gpu::new(device);
             selected_indices_are_in_the_memory_of_the_caller(&gpu).unwrap();
             replays_read_the_present_parameters(&gpu).unwrap();
+            masks_and_chains_read_arrays_on_the_device(&gpu).unwrap();
         }
         Err(why) => println!("skipped: {why}"),
     }

@@ -5,7 +5,7 @@ use crate::real::{Real, noise};
 use half::{bf16, f16};
 use tilewright::{Dtype, E4m3, E5m2, Element};
 use tilewright_kernels::{
-    append::{AppendParams, Cache, Scale, SlotMapping, append},
+    append::{AppendParams, Cache, Scale, SlotMapping, SlotMappingKind, append},
     tile::Strided,
 };
 use tilewright_ptx::sim::Memory;
@@ -26,21 +26,34 @@ type Shape = (u32, u32, u32);
 
 #[test]
 fn tokens_go_to_their_slots() {
-    for (layout, by_slots) in [(Layout::Nhd, false), (Layout::Hnd, false), (Layout::Nhd, true)] {
+    let kinds = [
+        (Layout::Nhd, SlotMappingKind::Table),
+        (Layout::Hnd, SlotMappingKind::Table),
+        (Layout::Nhd, SlotMappingKind::Slots),
+        (Layout::Hnd, SlotMappingKind::Unchecked),
+        (Layout::Nhd, SlotMappingKind::Numbers),
+    ];
+    for (layout, kind) in kinds {
         for page_size in [1, 5, 16] {
-            run::<bf16>((2, 64, page_size), layout, (by_slots, 0));
-            run::<f16>((3, 24, page_size), layout, (by_slots, 1));
-            run::<f32>((1, 4, page_size), layout, (by_slots, 2));
-            run::<bf16>((3, 13, page_size), layout, (by_slots, 2));
+            run::<bf16>((2, 64, page_size), layout, (kind, 0));
+            run::<f16>((3, 24, page_size), layout, (kind, 1));
+            run::<f32>((1, 4, page_size), layout, (kind, 2));
+            run::<bf16>((3, 13, page_size), layout, (kind, 2));
             // more threads per token than a CTA has
-            run::<bf16>((40, 256, page_size), layout, (by_slots, 3));
+            run::<bf16>((40, 256, page_size), layout, (kind, 3));
         }
     }
 }
 
 #[test]
 fn many_seeds() {
-    (0..SEEDS).for_each(|seed| run::<bf16>((3, 40, 3), Layout::Nhd, (seed % 2 == 0, seed)));
+    let kinds = [
+        SlotMappingKind::Table,
+        SlotMappingKind::Slots,
+        SlotMappingKind::Unchecked,
+        SlotMappingKind::Numbers,
+    ];
+    (0..SEEDS).for_each(|seed| run::<bf16>((3, 40, 3), Layout::Nhd, (kinds[seed as usize % 4], seed)));
 }
 
 /// Strides of pages, slots and heads.
@@ -74,31 +87,77 @@ fn launch(what: &str, call: AppendParams, seed: u64, memory: &mut Memory) {
     simulate(&format!("{what} {call:?}"), &kernel, (grid, &args), seed, memory);
 }
 
-fn run<T: Real>(shape: Shape, layout: Layout, (by_slots, seed): (bool, u64)) {
-    let (tokens, mut memory) = (tokens(shape.2), Memory::new());
-    let (heads, dim) = (shape.0 as usize, shape.1 as usize);
-    let new_stride = heads * dim + 8;
-    let new = noise::<T>(tokens.len() * new_stride, seed + 3);
-    let before = noise::<T>(PAGES * shape.2 as usize * heads * dim, seed + 7);
+/// The slot mapping of `tokens` as arrays in `memory`.
+fn mapping(kind: SlotMappingKind, tokens: &[(i32, i32)], page_size: u32, memory: &mut Memory) -> SlotMapping {
     let kept = || tokens.iter().enumerate().filter(|(_, (request, _))| *request >= 0);
-    let slot_mapping = if by_slots {
-        let slots =
-            kept().flat_map(|(token, &at)| [vec![token as u32], place(at, shape.2).to_vec()].concat());
-        SlotMapping::Slots {
-            slots: memory.alloc_from(&slots.collect::<Vec<_>>()),
-            count: kept().count() as u32,
+    let (requests, positions): (Vec<i32>, Vec<i32>) = tokens.iter().copied().unzip();
+    let count = tokens.len() as u32;
+    match kind {
+        SlotMappingKind::Slots => {
+            let slots =
+                kept().flat_map(|(token, &at)| [vec![token as u32], place(at, page_size).to_vec()].concat());
+            SlotMapping::Slots {
+                slots: memory.alloc_from(&slots.collect::<Vec<_>>()),
+                count: kept().count() as u32,
+            }
         }
-    } else {
-        let (requests, positions): (Vec<i32>, Vec<i32>) = tokens.iter().copied().unzip();
-        SlotMapping::Table {
+        SlotMappingKind::Table => SlotMapping::Table {
             batch_indices: memory.alloc_from(&requests),
             positions: memory.alloc_from(&positions),
             indptr: memory.alloc_from(&INDPTR),
             indices: memory.alloc_from(&INDICES),
-            page_size: shape.2,
-            count: tokens.len() as u32,
+            page_size,
+            count,
+        },
+        SlotMappingKind::Unchecked => {
+            // without pages; beyond the pages; request 3 has pages that the cache lacks, 4 bounds beyond the indices
+            let size = page_size as i32;
+            let without_slot = [(1, 0), (0, -1), (2, 4 * size), (0, i32::MAX), (3, 0), (3, size), (4, 0)];
+            let without_request = [(5, 0), (i32::MIN, 0)];
+            let all = [tokens, &without_slot, &without_request].concat();
+            let (requests, positions): (Vec<i32>, Vec<i32>) = all.iter().copied().unzip();
+            let indptr = [&INDPTR[..], &[9, u32::MAX]].concat();
+            let indices = [&INDICES[..], &[PAGES as u32, u32::MAX]].concat();
+            SlotMapping::Unchecked {
+                arrays: [
+                    memory.alloc_from(&requests),
+                    memory.alloc_from(&positions),
+                    memory.alloc_from(&indptr),
+                    memory.alloc_from(&indices),
+                ],
+                page_size,
+                num_requests: 5,
+                num_indices: 9,
+                num_pages: PAGES as u32,
+                count: all.len() as u32,
+            }
         }
-    };
+        SlotMappingKind::Numbers => {
+            let num_slots = PAGES as u32 * page_size;
+            let number = |&(request, position): &(i32, i32)| match request {
+                0.. => {
+                    let [page, slot] = place((request, position), page_size);
+                    i64::from(page * page_size + slot)
+                }
+                _ => -1,
+            };
+            let wrong = [num_slots.into(), i64::MIN, i64::MAX, 1 << 32, -2];
+            let numbers: Vec<i64> = tokens.iter().map(number).chain(wrong).collect();
+            let count = numbers.len() as u32;
+            SlotMapping::Numbers { numbers: memory.alloc_from(&numbers), page_size, num_slots, count }
+        }
+    }
+}
+
+fn run<T: Real>(shape: Shape, layout: Layout, (kind, seed): (SlotMappingKind, u64)) {
+    let (tokens, mut memory) = (tokens(shape.2), Memory::new());
+    let slot_mapping = mapping(kind, &tokens, shape.2, &mut memory);
+    let (heads, dim) = (shape.0 as usize, shape.1 as usize);
+    let new_stride = heads * dim + 8;
+    // the rows of tokens without a slot follow
+    let new = noise::<T>((tokens.len() + 10) * new_stride, seed + 3);
+    let before = noise::<T>(PAGES * shape.2 as usize * heads * dim, seed + 7);
+    let kept = || tokens.iter().enumerate().filter(|(_, (request, _))| *request >= 0);
     let strides = strides(layout, shape);
     let call = AppendParams {
         dtypes: (T::DTYPE, T::DTYPE),

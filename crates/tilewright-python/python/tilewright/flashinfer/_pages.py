@@ -13,10 +13,17 @@ def host_array(x) -> numpy.ndarray:
     return on_host(x).numpy() if isinstance(x, torch.Tensor) else numpy.asarray(x)
 
 
+def requests_of(indptr, tokens: int):
+    """The request of each of the tokens, with the tokens: the number of requests for tokens after the last bound. It does not
+    wait for a GPU."""
+    each = torch.arange(tokens, dtype=indptr.dtype, device=indptr.device)
+    return torch.searchsorted(indptr, each, right=True) - 1, each
+
+
 def page_table(indptr, indices, last_page_len, page_size: int) -> PageTable:
     """A table from the arrays of ``plan``, which engines pad: bounds that do not start at 0, more indices than the bounds
-    name, and a length of the last page of requests without pages."""
-    indptr, indices, last = on_host(indptr), on_host(indices), on_host(last_page_len)
+    name, and a length of the last page of requests without pages. Page indices on a GPU stay there."""
+    indptr, last = on_host(indptr), on_host(last_page_len)
     bounds = host_array(indptr)
     if len(bounds) == 0:
         raise Error("flashinfer.plan: indptr is empty, expected [batch_size + 1]")

@@ -2,6 +2,7 @@
 
 import functools
 
+import numpy
 import torch
 
 from .._core import Error
@@ -113,10 +114,9 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
         self._pos_encoding_mode, self._rope_scale, self._rope_theta = pos_encoding_mode, rope_scale, rope_theta
         self._q_len_per_req = q_len_per_req
         table = page_table(indptr, indices, last_page_len, page_size)
-        qo_indptr = torch.arange(0, batch_size * q_len_per_req + 1, q_len_per_req, dtype=torch.int32, device="cpu")
         self._begin_plan(self._capacity(batch_size))
         split = split_of("BatchDecodeWithPagedKVCacheWrapper.plan", fixed_split_size, disable_split_kv, page_size)
-        self._attention.plan(self._settings, Batch.paged(qo_indptr, table), split)
+        self._attention.plan(self._settings, Batch.paged(_qo_indptr(batch_size, q_len_per_req), table), split)
 
     begin_forward = plan
 
@@ -206,6 +206,12 @@ class CUDAGraphBatchDecodeWithPagedKVCacheWrapper(BatchDecodeWithPagedKVCacheWra
         super().__init__(workspace_buffer, kv_layout, use_cuda_graph=True, use_tensor_cores=use_tensor_cores,
                          paged_kv_indptr_buffer=indptr_buffer, paged_kv_indices_buffer=indices_buffer,
                          paged_kv_last_page_len_buffer=last_page_len_buffer)
+
+
+@functools.lru_cache(maxsize=256)
+def _qo_indptr(batch_size, q_len_per_req):
+    """The bounds of equal requests, on the host."""
+    return numpy.arange(0, batch_size * q_len_per_req + 1, q_len_per_req, dtype=numpy.int32)
 
 
 def _tensor(x):

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy
 import torch
 
 from .._core import Error
@@ -41,24 +42,24 @@ class BatchMLAPagedAttentionWrapper:
         dtypes = dtype_name(q_data_type), dtype_name(kv_data_type)
         if dtypes[0] != dtypes[1]:
             refuse(function, f"q_data_type = {dtypes[0]}", kv_data_type=kv_data_type)
-        bounds, pages = host_array(kv_indptr), host_array(kv_indices)
-        lens = host_array(kv_len_arr)
+        bounds, lens = host_array(kv_indptr), host_array(kv_len_arr)
         counts = (lens + page_size - 1) // page_size
         if len(counts) != len(bounds) - 1 or (counts > bounds[1:] - bounds[:-1]).any():
             raise Error(f"flashinfer.{function}: kv_len_arr needs {counts.tolist()} pages, kv_indptr has "
                         f"{(bounds[1:] - bounds[:-1]).tolist()}")
         last = lens - (counts - 1).clip(min=0) * page_size
         if (counts != bounds[1:] - bounds[:-1]).any():  # pages after the last token are not read
-            pages = [page for r, count in enumerate(counts) for page in pages[bounds[r] : bounds[r] + count].tolist()]
-            bounds = [0, *counts.cumsum().tolist()]
+            used = numpy.concatenate([numpy.arange(begin, begin + count, dtype="int64") for begin, count in zip(bounds, counts)])
+            pages = kv_indices[torch.from_numpy(used).to(kv_indices.device, non_blocking=True)]
+            bounds = numpy.concatenate([[0], counts.cumsum()])
         else:
-            pages = pages[: bounds[-1]]
+            pages = kv_indices[: int(bounds[-1])]
         key = (num_heads, head_dim_ckv, head_dim_kpe, page_size, causal, float(sm_scale), dtypes[0])
         if self._use_cuda_graph:
             for buffer, array in zip(self._buffers, (qo_indptr, kv_indptr, kv_indices, kv_len_arr), strict=True):
                 if len(array) > len(buffer):
                     raise ValueError(f"a buffer has {len(buffer)} elements, the batch needs {len(array)}")
-                buffer[: len(array)].copy_(array)
+                buffer[: len(array)].copy_(array, non_blocking=True)
         if key != self._key:
             problem = Problem.latent(num_heads, head_dim_ckv, head_dim_kpe, scale=float(sm_scale), dtype=dtypes[0], causal=causal)
             self._operator, self._plan = Attention(problem, device=planned_device(self._float_workspace_buffer)), None

@@ -3,7 +3,18 @@
 import torch
 
 from .. import operators
+from ._compiled import is_compiling, operator
 from ._refuse import check_output
+
+
+@operator("rmsnorm(Tensor input, Tensor weight, float eps, bool gemma, Tensor(a!) out)")
+def _rmsnorm(input, weight, eps, gemma, out):
+    operators.rmsnorm(input, weight, eps, gemma=gemma, out=out)
+
+
+@operator("fused_add_rmsnorm(Tensor(a!) input, Tensor(b!) residual, Tensor weight, float eps, bool gemma)")
+def _fused_add_rmsnorm(input, residual, weight, eps, gemma):
+    operators.fused_add_rmsnorm(input, residual, weight, eps, gemma=gemma)
 
 
 def _normed(function, input, weight, eps, out, gemma):
@@ -11,7 +22,10 @@ def _normed(function, input, weight, eps, out, gemma):
         out = torch.empty_like(input)
     else:
         check_output(function, "out", out, input.shape, input.dtype, input.device)
-    operators.rmsnorm(input, weight, eps, gemma=gemma, out=out)
+    if is_compiling():
+        _rmsnorm(input, weight, eps, gemma, out)
+    else:
+        operators.rmsnorm(input, weight, eps, gemma=gemma, out=out)
     return out
 
 
@@ -27,9 +41,15 @@ def gemma_rmsnorm(input, weight, eps=1e-6, out=None, enable_pdl=None):
 
 def fused_add_rmsnorm(input, residual, weight, eps=1e-6, enable_pdl=None):
     """``residual += input``, then ``input = rmsnorm(residual)``, in place."""
-    operators.fused_add_rmsnorm(input, residual, weight, eps)
+    if is_compiling():
+        _fused_add_rmsnorm(input, residual, weight, eps, False)
+    else:
+        operators.fused_add_rmsnorm(input, residual, weight, eps)
 
 
 def gemma_fused_add_rmsnorm(input, residual, weight, eps=1e-6, enable_pdl=None):
     """:func:`fused_add_rmsnorm` with the factor ``1 + weight``."""
-    operators.fused_add_rmsnorm(input, residual, weight, eps, gemma=True)
+    if is_compiling():
+        _fused_add_rmsnorm(input, residual, weight, eps, True)
+    else:
+        operators.fused_add_rmsnorm(input, residual, weight, eps, gemma=True)

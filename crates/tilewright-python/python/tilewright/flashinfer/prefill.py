@@ -9,6 +9,7 @@ from .._core import Error
 from .._core import segment_packbits as pack_segments
 from .._tensors import dtype_name
 from ..attention import Batch, Capacity
+from ._compiled import is_compiling, operator
 from ._pages import host_array, page_table, run_cache
 from ._planned import BatchWrapper, PlannedAttention, Settings, dtype_names, planned_device, split_of
 from ._refuse import check_backend, check_layout, refuse
@@ -30,6 +31,27 @@ def single_prefill_with_kv_cache(
            use_fp16_qk_reduction=use_fp16_qk_reduction)
     if o_dtype is not None and o_dtype != q.dtype:
         refuse(function, f"q.dtype = {q.dtype}", o_dtype=o_dtype)
+    if is_compiling():
+        for name, scale in (("q_scale", _q_scale), ("k_scale", k_scale), ("v_scale", v_scale)):
+            if isinstance(scale, torch.Tensor):
+                refuse(function, "a number in compiled code", **{name: scale})
+        factors = [1.0 if scale is None else scale for scale in (_q_scale, k_scale, v_scale)]
+        out = torch.empty(*q.shape[:2], v.shape[2], dtype=q.dtype, device=q.device)
+        lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device) if return_lse else None
+        _single_prefill(q, k, v, custom_mask, packed_custom_mask, causal, kv_layout, pos_encoding_mode, sm_scale, window_left,
+                        logits_soft_cap, rope_scale, rope_theta, factors, out, lse)
+        return (out, lse) if return_lse else out
+    settings, batch = _single(q, k, v, custom_mask, packed_custom_mask, causal, kv_layout, pos_encoding_mode, sm_scale,
+                              window_left, logits_soft_cap, rope_scale, rope_theta)
+    planned = PlannedAttention(planned_device(q))
+    planned.plan(settings, batch)
+    return planned.run(settings, q, (k, v), None, return_lse=return_lse, scales=(_q_scale, k_scale, v_scale))
+
+
+def _single(q, k, v, custom_mask, packed_custom_mask, causal, kv_layout, pos_encoding_mode, sm_scale, window_left,
+            logits_soft_cap, rope_scale, rope_theta):
+    """The settings and the batch of one request."""
+    function = "single_prefill_with_kv_cache"
     axis = 0 if kv_layout == "NHD" else 1
     qo_len, kv_len = q.shape[0], k.shape[axis]
     mask = None
@@ -44,9 +66,18 @@ def single_prefill_with_kv_cache(
         layout=kv_layout, causal=causal and mask is None, window_left=window_left, soft_cap=logits_soft_cap, sm_scale=sm_scale,
         pos_encoding_mode=pos_encoding_mode, rope_scale=rope_scale, rope_theta=rope_theta,
     )
+    return settings, Batch.ragged([0, qo_len], [0, kv_len], mask=mask)
+
+
+@operator("single_prefill(Tensor q, Tensor k, Tensor v, Tensor? custom_mask, Tensor? packed_custom_mask, bool causal, "
+          "str kv_layout, str pos_encoding_mode, float? sm_scale, int window_left, float? logits_soft_cap, float? rope_scale, "
+          "float? rope_theta, float[] scales, Tensor(a!) out, Tensor(b!)? lse)")
+def _single_prefill(q, k, v, *arguments):
+    *arguments, scales, out, lse = arguments
+    settings, batch = _single(q, k, v, *arguments)
     planned = PlannedAttention(planned_device(q))
-    planned.plan(settings, Batch.ragged([0, qo_len], [0, kv_len], mask=mask))
-    return planned.run(settings, q, (k, v), None, return_lse=return_lse, scales=(_q_scale, k_scale, v_scale))
+    planned.plan(settings, batch)
+    planned.run(settings, q, (k, v), out, lse=lse, return_lse=lse is not None, scales=scales)
 
 
 def single_prefill_with_kv_cache_return_lse(*args, **kwargs):

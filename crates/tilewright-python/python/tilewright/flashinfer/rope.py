@@ -4,9 +4,9 @@ import torch
 
 from .. import operators
 from .._core import Error
-from .._tensors import HOST, torch_device_number
 from ..operators import CosSinCache, Rope
-from ._pages import host_array
+from ._compiled import is_compiling, operator
+from ._pages import host_array, requests_of
 
 #: Tables kept for reuse; engines have one or two.
 _LIMIT = 16
@@ -14,7 +14,7 @@ _caches: dict = {}
 
 
 def _rope(q, rotary_dim, interleave, rope_theta, scaling):
-    return Rope(q.shape[-1] if rotary_dim is None else rotary_dim, rope_theta, interleaved=interleave, scaling=scaling)
+    return q.shape[-1] if rotary_dim is None else rotary_dim, rope_theta, interleave, scaling
 
 
 def _linear(rope_scale):
@@ -26,25 +26,59 @@ def _llama31(rope_scale, low_freq_factor, high_freq_factor, old_context_len):
 
 
 def _positions(function, tokens, indptr, offsets):
-    """The position of each token of a ragged batch."""
-    bounds, starts = host_array(indptr).astype("int64"), host_array(offsets).astype("int64")
-    if len(bounds) != len(starts) + 1 or bounds[0] != 0 or bounds[-1] != tokens or (bounds[1:] < bounds[:-1]).any():
-        raise Error(f"flashinfer.{function}: indptr has {len(bounds)} bounds of {len(starts)} offsets, "
-                    f"expected num_requests + 1 from 0 to {tokens}")
-    lens = torch.from_numpy(bounds[1:] - bounds[:-1])
-    first = torch.from_numpy(starts - bounds[:-1])
-    return torch.repeat_interleave(first, lens) + torch.arange(tokens)
+    """The position of each token of a ragged batch; bounds on a GPU or in compiled code are not checked."""
+    if len(indptr) != len(offsets) + 1:
+        raise Error(f"flashinfer.{function}: indptr has {len(indptr)} bounds of {len(offsets)} offsets, "
+                    "expected num_requests + 1")
+    if indptr.is_cuda or offsets.is_cuda or is_compiling():
+        device = indptr.device if indptr.is_cuda else offsets.device
+        indptr, offsets = (x.to(device, non_blocking=True) for x in (indptr, offsets))
+    else:
+        bounds = host_array(indptr)
+        if bounds[0] != 0 or bounds[-1] != tokens or (bounds[1:] < bounds[:-1]).any():
+            raise Error(f"flashinfer.{function}: indptr is {bounds.tolist()}, expected bounds from 0 to {tokens} that never "
+                        "decrease")
+    requests, each = requests_of(indptr, tokens)
+    requests = requests.clamp(0, max(len(offsets) - 1, 0))
+    return each if len(offsets) == 0 else offsets[requests] - indptr[requests] + each
+
+
+@operator("apply_rope(Tensor? from_q, Tensor? from_k, Tensor(a!) q, Tensor(b!) k, Tensor positions, int rotary_dim, float theta, "
+          "bool interleaved, str? scaling, float[] numbers)")
+def _apply_rope(from_q, from_k, q, k, positions, rotary_dim, theta, interleaved, scaling, numbers):
+    scaling = None if scaling is None else (scaling, numbers)
+    _rotate(from_q, from_k, q, k, positions, Rope(rotary_dim, theta, interleaved=interleaved, scaling=scaling))
+
+
+@operator("apply_rope_table(Tensor? from_q, Tensor? from_k, Tensor(a!) q, Tensor(b!) k, Tensor positions, Tensor table, "
+          "bool is_neox)")
+def _apply_rope_table(from_q, from_k, q, k, positions, table, is_neox):
+    _rotate(from_q, from_k, q, k, positions, _table(table, is_neox))
+
+
+def _rotate(from_q, from_k, q, k, positions, rope):
+    """Rotates in place, or from ``from_q`` and ``from_k``."""
+    if from_q is None:
+        operators.apply_rope(q, k, positions, rope)
+    else:
+        operators.apply_rope(from_q, from_k, positions, rope, out=(q, k))
 
 
 def _apply(q, k, positions, rope, in_place):
-    """Rotates tensors of 3 axes; positions on a GPU become int32 there."""
-    if torch_device_number(positions) != HOST and positions.dtype != torch.int32:
-        positions = positions.to(torch.int32)
-    if in_place:
-        operators.apply_rope(q, k, positions, rope)
-        return None
-    out = torch.empty_like(q), torch.empty_like(k)
-    return operators.apply_rope(q, k, positions, rope, out=out)
+    """Rotates tensors of 3 axes. ``rope``: the arguments of a :class:`Rope`, or a table and whether it is that of neox."""
+    source = (None, None) if in_place else (q, k)
+    to = (q, k) if in_place else (torch.empty_like(q), torch.empty_like(k))
+    is_table = isinstance(rope[0], torch.Tensor)
+    if is_compiling():
+        if is_table:
+            _apply_rope_table(*source, *to, positions, *rope)
+        else:
+            rotary_dim, theta, interleaved, scaling = rope
+            name, numbers = (None, []) if scaling is None else scaling
+            _apply_rope(*source, *to, positions, rotary_dim, theta, interleaved, name, numbers)
+    else:
+        _rotate(*source, *to, positions, _table(*rope) if is_table else Rope(*rope[:2], interleaved=rope[2], scaling=rope[3]))
+    return None if in_place else to
 
 
 def apply_rope_inplace(q, k, indptr, offsets, rotary_dim=None, interleave=False, rope_scale=1, rope_theta=1e4):
@@ -128,10 +162,10 @@ def _heads(x, head_size):
 def apply_rope_with_cos_sin_cache_inplace(positions, query, key, head_size, cos_sin_cache, is_neox=True):
     """Rotates ``query`` ``[nnz, num_qo_heads · head_size]`` and ``key`` by a table float32 ``[max_positions, rotary_dim]``,
     cosines first."""
-    _apply(_heads(query, head_size), _heads(key, head_size), positions, _table(cos_sin_cache, is_neox), True)
+    _apply(_heads(query, head_size), _heads(key, head_size), positions, (cos_sin_cache, is_neox), True)
 
 
 def apply_rope_with_cos_sin_cache(positions, query, key, head_size, cos_sin_cache, is_neox=True):
     """:func:`apply_rope_with_cos_sin_cache_inplace` into new tensors, which it returns."""
-    q, k = _apply(_heads(query, head_size), _heads(key, head_size), positions, _table(cos_sin_cache, is_neox), False)
+    q, k = _apply(_heads(query, head_size), _heads(key, head_size), positions, (cos_sin_cache, is_neox), False)
     return q.view(query.shape), k.view(key.shape)

@@ -1,16 +1,16 @@
 """Sampling: seeds and offsets of torch's generator, or the caller's. Tokens are not those of FlashInfer for the same seed.
 
-Samplers, ``softmax`` and renormalisations read their parameters where they are. On a GPU a call is one launch, which waits for
+All functions read their parameters where they are. On a GPU a call is one launch, which waits for
 nothing; a CUDA graph can record it. While a graph is recorded, the seed comes from a launch of the generator, so that each
 replay draws other tokens.
 """
 
-import numpy
 import torch
 
-from .. import _core, sampling
+from .. import _core
+from .._core import Error, Unsupported
 from .._device import queue_of
-from .._tensors import on_host
+from ._compiled import is_compiling, operator
 from ._refuse import check_choice
 
 #: The numbers that a token takes from its random stream, as the generator's offset advances.
@@ -32,6 +32,10 @@ def _random(scores, tokens, generator, seed, offset):
 
 def _of_generator(scores, tokens, generator):
     """A seed and an offset from a generator, which advances."""
+    if is_compiling():
+        if generator is not None:
+            raise Unsupported("flashinfer.sampling: generator is not None in compiled code, expected seed and offset")
+        return torch.randint(2**62, (1,), dtype=torch.int64, device=scores.device), 0
     if not scores.is_cuda:
         # the CPU's generator has no counter: a fresh seed is drawn from it
         return int(torch.randint(0, 2**62, (1,), generator=generator)), 0
@@ -55,19 +59,6 @@ def _counter(name, value, tokens, scores):
     return value.reshape(-1).to(scores.device, dtype).contiguous()
 
 
-def _on_host(counter, rows, step):
-    """One number per row on the host, or one for all."""
-    if isinstance(counter, torch.Tensor):
-        values = [value % 2**64 for value in counter.tolist()]
-        if len(values) == rows != 1:
-            return values
-        counter = values[0]
-    if step == 0:
-        return counter
-    first = numpy.uint64(counter)
-    return numpy.arange(rows, dtype=numpy.uint64) * numpy.uint64(step) + first  # modulo 2^64
-
-
 def _check_parameter(value, rows):
     """Rejects a tensor that is not one number per row."""
     if value.dim() == 0:
@@ -77,14 +68,6 @@ def _check_parameter(value, rows):
         raise ValueError(f"Expected a 1D tensor or scalar for the sampling parameter, got a {value.dim()}D tensor")
     if value.numel() != rows:
         raise ValueError(f"Sampling parameter tensor batch size mismatch: {value.numel()} numbers, expected batch_size = {rows}")
-
-
-def _parameter(value, rows):
-    """A number, or one per row; a tensor on a GPU is copied, which waits for it."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    _check_parameter(value, rows)
-    return on_host(value.float() if value.dtype in (torch.float16, torch.bfloat16) else value)
 
 
 def _of_tokens(value, dtype, tokens, scores, indices):
@@ -113,6 +96,42 @@ def _converted(scores, params, tokens, indices):
     return (scores if scores.dtype in _SCORES else scores.float()).contiguous(), params
 
 
+@operator("sample(Tensor scores, bool probs, Tensor[] tensors, str[] tensor_names, float[] numbers, str[] number_names, "
+          "int[] counters, str[] counter_names, bool joint, Tensor(a!) tokens, Tensor(b!)? valid, Tensor? rows, Tensor? indices)")
+def _sample(scores, probs, tensors, tensor_names, numbers, number_names, counters, counter_names, joint, tokens, valid, rows,
+            indices):
+    params = dict(zip((*tensor_names, *number_names, *counter_names), (*tensors, *numbers, *counters)), joint=joint)
+    _call(_core.sample_tensors, scores, probs, params, (tokens, valid, rows), indices)
+
+
+@operator("distribution(Tensor scores, bool probs, Tensor[] tensors, str[] tensor_names, float[] numbers, str[] number_names, "
+          "Tensor(a!) out)")
+def _compute_distribution(scores, probs, tensors, tensor_names, numbers, number_names, out):
+    params = dict(zip((*tensor_names, *number_names), (*tensors, *numbers)))
+    _call(_core.distribution_tensors, scores, probs, params, (out,))
+
+
+def _by_type(params):
+    """The tensors and their names, then the numbers and theirs, without counters and flags."""
+    named = {name: params[name] for name, _ in _PARAMETERS if name in params}
+    tensors = {name: value for name, value in named.items() if isinstance(value, torch.Tensor)}
+    numbers = {name: float(value) for name, value in named.items() if name not in tensors}
+    return list(tensors.values()), list(tensors), list(numbers.values()), list(numbers)
+
+
+def _sample_compiled(scores, probs, params, tokens, valid, rows, indices):
+    tensors, tensor_names, numbers, number_names = _by_type(params)
+    counters = {"offset_step": params["offset_step"]}
+    for name in ("seed", "offset"):
+        if isinstance(params[name], torch.Tensor):
+            tensors.append(params[name])
+            tensor_names.append(name)
+        else:
+            counters[name] = params[name]
+    _sample(scores, probs, tensors, tensor_names, numbers, number_names, list(counters.values()), list(counters),
+            params.get("joint", False), tokens, valid, rows, indices)
+
+
 def _call(function, scores, probs, params, others, indices=None):
     """Calls a function of scores and parameters, converted if it rejects them: a search for conversions would delay every call."""
     queue = queue_of(scores)
@@ -127,7 +146,10 @@ def _call(function, scores, probs, params, others, indices=None):
 def _distribution(scores, probs, params, dtype):
     """The filtered distribution of each row, in the given dtype."""
     out = torch.empty(scores.shape, dtype=dtype, device=scores.device)
-    _call(_core.distribution_tensors, scores, probs, params, (out,))
+    if is_compiling():
+        _compute_distribution(scores, probs, *_by_type(params), out)
+    else:
+        _call(_core.distribution_tensors, scores, probs, params, (out,))
     return out
 
 
@@ -140,7 +162,10 @@ def _draw(scores, probs, params, indices=None, check_nan=False, random=(None, No
     params["seed"], params["offset"], params["offset_step"] = _random(scores, tokens, *random)
     drawn = torch.empty(tokens, dtype=torch.int32, device=scores.device)
     valid = torch.empty(tokens, dtype=torch.int8, device=scores.device) if return_valid else None
-    _call(_core.sample_tensors, scores, probs, params, (drawn, valid, rows), indices)
+    if is_compiling():
+        _sample_compiled(scores, probs, params, drawn, valid, rows, indices)
+    else:
+        _call(_core.sample_tensors, scores, probs, params, (drawn, valid, rows), indices)
     if rows is not None:
         drawn = drawn.to(indices.dtype)
     return (drawn, valid.view(torch.bool)) if return_valid else drawn
@@ -222,9 +247,26 @@ def top_k_renorm_probs(probs, top_k):
     return _distribution(probs, True, {"top_k": top_k}, probs.dtype)
 
 
+@operator("top_k_mask(Tensor logits, Tensor top_k, Tensor(a!) out)")
+def _top_k_mask(logits, top_k, out):
+    _core.top_k_mask_tensors(queue_of(logits), (logits, top_k, out))
+
+
 def top_k_mask_logits(logits, top_k):
     """Keeps the ``top_k`` largest logits, ties included; the others become -inf."""
-    return sampling.top_k_mask_logits(logits, _parameter(top_k, logits.shape[0]))
+    rows, out = logits.shape[0], torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+    logits = (logits if logits.dtype in _SCORES else logits.float()).contiguous()
+    counts = _of_tokens(top_k, torch.int32, rows, logits, None)
+    if not isinstance(counts, torch.Tensor):
+        if counts < 1:
+            raise Error(f"sampling.top_k_mask_logits: top_k = {counts}, expected at least 1")
+        counts = torch.full((rows,), min(int(counts), 2**31 - 1), dtype=torch.int32, device=logits.device)
+    masked = out if out.dtype == logits.dtype else torch.empty_like(logits)
+    if is_compiling():
+        _top_k_mask(logits, counts, masked)
+    else:
+        _core.top_k_mask_tensors(queue_of(logits), (logits, counts, masked))
+    return masked if masked is out else out.copy_(masked)
 
 
 top_p_renorm_prob = top_p_renorm_probs
@@ -236,16 +278,38 @@ def chain_speculative_sampling(
     maybe_output_emitted_draft_token_num=None, deterministic=True, generator=None, seed=None, offset=None,
 ):
     """Verifies drafted tokens: ``draft_probs`` ``[batch, n, vocab]``, ``draft_token_ids`` ``[batch, n]``, ``target_probs``
-    ``[batch, n + 1, vocab]``. Returns the tokens ``[batch, n + 1]``, padded with -1, and the totals with the counts added."""
-    batch = draft_probs.shape[0]
+    ``[batch, n + 1, vocab]``. Returns the tokens ``[batch, n + 1]``, padded with -1, and the totals with the counts added. A
+    request with probabilities that cannot be sampled has tokens -1 and counts 0."""
+    batch, positions = target_probs.shape[:2]
+    device = target_probs.device
     seed, offset, step = _random(draft_probs, batch, generator, seed, offset)
-    seed, offset = _counter("seed", seed, batch, draft_probs), _counter("offset", offset, batch, draft_probs)
-    tokens, counts = sampling.chain_speculative_sampling(
-        draft_probs.float(), draft_token_ids.to(torch.int32), target_probs.float(), seed=_on_host(seed, batch, 0),
-        offset=_on_host(offset, batch, step)
-    )
+    params = {"seed": _counter("seed", seed, batch, draft_probs), "offset": _counter("offset", offset, batch, draft_probs),
+              "offset_step": step}
+    ids = draft_token_ids.to(device, torch.int32).contiguous().view(-1)
+    draft, target = (x if x.dtype in _SCORES else x.float() for x in (draft_probs, target_probs))
+    tokens = torch.empty((batch, positions), dtype=torch.int32, device=device)
+    outcomes = torch.empty((batch, 8), dtype=torch.int32, device=device)
+    if is_compiling():
+        seed, offset = (_as_tensor(params[name], device) for name in ("seed", "offset"))
+        _chain(draft, ids, target, seed, offset, step, tokens, outcomes)
+    else:
+        _core.chain_tensors(queue_of(target), params, (draft, ids, target, tokens, outcomes))
     totals = []
-    for at, total in enumerate((maybe_output_accepted_token_num, maybe_output_emitted_draft_token_num)):
-        added = torch.tensor([count[at] for count in counts], dtype=torch.int32, device=draft_probs.device)
-        totals.append(added if total is None else total.add_(added))
+    for column, total in ((6, maybe_output_accepted_token_num), (7, maybe_output_emitted_draft_token_num)):
+        added = outcomes[:, column]
+        totals.append(added.clone() if total is None else total.add_(added))
     return (tokens, *totals)
+
+
+@operator("chain(Tensor draft, Tensor ids, Tensor target, Tensor seed, Tensor offset, int offset_step, Tensor(a!) tokens, "
+          "Tensor(b!) outcomes)")
+def _chain(draft, ids, target, seed, offset, offset_step, tokens, outcomes):
+    params = {"seed": seed, "offset": offset, "offset_step": offset_step}
+    _core.chain_tensors(queue_of(target), params, (draft, ids, target, tokens, outcomes))
+
+
+def _as_tensor(counter, device):
+    """A counter as a tensor of one element."""
+    if isinstance(counter, torch.Tensor):
+        return counter
+    return torch.full((1,), counter - 2**64 if counter >= 2**63 else counter, dtype=torch.int64, device=device)

@@ -5,7 +5,8 @@ use crate::{
     Cpu, Error, Operator,
     rows::widen_row,
     sampling::{
-        ChainCounts, ChainOutput, ChainVerification, Drafts, SamplingParams, Scores, rng::speculative_pair,
+        ChainCounts, ChainOutput, ChainVerification, Drafts, SamplingParams, Scores, TensorChain,
+        rng::speculative_pair,
     },
 };
 
@@ -26,6 +27,25 @@ pub(in crate::cpu) fn run(cpu: &Cpu, operator: ChainVerification<'_>) {
     });
     for (total, chain) in totals.into_iter().flatten().zip(chains) {
         *total += chain.as_ref().copied().unwrap_or_default();
+    }
+}
+
+pub(in crate::cpu) fn run_tensors(cpu: &Cpu, operator: TensorChain<'_>) {
+    let TensorChain { draft_probs, draft_ids, target, params, tokens, outcomes } = operator;
+    let (Some(ids), Some(tokens), Some(outcomes)) =
+        (draft_ids.host(), tokens.into_host(), outcomes.into_host())
+    else {
+        return; // arrays on a device were rejected
+    };
+    let batch = target.view().shape()[0];
+    let params: Vec<SamplingParams> = (0..batch).map(|request| params.of(request)).collect();
+    let mut chains = vec![Ok(ChainCounts::default()); batch];
+    let out = ChainOutput { tokens, chains: &mut chains, totals: None };
+    let drafts = Drafts { probs: draft_probs, ids };
+    run(cpu, ChainVerification { drafts, target, params: &params, out });
+    for (to, chain) in outcomes.chunks_exact_mut(TensorChain::OUTCOME_WORDS).zip(&chains) {
+        let ChainCounts { accepted, emitted } = chain.as_ref().copied().unwrap_or_default();
+        (to[TensorChain::ACCEPTED], to[TensorChain::EMITTED]) = (accepted as i32, emitted as i32);
     }
 }
 

@@ -4,7 +4,11 @@ use crate::{elements::Elements, generator::Generator};
 use tilewright::{
     Backend, Dtype, KvCacheMut, KvLayout, PageTable,
     kv::{
-        append::{NewTokens, append_paged_kv_cache, get_batch_indices_positions},
+        Scale, ScaleMut, SlotArrays,
+        append::{
+            NewKv, NewTokens, QuantizedCacheMut, append_paged_kv_cache, append_to_slots,
+            get_batch_indices_positions,
+        },
         get_seq_lens,
     },
 };
@@ -205,6 +209,60 @@ fn padding_is_skipped<B: Backend>(backends: &[B]) {
     }
 }
 
+/// Appends three tokens of one value to a cache of two pages of two tokens.
+fn appended_to<B: Backend>(backend: &B, arrays: &SlotArrays<'_>) -> tilewright::Result<Vec<f32>> {
+    let mut caches = [0, 1].map(|_| Elements::filled(Dtype::F32, 4, UNTOUCHED));
+    let [k, v] = &mut caches;
+    let new = Elements::new(Dtype::F32, &[1.0, 2.0, 3.0]);
+    let view = new.view(&[3, 1, 1]);
+    let cache = KvCacheMut { k: k.view_mut(&[2, 2, 1, 1]), v: v.view_mut(&[2, 2, 1, 1]) };
+    let (k_scale, v_scale) = (ScaleMut::Static(Scale::One), ScaleMut::Static(Scale::One));
+    let cache = QuantizedCacheMut { cache, k_scale, v_scale };
+    append_to_slots(backend, NewKv { k: view, v: view }, cache, KvLayout::Nhd, arrays)?;
+    assert_eq!(caches[0].to_f32(), caches[1].to_f32());
+    Ok(caches[0].to_f32())
+}
+
+fn slot_arrays_give_the_slots_of_tokens<B: Backend>(backends: &[B]) {
+    let mapping = SlotArrays::Mapping { slot_mapping: (&[3, -1, 0]).into(), page_size: 2 };
+    let paged = SlotArrays::Paged {
+        batch_indices: (&[0, -1, 1]).into(),
+        positions: (&[1, 9, 0]).into(),
+        indptr: (&[0, 1, 2]).into(),
+        indices: (&[1, 0]).into(),
+        page_size: 2,
+    };
+    for (backend, arrays) in backends.iter().flat_map(|backend| [mapping, paged].map(|one| (backend, one))) {
+        assert_eq!(appended_to(backend, &arrays), Ok(vec![3.0, UNTOUCHED, UNTOUCHED, 1.0]), "{arrays:?}");
+    }
+}
+
+#[test]
+fn slot_arrays_on_the_host_are_checked() {
+    let refused = |arrays: SlotArrays<'_>, text: &str| {
+        let error = appended_to(&crate::cpus(1)[0], &arrays).expect_err("it is refused").to_string();
+        assert_eq!(error, format!("kv.append_to_slots: {text}"));
+    };
+    let mapping = |slots: &[i64; 3], text: &str| {
+        refused(SlotArrays::Mapping { slot_mapping: slots.into(), page_size: 2 }, text);
+    };
+    mapping(&[0, 4, 1], "token 1: slot = 4 is not in 0..4, nor -1 to skip the token");
+    mapping(&[0, 1, -2], "token 2: slot = -2 is not in 0..4, nor -1 to skip the token");
+    mapping(&[3, -1, 3], "tokens 0 and 2 both go to slot 1 of page 1");
+    let slot_mapping = (&[0; 2]).into();
+    let axes = "expected [num_tokens, num_kv_heads, head_dim] = [2, 1, 1]";
+    refused(SlotArrays::Mapping { slot_mapping, page_size: 2 }, &format!("k has shape [3, 1, 1], {axes}"));
+    let paged = |positions: &[i32], indptr: &[i32], indices: &[i32], text: &str| {
+        let batch_indices = (&[0, 0, 1]).into();
+        let (positions, indptr, indices) = (positions.into(), indptr.into(), indices.into());
+        refused(SlotArrays::Paged { batch_indices, positions, indptr, indices, page_size: 2 }, text);
+    };
+    paged(&[0, 2, 0], &[0, 1, 2], &[0, 1], "token 1: position = 2 is not in 0..2 of request 0");
+    paged(&[0, 1], &[0, 1, 2], &[0, 1], "positions has shape [2], expected [num_tokens] = [3]");
+    paged(&[0, 1, 0], &[0, 1, 2], &[0, 2], "page = 2 is not in 0..2, the pages of the cache");
+    paged(&[0, 1, 0], &[], &[], "kv indptr has 0 entries, expected num_requests + 1");
+}
+
 #[test]
 fn new_tokens_are_at_the_end_of_their_requests() {
     let (requests, positions) =
@@ -228,5 +286,6 @@ fn lengths_follow_from_pages_and_the_last_page() {
 crate::judge_backends!(
     appended_tokens_are_in_their_slots_and_nothing_else_is_touched,
     a_cache_with_gaps_takes_tokens_and_keeps_its_gaps,
-    padding_is_skipped
+    padding_is_skipped,
+    slot_arrays_give_the_slots_of_tokens
 );

@@ -7,8 +7,9 @@ use crate::{
 use tilewright::{
     Backend, Dtype, Operator, View, ViewMut,
     sampling::{
-        FilterOrder, SamplingParams, Scores, TensorDistribution, TensorParam, TensorParams, TensorSampling,
-        TokenSampling, TopKTies, distribution,
+        ChainCounts, ChainOutput, Drafts, FilterOrder, SamplingParams, Scores, TensorChain,
+        TensorDistribution, TensorParam, TensorParams, TensorSampling, TensorTopKMask, TokenSampling,
+        TopKTies, chain_speculative_sampling, distribution, top_k_mask_logits,
     },
     tensor::Indices,
 };
@@ -128,6 +129,66 @@ fn tensors_draw_the_tokens_of_the_host<B: Backend>(backends: &[B]) {
     }
 }
 
+fn chains_of_tensors_are_those_of_the_host<B: Backend>(backends: &[B]) {
+    const N: usize = 3;
+    let [mut draft, mut target] = [0, 1].map(|_| -> Vec<f32> {
+        scores(Dtype::F32, true).values().into_iter().map(|value| value as f32).collect()
+    });
+    draft.truncate(4 * N * VOCAB);
+    target.reverse(); // rows that cannot be sampled: 5 of request 1, 7 of request 1
+    target.resize(4 * (N + 1) * VOCAB, 1.0);
+    draft[4 * VOCAB + 17] = 1.0; // of request 1; row 6 of request 2 has no mass
+    let ids = [5, 17, 3, 0, 1, 2, 9, -1, -1, 40, 41, 42];
+    let values = Values::new(true, FilterOrder::Joint);
+    let params: Vec<_> =
+        (0..4).map(|request| SamplingParams { top_k: Some(200), ..values.of(request) }).collect();
+    let (top_p, min_p) = (&values.top_p[..4], &values.min_p[..4]);
+    let tensors = TensorParams {
+        top_k: TensorParam::All(Some(200)),
+        top_p: TensorParam::Each(View::new(top_p, &[4]).unwrap()),
+        min_p: TensorParam::Each(View::new(min_p, &[4]).unwrap()),
+        seed: TensorParam::Each((&values.seed[..4]).into()),
+        offset: TensorParam::Each((&values.offset[..4]).into()),
+        ..values.tensors(true)
+    };
+    for backend in backends {
+        let draft_probs = View::new(&draft[..], &[4, N, VOCAB]).unwrap();
+        let view = View::new(&target[..], &[4, N + 1, VOCAB]).unwrap();
+        let (mut expected, mut chains) = (vec![UNWRITTEN; 4 * (N + 1)], vec![Ok(ChainCounts::default()); 4]);
+        let out = ChainOutput { tokens: &mut expected, chains: &mut chains, totals: None };
+        let drafts = Drafts { probs: draft_probs, ids: &ids };
+        chain_speculative_sampling(backend, drafts, Scores::Probs(view), &params, out).unwrap();
+        assert!(chains.iter().any(Result::is_err) && chains.iter().any(Result::is_ok));
+        let (mut tokens, mut outcomes) =
+            (vec![UNWRITTEN; 4 * (N + 1)], vec![UNWRITTEN; 4 * TensorChain::OUTCOME_WORDS]);
+        let (draft_ids, target) = ((&ids).into(), Scores::Probs(view));
+        let (to, counts) = ((&mut tokens).into(), (&mut outcomes).into());
+        TensorChain { draft_probs, draft_ids, target, params: tensors, tokens: to, outcomes: counts }
+            .run(backend)
+            .unwrap();
+        assert_eq!(tokens, expected);
+        for (outcome, chain) in outcomes.chunks(TensorChain::OUTCOME_WORDS).zip(chains) {
+            let ChainCounts { accepted, emitted } = chain.unwrap_or_default();
+            let counts = [TensorChain::ACCEPTED, TensorChain::EMITTED].map(|column| outcome[column]);
+            assert_eq!(counts, [accepted as i32, emitted as i32]);
+        }
+    }
+}
+
+fn masks_of_tensors_are_those_of_the_host<B: Backend>(backends: &[B]) {
+    let (scores, counts) = (scores(Dtype::Bf16, false), Values::new(false, FilterOrder::Joint).top_k);
+    for backend in backends {
+        let on_host: Vec<u32> = counts.iter().map(|count| count.cast_unsigned()).collect();
+        let [mut expected, mut found] =
+            [0, 1].map(|_| Array::zeros(Dtype::Bf16, &[TOKENS, VOCAB], Layout::Dense));
+        top_k_mask_logits(backend, scores.view(), &on_host, expected.view_mut()).unwrap();
+        TensorTopKMask { logits: scores.view(), top_k: (&counts).into(), out: found.view_mut() }
+            .run(backend)
+            .unwrap();
+        assert_eq!(found.bits(), expected.bits());
+    }
+}
+
 fn distributions_of_tensors_are_those_of_the_host<B: Backend>(backends: &[B]) {
     for backend in backends {
         for probs in [false, true] {
@@ -191,6 +252,8 @@ fn row_numbers_select_rows<B: Backend>(backends: &[B]) {
 
 crate::judge_backends!(
     tensors_draw_the_tokens_of_the_host,
+    chains_of_tensors_are_those_of_the_host,
+    masks_of_tensors_are_those_of_the_host,
     distributions_of_tensors_are_those_of_the_host,
     one_value_holds_for_all_tokens,
     row_numbers_select_rows,

@@ -77,7 +77,10 @@ fn table_refused<'a>(
     page_size: usize,
     text: &str,
 ) {
-    plan_refuses(&Batch::paged(&[0, 1, 2], PageTable::new(indptr, indices, last_page_len, page_size)), text);
+    plan_refuses(
+        &Batch::paged(&[0, 1, 2], PageTable::new(indptr, indices.into(), last_page_len, page_size)),
+        text,
+    );
 }
 
 #[test]

@@ -1,0 +1,168 @@
+//! Plans of page indices in device memory: the bits of indices on the host, now and after a replan.
+
+use tilewright::{
+    Attention, Backend, Batch, Cpu, Dtype, HeadDim, Heads, KvCache, Output, PageTable, Plan, Problem, Result,
+    attention::{Capacity, Level, PackedMask, Split},
+    kv::PageIndices,
+    tensor::{DeviceMemory, Indices},
+};
+use tilewright_cuda::{Device, Gpu, Simulator, machine::Machine};
+
+const PAGE_SIZE: usize = 4;
+const PAGES: usize = 12;
+const HEADS: usize = 2;
+const DIM: usize = 16;
+const QO_INDPTR: [i32; 4] = [0, 1, 2, 3];
+const INDPTR: [i32; 4] = [0, 3, 4, 9];
+const LAST_PAGE_LEN: [i32; 3] = [2, 4, 1];
+const INDICES: [[i32; 9]; 2] = [[4, 0, 7, 2, 11, 3, 1, 9, 5], [1, 2, 3, 4, 5, 6, 7, 8, 0]];
+
+fn problem() -> Problem {
+    Problem::builder(Heads { qo: 4, kv: HEADS }, HeadDim::same(DIM)).build().expect("it is sound")
+}
+
+fn batch<'a>(indices: impl Into<PageIndices<'a>>) -> Batch<'a> {
+    Batch::paged(&QO_INDPTR, PageTable::new(&INDPTR, indices, &LAST_PAGE_LEN, PAGE_SIZE))
+}
+
+/// The operator, its tensors and page indices on a device, with spare ones.
+struct Setup<M: Machine> {
+    gpu: Gpu<M>,
+    attention: Attention<Gpu<M>>,
+    q: DeviceMemory,
+    cache: DeviceMemory,
+    o: DeviceMemory,
+    indices: DeviceMemory,
+}
+
+impl<M: Machine> Setup<M> {
+    fn new(gpu: &Gpu<M>) -> Result<Self> {
+        let values =
+            |count: usize| -> Vec<f32> { (0..count).map(|i| (i * 37 % 101) as f32 / 50.0).collect() };
+        Ok(Self {
+            gpu: gpu.clone(),
+            attention: Attention::new(problem(), gpu.clone())?,
+            q: gpu.upload(bytemuck::cast_slice(&values(3 * 4 * DIM)))?,
+            cache: gpu.upload(bytemuck::cast_slice(&values(PAGES * PAGE_SIZE * HEADS * DIM)))?,
+            o: gpu.allocate(4 * 3 * 4 * DIM)?,
+            indices: gpu.allocate(4 * 20)?,
+        })
+    }
+
+    /// Writes page indices, and pages that do not exist after them.
+    fn write(&self, indices: &[i32]) -> Result<()> {
+        let all = [indices, &[i32::MAX; 11]].concat();
+        self.gpu.machine().write(self.indices.address(), bytemuck::cast_slice(&all))
+    }
+
+    fn indices(&self) -> Indices<'_> {
+        self.indices.indices(0, 20).expect("there are 20")
+    }
+
+    fn run(&mut self, plan: &Plan) -> Result<()> {
+        let mut workspace = self.gpu.workspace(plan.workspace_bytes())?;
+        let k = self.cache.view(Dtype::F32, 0, &[PAGES, PAGE_SIZE, HEADS, DIM])?;
+        let out =
+            Output { o: self.o.view_mut(Dtype::F32, 0, &[3, 4, DIM])?, lse: None, workspace: &mut workspace };
+        self.attention.run(plan, self.q.view(Dtype::F32, 0, &[3, 4, DIM])?, KvCache { k, v: k }, out)
+    }
+
+    fn found(&self) -> Result<Vec<f32>> {
+        let mut found = vec![0.0; 3 * 4 * DIM];
+        self.gpu.machine().read(self.o.address(), bytemuck::cast_slice_mut(&mut found))?;
+        Ok(found)
+    }
+
+    /// The outputs of page indices on the host.
+    fn expected(&mut self, indices: &[i32]) -> Result<Vec<f32>> {
+        let plan = self.attention.plan(&batch(indices))?;
+        self.run(&plan)?;
+        self.found()
+    }
+}
+
+fn plans_read_pages_on_the_device<M: Machine>(gpu: &Gpu<M>) -> Result<()> {
+    let mut setup = Setup::new(gpu)?;
+    let capacity = Capacity::decode(3, 16);
+    setup.write(&INDICES[0])?;
+    let there = batch(setup.indices());
+    let mut plans = [
+        setup.attention.plan(&there)?,
+        setup.attention.plan_with_capacity(&capacity, &there, Split::Balanced)?,
+    ];
+    assert!(plans[0].explain().kv_bytes_unique == plans[0].explain().kv_bytes);
+    for indices in &INDICES {
+        let expected = setup.expected(indices)?;
+        setup.write(indices)?;
+        for plan in &mut plans {
+            setup.attention.replan(plan, &batch(setup.indices.indices(0, 20)?))?;
+            setup.run(plan)?;
+            assert_eq!(setup.found()?, expected);
+        }
+    }
+    // masks are uploaded beside indices on the device
+    let (mask, indices) = (PackedMask::new(&[0b1010_1010; 6]), &INDICES[1]);
+    let plan = setup.attention.plan(&batch(indices).with_mask(mask))?;
+    setup.run(&plan)?;
+    let expected = setup.found()?;
+    let plan = setup.attention.plan(&batch(setup.indices()).with_mask(mask))?;
+    setup.run(&plan)?;
+    assert_eq!(setup.found()?, expected);
+    assert_ne!(expected, setup.expected(indices)?, "the mask hides keys");
+    Ok(())
+}
+
+fn other_uses_of_pages_on_the_device_are_refused<M: Machine>(gpu: &Gpu<M>) -> Result<()> {
+    let setup = Setup::new(gpu)?;
+    let refused = |result: Result<Plan>, text: &str| {
+        assert_eq!(result.expect_err("it is refused").to_string(), format!("attention.plan: {text}"));
+    };
+    let there =
+        format!("page indices are in the memory of device {}, expected host memory", setup.indices.device());
+    let cpu = Attention::new(problem(), Cpu::with_threads(1)?)?;
+    refused(cpu.plan(&batch(setup.indices())), &there);
+    let with_levels = format!("{there} in a batch with levels of shared keys");
+    refused(setup.attention.plan(&batch(setup.indices()).with_shared_prefixes()), &with_levels);
+    let table = PageTable::new(&[0, 1], &[1], &[4], PAGE_SIZE);
+    let levels = [Level { qo_indptr: (&[0, 3]).into(), table }];
+    refused(setup.attention.plan(&batch(setup.indices()).with_levels(&levels)), &with_levels);
+    let table = PageTable::new(&[0, 1], setup.indices(), &[4], PAGE_SIZE);
+    let levels = [Level { qo_indptr: (&[0, 3]).into(), table }];
+    refused(setup.attention.plan(&batch(&INDICES[0]).with_levels(&levels)), &format!("level 0: {there}"));
+    let few = setup.indices.indices(0, 8)?;
+    refused(setup.attention.plan(&batch(few)), "kv indptr ends at 9, but indices has 8 pages");
+    let small = Capacity::decode(3, 8);
+    refused(
+        setup.attention.plan_with_capacity(&small, &batch(setup.indices()), Split::Balanced),
+        "the batch has 9 pages, the capacity is 8",
+    );
+    // a plan of the planner alone was not refused
+    let plan = cpu.planner().plan_with(&batch(setup.indices()), Split::Never)?;
+    let (mut o, mut workspace) = (vec![0.0; 3 * 4 * DIM], tilewright::Workspace::default());
+    workspace.fit(&plan);
+    let (q, cache) = (vec![0.0; 3 * 4 * DIM], vec![0.0; PAGES * PAGE_SIZE * HEADS * DIM]);
+    let k = tilewright::View::new(&cache, &[PAGES, PAGE_SIZE, HEADS, DIM])?;
+    let o = tilewright::ViewMut::new(&mut o, &[3, 4, DIM])?;
+    let out = Output { o, lse: None, workspace: &mut workspace };
+    let result = cpu.run(&plan, tilewright::View::new(&q, &[3, 4, DIM])?, KvCache { k, v: k }, out);
+    assert_eq!(result.expect_err("it is refused").to_string(), format!("attention.run: {there}"));
+    Ok(())
+}
+
+#[test]
+fn in_the_simulator() {
+    plans_read_pages_on_the_device(&Gpu::new(Simulator::new(80, 3))).unwrap();
+    other_uses_of_pages_on_the_device_are_refused(&Gpu::new(Simulator::new(80, 3))).unwrap();
+}
+
+#[test]
+fn on_the_gpu() {
+    match Device::open(0) {
+        Ok(device) => {
+            let gpu = Gpu::new(device);
+            plans_read_pages_on_the_device(&gpu).unwrap();
+            other_uses_of_pages_on_the_device_are_refused(&gpu).unwrap();
+        }
+        Err(why) => println!("skipped: {why}"),
+    }
+}

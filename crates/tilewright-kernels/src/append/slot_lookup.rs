@@ -1,0 +1,114 @@
+//! The slot of each new token, from the arrays of a [`SlotMapping`](super::SlotMapping).
+
+use super::SlotMappingKind;
+use tilewright_ptx::build::{Builder, Global, Value};
+
+/// The slot mapping in registers.
+pub(super) enum SlotLookup<'k> {
+    Slots(Global<'k, u32>),
+    Table(TableRegs<'k>),
+    Unchecked {
+        table: TableRegs<'k>,
+        num_requests: Value<'k, u32>,
+        num_indices: Value<'k, u32>,
+        num_pages: Value<'k, u32>,
+    },
+    Numbers {
+        /// The low and the high word of each number.
+        numbers: Global<'k, u32>,
+        page_size: Value<'k, u32>,
+        num_slots: Value<'k, u32>,
+    },
+}
+
+/// The arrays of a page table, and the request and position of each token.
+#[derive(Clone, Copy)]
+pub(super) struct TableRegs<'k> {
+    batch_indices: Global<'k, i32>,
+    positions: Global<'k, u32>,
+    indptr: Global<'k, u32>,
+    indices: Global<'k, u32>,
+    page_size: Value<'k, u32>,
+}
+
+impl<'k> SlotLookup<'k> {
+    #[track_caller]
+    pub(super) fn new(k: &'k Builder, kind: SlotMappingKind) -> Self {
+        let table = || TableRegs {
+            batch_indices: k.global("batch_indices"),
+            positions: k.global("positions"),
+            indptr: k.global("indptr"),
+            indices: k.global("indices"),
+            page_size: k.param("page_size"),
+        };
+        match kind {
+            SlotMappingKind::Slots => Self::Slots(k.global("slots")),
+            SlotMappingKind::Table => Self::Table(table()),
+            SlotMappingKind::Unchecked => Self::Unchecked {
+                table: table(),
+                num_requests: k.param("num_requests"),
+                num_indices: k.param("num_indices"),
+                num_pages: k.param("num_pages"),
+            },
+            SlotMappingKind::Numbers => Self::Numbers {
+                numbers: k.global("numbers"),
+                page_size: k.param("page_size"),
+                num_slots: k.param("num_slots"),
+            },
+        }
+    }
+
+    #[track_caller]
+    pub(super) fn token(&self, index: Value<'k, u32>) -> Value<'k, u32> {
+        match self {
+            Self::Slots(slots) => slots.at(index * 3).load(),
+            _ => index,
+        }
+    }
+
+    /// Calls `body` with the page and slot of entry `index`, unless the token is skipped.
+    #[track_caller]
+    pub(super) fn find(
+        &self,
+        k: &'k Builder,
+        index: Value<'k, u32>,
+        body: impl FnOnce(Value<'k, u32>, Value<'k, u32>),
+    ) {
+        match *self {
+            Self::Slots(slots) => {
+                let at = slots.at(index * 3);
+                body(at.plus(1).load(), at.plus(2).load());
+            }
+            Self::Table(TableRegs { batch_indices, positions, indptr, indices, page_size }) => {
+                let request = batch_indices.at(index).load();
+                k.when(request.ge(0), || {
+                    let position = positions.at(index).load();
+                    let entry = indptr.at(request.reinterpret::<u32>()).load() + position / page_size;
+                    body(indices.at(entry).load().named("page"), (position % page_size).named("slot"));
+                });
+            }
+            Self::Unchecked { table, num_requests, num_indices, num_pages } => {
+                let TableRegs { batch_indices, positions, indptr, indices, page_size } = table;
+                // negative numbers compare above every bound
+                let request = batch_indices.at(index).load().reinterpret::<u32>();
+                k.when(request.lt(num_requests), || {
+                    let (position, bounds) = (positions.at(index).load(), indptr.at(request));
+                    let (begin, end) = (bounds.load(), bounds.plus(1).load());
+                    let number = position / page_size;
+                    let in_request = begin.le(end) & end.le(num_indices) & number.lt(end - begin);
+                    k.when(in_request, || {
+                        let page = indices.at(begin + number).load().named("page");
+                        k.when(page.lt(num_pages), || body(page, (position % page_size).named("slot")));
+                    });
+                });
+            }
+            Self::Numbers { numbers, page_size, num_slots } => {
+                let words = numbers.at(index * 2);
+                let (number, high) = (words.load(), words.plus(1).load());
+                k.when(high.eq(0) & number.lt(num_slots), || {
+                    body((number / page_size).named("page"), (number % page_size).named("slot"));
+                });
+            }
+        }
+    }
+}
