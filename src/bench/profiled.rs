@@ -20,8 +20,8 @@ use tilewright::{
     operator::TensorRef,
     rope::RopeRotation,
     sampling::{
-        ChainVerification, LogitsEditing, LogprobQuery, SamplingDistribution, ScoreFilter,
-        TensorDistribution, TensorSampling, TokenSampling, TopKSelection,
+        ChainVerification, LogitsEditing, LogprobQuery, SamplingDistribution, ScoreFilter, TensorChain,
+        TensorDistribution, TensorSampling, TensorTopKMask, TokenSampling, TopKSelection,
     },
     tensor::{Buffer, IndexBuffer},
 };
@@ -94,6 +94,7 @@ fn tensor_bytes<'a>(operator: &mut impl Operator<'a>) -> usize {
             TensorRef::Indices(indices) => indices.len() * size_of::<i32>(),
             TensorRef::IndicesOut(indices) => indices.as_indices().len() * size_of::<i32>(),
             TensorRef::Counters(counters) => counters.len() * size_of::<u64>(),
+            TensorRef::Slots(slots) => slots.len() * size_of::<i64>(),
             TensorRef::Workspace(_) => 0,
         };
         Ok(())
@@ -120,6 +121,8 @@ describe_by_tensors!(
     TopKSelection,
     LogprobQuery,
     ChainVerification,
+    TensorChain,
+    TensorTopKMask,
 );
 
 impl<'a> Describe<'a> for AttentionRun<'a> {
