@@ -39,7 +39,7 @@ mod entry;
 mod error;
 mod folder;
 mod footprint;
-mod parallel;
+pub(crate) mod parallel;
 mod ptxas;
 mod settings;
 mod single_flight;

@@ -6,7 +6,7 @@ use std::sync::{
 };
 
 /// Applies `work` to map item on at most `workers` threads. Results are in the order of the items.
-pub(super) fn map<T: Sync, R: Send>(items: &[T], workers: usize, work: impl Fn(&T) -> R + Sync) -> Vec<R> {
+pub(crate) fn map<T: Sync, R: Send>(items: &[T], workers: usize, work: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::with_capacity(items.len())));
     std::thread::scope(|scope| {
         for _ in 0..workers.clamp(1, items.len().max(1)) {

@@ -6,6 +6,7 @@
 use super::hooks::VariantTables;
 use crate::{
     backend::Gpu,
+    cache::parallel,
     machine::{Limits, Machine},
 };
 use std::sync::OnceLock;
@@ -134,23 +135,24 @@ impl<M: Machine> AttentionKernels<M> {
         Ok(kernels)
     }
 
-    /// Loads every kernel that a run can need.
+    /// Loads every kernel that a run can need, in parallel: each takes up to a second to compile.
     pub(super) fn load_all(&self, gpu: &Gpu<M>, target: (&Problem, &ExpressionVariant)) -> Result<()> {
         let kernel = self.choice.kernel;
-        if !matches!(kernel, KernelConfig::Simt(_)) && target.0.heads().group() <= MAX_SPLIT_KV_ROWS {
-            self.chosen(gpu, target, Bodies::SplitKv)?;
-        }
-        self.chosen(gpu, target, Bodies::Both)?;
+        let mut loads: Vec<Box<dyn Fn() -> Result<M::Function> + Sync + '_>> =
+            vec![Box::new(move || self.of_items(gpu, target, Bodies::Both))];
         for config in self.choice.many_rows.into_iter().flat_map(with_masks) {
-            self.many_rows(gpu, target, config)?;
+            loads.push(Box::new(move || self.many_rows(gpu, target, config)));
         }
         if let KernelConfig::MlaWgmma(config) = kernel {
-            self.large_merges(gpu, target.0, &config)?;
+            loads.push(Box::new(move || self.large_merges(gpu, target.0, &config)));
         }
         if !matches!(kernel, KernelConfig::Simt(_)) {
-            self.fallback(gpu, target)?;
+            loads.push(Box::new(move || Ok(self.fallback(gpu, target)?.0)));
+            if target.0.heads().group() <= MAX_SPLIT_KV_ROWS {
+                loads.push(Box::new(move || self.of_items(gpu, target, Bodies::SplitKv)));
+            }
         }
-        Ok(())
+        parallel::map(&loads, loads.len(), |load| load().map(drop)).into_iter().collect()
     }
 
     /// The kernel for these items and parameters, and its configuration; tensor-core kernels require alignment, for example.
@@ -229,10 +231,21 @@ impl<M: Machine> AttentionKernels<M> {
         bodies: Bodies,
     ) -> Result<M::Function> {
         // a kernel for items of any size supports all others
-        let slot = match bodies {
-            Bodies::SplitKv if self.split_kv.get().is_some() || self.both.get().is_none() => &self.split_kv,
-            _ => &self.both,
-        };
+        match bodies {
+            Bodies::SplitKv if self.split_kv.get().is_some() || self.both.get().is_none() => {
+                self.of_items(gpu, target, Bodies::SplitKv)
+            }
+            _ => self.of_items(gpu, target, Bodies::Both),
+        }
+    }
+
+    fn of_items(
+        &self,
+        gpu: &Gpu<M>,
+        target: (&Problem, &ExpressionVariant),
+        bodies: Bodies,
+    ) -> Result<M::Function> {
+        let slot = if bodies == Bodies::SplitKv { &self.split_kv } else { &self.both };
         get_or_build(slot, gpu, target, || self.choice.kernel.with_bodies(bodies))
     }
 }
