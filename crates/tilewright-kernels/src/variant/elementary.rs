@@ -100,9 +100,6 @@ pub(crate) fn tanh(x: Number<'_>) -> Number<'_> {
     bounded(x * polynomial(square, &P) / polynomial(square, &Q), 1.0)
 }
 
-/// Sums of four chains of operations, enough to hide the latency of an operation.
-pub(super) const CHAINS: usize = 4;
-
 /// `x ↦ out · tanh(factor · x)` for small arguments, without the special-function unit: the odd polynomial with the least maximum
 /// error, 4e-8. Factors are part of its coefficients, so an element takes five operations.
 pub(super) struct SmallTanh<'k> {
@@ -118,12 +115,11 @@ impl<'k> SmallTanh<'k> {
 
     #[track_caller]
     pub(super) fn new(factor: Number<'k>, out: Number<'k>) -> Self {
-        let (square, mut power) = (factor * factor, factor * out);
-        let mut coefficients = Self::POLYNOMIAL.map(|coefficient| power * coefficient);
-        for (at, coefficient) in Self::POLYNOMIAL.into_iter().enumerate().rev() {
-            coefficients[at] = power * coefficient;
-            power = power * square;
-        }
+        let (square, first) = (factor * factor, factor * out);
+        let third = first * square;
+        let fifth = third * square;
+        let powers = [fifth * square, fifth, third, first];
+        let coefficients = std::array::from_fn(|at| powers[at] * Self::POLYNOMIAL[at]);
         Self { coefficients, factor }
     }
 

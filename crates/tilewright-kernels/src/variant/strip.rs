@@ -8,10 +8,13 @@ use super::{
     Arithmetic,
     apply::{NodeValue, apply},
     declared_variant::PartialHook,
-    elementary::{self, SmallTanh},
+    elementary::SmallTanh,
 };
 use tilewright::attention::variant::{Input, Op, expression::Node};
 use tilewright_ptx::build::{Builder, Value};
+
+/// Chains of a maximum, enough to hide the latency of an operation.
+const CHAINS: usize = 4;
 
 /// Positions of the keys of a strip.
 #[derive(Debug, Clone)]
@@ -193,9 +196,9 @@ impl<'k> Strip<'_, 'k, '_> {
     #[track_caller]
     fn tanh(&self, of: &[Value<'k, f32>], [factor, out]: [Value<'k, f32>; 2]) -> Vec<Value<'k, f32>> {
         let k = self.k;
-        let mut largest = vec![k.constant(0.0_f32); elementary::CHAINS];
+        let mut largest = vec![k.constant(0.0_f32); CHAINS];
         for (at, x) in of.iter().enumerate() {
-            let chain = &mut largest[at % elementary::CHAINS];
+            let chain = &mut largest[at % CHAINS];
             *chain = chain.max(x.abs());
         }
         let largest = largest.into_iter().fold(k.constant(0.0), |a, b| a.max(b));

@@ -28,9 +28,9 @@ pub struct PageTable<'a> {
 }
 
 impl<'a> PageTable<'a> {
-    /// Builds a page table from its three arrays, each `i32` or `i64`; `indices` may be on a device. A plan copies `indices`, unless they are an
-    /// `&Arc<Vec<i32>>`, which it shares; the copy dominates planning time with very many pages. The next plan or
-    /// replan drops the reference, so a caller can alternate two arrays without copies.
+    /// Builds a page table from its three arrays, each `i32` or `i64`; `indices` may be on a device. A plan copies `indices`,
+    /// unless they are an `&Arc<Vec<i32>>`, which it shares; the copy dominates planning time with very many pages. The next
+    /// plan or replan drops the reference, so a caller can alternate two arrays without copies.
     pub fn new(
         indptr: impl Into<Index<'a>>,
         indices: impl Into<PageIndices<'a>>,

@@ -13,7 +13,7 @@ use crate::{
     Backend, Operator, Result, View,
     operator::{TensorRef, TensorVisitor, dispatch},
     rows::check_rows,
-    tensor::{check_computable, check_shape},
+    tensor::{Indices, check_computable, check_shape},
 };
 
 pub(super) const OPERATOR: &str = "sampling.chain_speculative_sampling";
@@ -107,7 +107,7 @@ impl<'a> Operator<'a> for ChainVerification<'a> {
     fn check(&self) -> Result<()> {
         let Self { drafts, target, params, out } = self;
         let [batch, n, vocab] = check_target(&drafts.probs, target)?;
-        check_ids(drafts.ids, batch, n, vocab)?;
+        check_ids(drafts.ids.into(), batch, n, vocab)?;
         check_params(OPERATOR, batch, target, params)?;
         let lens = [
             ("out.tokens", out.tokens.len(), batch * (n + 1), "batch x (n + 1)"),
@@ -157,14 +157,15 @@ pub(super) fn check_target(drafts: &View<'_>, target: &Scores<'_>) -> Result<[us
     Ok([batch, n, vocab])
 }
 
-pub(super) fn check_ids(ids: &[i32], batch: usize, n: usize, vocab: usize) -> Result<()> {
+/// Checks the number of ids, and the values of those on the host.
+pub(super) fn check_ids(ids: Indices<'_>, batch: usize, n: usize, vocab: usize) -> Result<()> {
     crate::ensure!(
         ids.len() == batch * n,
         OPERATOR,
         "draft ids has {} elements, expected batch x n = {batch} x {n}",
         ids.len()
     );
-    for (request, chain) in ids.chunks(n.max(1)).enumerate() {
+    for (request, chain) in ids.host().unwrap_or_default().chunks(n.max(1)).enumerate() {
         let len = chain.iter().position(|&id| id == -1).unwrap_or(n);
         let foreign = chain.iter().position(|&id| id < -1 || id >= vocab as i32);
         if let Some(i) = foreign {

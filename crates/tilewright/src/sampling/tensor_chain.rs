@@ -47,15 +47,7 @@ impl<'a> Operator<'a> for TensorChain<'a> {
     fn check(&self) -> Result<()> {
         let Self { draft_probs, draft_ids, target, params, tokens, outcomes } = self;
         let [batch, n, vocab] = check_target(draft_probs, target)?;
-        match draft_ids.host() {
-            Some(ids) => check_ids(ids, batch, n, vocab)?,
-            None => crate::ensure!(
-                draft_ids.len() == batch * n,
-                OPERATOR,
-                "draft ids has {} elements, expected batch x n = {batch} x {n}",
-                draft_ids.len()
-            ),
-        }
+        check_ids(*draft_ids, batch, n, vocab)?;
         params.check(OPERATOR, target, batch)?;
         for (name, out, columns) in [("tokens", tokens, n + 1), ("outcomes", outcomes, Self::OUTCOME_WORDS)] {
             let len = out.as_indices().len();

@@ -10,11 +10,10 @@ use tilewright::{
     sampling::{ChainCounts, ChainOutput, ChainVerification, Scores, TensorChain},
 };
 use tilewright_kernels::sampling::{self, CHAIN_OUTCOME_WORDS, RequestSources, RowKind, SampleConfig};
-
-const _: () = assert!(CHAIN_OUTCOME_WORDS == TensorChain::OUTCOME_WORDS);
 use tilewright_ptx::sim::Arg;
 
 const OPERATOR: &str = "sampling.chain_speculative_sampling";
+const _: () = assert!(CHAIN_OUTCOME_WORDS == TensorChain::OUTCOME_WORDS);
 
 pub(in crate::backend) fn chain_speculative_sampling<M: Machine>(
     gpu: &Gpu<M>,

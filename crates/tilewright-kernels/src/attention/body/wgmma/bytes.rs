@@ -13,10 +13,9 @@ use super::{
     producer::Producer,
 };
 use crate::{
-    attention::items::{NONE, WorkItemRegs},
+    attention::items::WorkItemRegs,
     tile::{SharedTile, halves::halves},
 };
-use std::collections::VecDeque;
 use tilewright::Dtype;
 use tilewright_ptx::build::{Global, Shared, Value};
 
@@ -28,12 +27,6 @@ const LOADS: usize = 3;
 pub(super) const UNIT: usize = 64;
 
 impl<'k> Producer<'_, 'k> {
-    /// The first key, counted in a KV tile, of this lane's row of a warp's first two units.
-    pub(super) fn first_row_of_units(&self) -> Value<'k, u32> {
-        let lane = self.k.lane();
-        (lane >> 4) * UNIT as u32 + self.warp * ROWS + (lane & (ROWS - 1))
-    }
-
     /// Loads keys or values of a KV tile into the next stage, except for its last units, which the next call or
     /// [`convert_pending`](Self::convert_pending) converts.
     pub(super) fn load_bytes(&self, item: &WorkItemRegs<'k>, tensor: Tensor, at: KvTile<'k>) {
@@ -102,23 +95,13 @@ impl<'k> Producer<'_, 'k> {
 
     /// Stores the addresses of the rows of part `part`, one per lane: kept in registers, they would be shuffled.
     fn store_rows(&self, item: &WorkItemRegs<'k>, tensor: Tensor, tile: KvTile<'k>, part: usize) {
-        let params = &self.shared.cta.params;
-        let from = match tensor {
-            Tensor::Keys => &params.k,
-            Tensor::Values => &params.v,
-        };
-        let (page, slot) = self.location(item, tile, part);
-        let is_key = self.key(tile.index, part).lt(item.kv_end);
-        let exists = is_key & self.has_part(part) & tile.pages[part].get().ne(NONE);
-        let [page, slot] = [page, slot].map(|at| at.unless(!exists, 0).to_u64());
-        let address = from.address + from.offset((page, slot), item.kv_head);
-        self.rows().at(self.k.lane()).store(exists.select(address, 0_u64));
+        let row = self.source_row(item, tensor, tile, part);
+        self.rows().at(self.k.lane()).store(row.exists.select(row.address, 0_u64));
     }
 
     /// Starts the copies of this warp's rows of a unit: two lanes copy a row, 32 adjacent bytes at once.
     fn copy_unit(&self, tensor: Tensor, unit: usize) {
-        let (k, columns, head_dim) = (self.k, self.columns(tensor), self.shared.config.head_dim);
-        let dim = if tensor == Tensor::Keys { head_dim.qk } else { head_dim.vo };
+        let (k, columns, dim) = (self.k, self.columns(tensor), self.dim(tensor));
         let (row, side) = (k.lane() >> 1, k.lane() & 1);
         let address = self.rows().plus(ROWS as usize * (unit % 2)).at(row).load();
         let is_absent = address.eq(0);
@@ -147,25 +130,22 @@ impl<'k> Producer<'_, 'k> {
         let load = |&(panel, down): &(usize, usize)| {
             from.byte(swizzled ^ (64 * panel) as u32).plus(down * columns / 4).load_vector::<4>()
         };
-        let (at_once, others) = chunks.split_at(LOADS.min(chunks.len()));
-        let mut loaded: VecDeque<_> = at_once.iter().map(load).collect();
-        let mut others = others.iter().map(load);
-        for &(panel, down) in &chunks {
-            let Some(words) = loaded.pop_front() else { break };
-            let words = words.map(halves);
-            for (to, [[a, b], [c, d]]) in to.iter().zip([[words[0], words[1]], [words[2], words[3]]]) {
-                to.plus((panel * self.shared.config.kv_tokens() + down) * 32).store_vector([a, b, c, d]);
+        let mut loaded: Vec<[Value<'k, u32>; 4]> = Vec::new();
+        for at in 0..chunks.len() + LOADS {
+            if let Some(done) = at.checked_sub(LOADS) {
+                let ((panel, down), words) = (chunks[done], loaded[done].map(halves));
+                for (to, [[a, b], [c, d]]) in to.iter().zip([[words[0], words[1]], [words[2], words[3]]]) {
+                    to.plus((panel * self.shared.config.kv_tokens() + down) * 32).store_vector([a, b, c, d]);
+                }
             }
-            loaded.extend(others.next());
+            loaded.extend(chunks.get(at).map(load));
         }
     }
+}
 
-    fn columns(&self, tensor: Tensor) -> usize {
-        match tensor {
-            Tensor::Keys => self.shared.config.qk(),
-            Tensor::Values => self.shared.config.vo(),
-        }
-    }
+/// The first key, counted in a KV tile, of this lane's row of a warp's first two units.
+pub(super) fn first_row_of_units<'k>(lane: Value<'k, u32>, warp: Value<'k, u32>) -> Value<'k, u32> {
+    (lane >> 4) * UNIT as u32 + warp * ROWS + (lane & (ROWS - 1))
 }
 
 /// Chunk `c` of 16 bytes of a row of the buffer is stored at chunk `c ^ swizzle`, so that a chunk of eight rows is in different banks.

@@ -83,7 +83,7 @@ impl<'k> Producer<'_, 'k> {
     }
 
     /// The page and slot, as in the tensor, of a part of a KV tile.
-    pub(super) fn location(
+    fn location(
         &self,
         item: &WorkItemRegs<'k>,
         tile: KvTile<'k>,
@@ -101,24 +101,46 @@ impl<'k> Producer<'_, 'k> {
 
     /// Starts the copies of a part of a tile of keys or values to the current stage, one row per lane.
     fn copy_part(&self, item: &WorkItemRegs<'k>, tensor: Tensor, tile: KvTile<'k>, part: usize) {
-        let (k, shared, params) = (self.k, self.shared, &self.shared.cta.params);
-        let config = &shared.config;
-        let (from, dim, columns, to) = match tensor {
-            Tensor::Keys => {
-                (&params.k, config.head_dim.qk, config.qk(), shared.keys.0.stage(self.keys.stage()))
-            }
-            Tensor::Values => {
-                (&params.v, config.head_dim.vo, config.vo(), shared.values.0.stage(self.values.stage()))
-            }
-        };
-        let (page, slot) = self.location(item, tile, part);
-        let exists = self.has_part(part) & tile.pages[part].get().ne(NONE);
-        let [page, slot] = [page, slot].map(|at| at.unless(!exists, 0).to_u64());
-        let address = from.address + from.offset((page, slot), item.kv_head) * 2;
+        let (tiles, cursor) = self.tiles_of(tensor);
+        let to = tiles.stage(cursor.stage());
+        let row = self.source_row(item, tensor, tile, part);
         let first = self.part_begin[part].of_lane(0);
-        k.when(first.lt(config.kv_tokens() as u32), || {
-            copy_rows(k, SourceRow { address, exists, dim }, to.from_row(first), columns, UNROLLED);
+        self.k.when(first.lt(self.shared.config.kv_tokens() as u32), || {
+            copy_rows(self.k, row, to.from_row(first), self.columns(tensor), UNROLLED);
         });
+    }
+
+    /// The row of the cache that this lane's part of a tile of keys or values begins with.
+    pub(super) fn source_row(
+        &self,
+        item: &WorkItemRegs<'k>,
+        tensor: Tensor,
+        tile: KvTile<'k>,
+        part: usize,
+    ) -> SourceRow<'k> {
+        let (params, config) = (&self.shared.cta.params, &self.shared.config);
+        let from = [&params.k, &params.v][tensor as usize];
+        let (page, slot) = self.location(item, tile, part);
+        let mut exists = self.has_part(part) & tile.pages[part].get().ne(NONE);
+        if config.is_8_bit() {
+            // ragged tensors, which have no page `NONE`, are copied by rows, too
+            exists = self.key(tile.index, part).lt(item.kv_end) & exists;
+        }
+        let [page, slot] = [page, slot].map(|at| at.unless(!exists, 0).to_u64());
+        let address = from.address + from.offset((page, slot), item.kv_head) * config.kv.size() as u64;
+        SourceRow { address, exists, dim: self.dim(tensor) }
+    }
+
+    /// Elements of a key or a value.
+    pub(super) fn dim(&self, tensor: Tensor) -> usize {
+        let head_dim = self.shared.config.head_dim;
+        if tensor == Tensor::Keys { head_dim.qk } else { head_dim.vo }
+    }
+
+    /// Columns of the tiles of keys or values.
+    pub(super) fn columns(&self, tensor: Tensor) -> usize {
+        let config = &self.shared.config;
+        if tensor == Tensor::Keys { config.qk() } else { config.vo() }
     }
 
     /// Hands over the previous tile of copied rows, and remembers this one: its copies remain in flight.
@@ -162,7 +184,7 @@ impl<'k> Producer<'_, 'k> {
     }
 
     /// The first key of this lane's part of a KV tile.
-    pub(super) fn key(&self, tile: Value<'k, u32>, part: usize) -> Value<'k, u32> {
+    fn key(&self, tile: Value<'k, u32>, part: usize) -> Value<'k, u32> {
         tile * self.shared.config.kv_tokens() as u32 + self.part_begin[part]
     }
 
@@ -172,7 +194,7 @@ impl<'k> Producer<'_, 'k> {
     }
 
     /// Whether a tile has that part.
-    pub(super) fn has_part(&self, part: usize) -> Value<'k, bool> {
+    fn has_part(&self, part: usize) -> Value<'k, bool> {
         let exists = self.part_begin[part].lt(self.shared.config.kv_tokens() as u32);
         if part == 0 { exists } else { exists & self.by_rows }
     }

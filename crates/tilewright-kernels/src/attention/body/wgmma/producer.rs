@@ -7,7 +7,7 @@
 //! queries of the next item are copied before the last values of the current one.
 
 use super::{
-    CONSUMERS, PRODUCERS, WgmmaCta,
+    CONSUMERS, PRODUCERS, WgmmaCta, bytes,
     kv_loads::{KvTile, Pages, Tensor},
     rows::{self, SourceRow, copy_rows},
 };
@@ -91,8 +91,11 @@ impl<'c, 'k> Producer<'c, 'k> {
         let thread = (k.thread() - CONSUMERS).named("producer");
         let warp = (thread >> 5).of_lane(0).named("producer_warp");
         let by_rows = shared.by_rows();
-        let part_begin = by_rows.select::<u32>(thread, (k.lane() * WARPS + warp) << shared.box_shift);
-        let producer = Self {
+        let part_begin = match shared.config.is_8_bit() {
+            true => bytes::first_row_of_units(k.lane(), warp),
+            false => by_rows.select::<u32>(thread, (k.lane() * WARPS + warp) << shared.box_shift),
+        };
+        Self {
             shared,
             k,
             thread,
@@ -105,12 +108,7 @@ impl<'c, 'k> Producer<'c, 'k> {
             drawn: k.var("drawn", 0),
             has_next: k.var("has_next", false),
             repeats: k.var("repeats", false),
-        };
-        if !shared.config.is_8_bit() {
-            return producer;
         }
-        let first = producer.first_row_of_units();
-        Self { part_begin: [first, first + THREADS], ..producer }
     }
 
     /// Loads the items of this CTA.
