@@ -11,12 +11,12 @@
 //! | [`cache`] | the kernel cache: bundles, a folder that processes share, the assembler |
 
 /// The examples use the CPU and a GPU; this crate is the lowest one that depends on both.
-#[doc = include_str!("../../../README.md")]
+#[doc = include_str!("../README.md")]
 #[cfg(doctest)]
 mod readme {}
 
 /// The GPU page has an example for a GPU that falls back to the CPU.
-#[doc = include_str!("../../../docs/gpu.md")]
+#[doc = include_str!("../docs/gpu.md")]
 #[cfg(doctest)]
 mod gpu_page {}
 
