@@ -8,6 +8,7 @@
 //! | [`Staged`] | the same for tensors on the host |
 //! | [`machine`] | the interface that operators need, implemented by [`Device`] and [`Simulator`] |
 //! | [`Context`], [`Stream`], [`Graph`] | the driver API |
+//! | `CudarcSlice`, `Stream::from_cudarc` | streams and slices of cudarc's safe API (feature `cudarc`) |
 //! | [`cache`] | the kernel cache: bundles, a folder that processes share, the assembler |
 
 /// The examples use the CPU and a GPU; this crate is the lowest one that depends on both.
@@ -36,6 +37,8 @@ pub use driver::{
     AssembledKernel, Buffer, Capture, Context, DeviceProperties, DriverError, ErrorKind, Event, Executable,
     Function, Graph, Memory, Resources, Result, Stopwatch, Stream, assemble, assemble_with_log, load,
 };
+#[cfg(feature = "cudarc")]
+pub use driver::{CudarcSlice, CudarcSliceMut};
 pub use simulator::Simulator;
 pub use staged::Staged;
 
