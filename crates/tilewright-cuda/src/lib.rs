@@ -21,6 +21,11 @@ mod readme {}
 #[cfg(doctest)]
 mod gpu_page {}
 
+/// The page for engines has examples with slices and with cudarc.
+#[doc = include_str!("../docs/rust-engines.md")]
+#[cfg(all(doctest, feature = "cudarc"))]
+mod engines_page {}
+
 pub mod cache;
 #[allow(unsafe_code, reason = "the only module that calls the driver; each call has a SAFETY note")]
 mod driver;
