@@ -78,7 +78,7 @@ fn attention_reads_and_writes_slices() -> Result {
 fn parts_of_slices_have_bounds() -> Result {
     let Some(theirs) = cudarc_stream() else { return Ok(()) };
     let values = theirs.clone_htod(&[0_u8; 100])?;
-    let part = values.slice(10..50);
+    let (part, odd) = (values.slice(12..52), values.slice(10..50));
     let stream = Stream::from_cudarc(theirs)?;
     let memory = stream.slice(&part)?;
     assert_eq!((memory.bytes(), memory.device()), (40, 0));
@@ -88,6 +88,8 @@ fn parts_of_slices_have_bounds() -> Result {
         error.to_string().contains("11 elements of f32 from byte 0 on do not fit into 40 bytes"),
         "{error}"
     );
+    let error = stream.slice(&odd)?.view(Dtype::F32, 0, &[10]).expect_err("2 bytes after a multiple of 4");
+    assert!(error.to_string().ends_with("is not a multiple of 4, the size of f32"), "{error}");
     Ok(())
 }
 
