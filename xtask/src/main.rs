@@ -4,6 +4,7 @@ mod bundle;
 mod cargo;
 mod comments;
 mod conformance;
+mod engines;
 mod fuzz;
 mod gate;
 mod guards;
@@ -44,6 +45,8 @@ Tasks:
   python-tests  installs a wheel of the development profile in target and runs the Python tests; prints why if it cannot
   flashinfer-tests CHECKOUT
                 a sample of FlashInfer's own tests on the CPU: --per-file N, --sample-seed N, --largest N, --outcomes FILE
+  candle        format, clippy and tests of the workspace in examples: the adapter for candle and its example; not part of check
+  package       packages the library crates and builds each from its package; not part of check
   mutants ir    runs mutants of the kernels in the simulator: --kernel NAME, --sample N; records the survivors
   mutants host  runs cargo-mutants on the schedule, masks, the CPU merge and the radix tree; records the survivors
 ";
@@ -70,6 +73,8 @@ fn main() -> ExitCode {
         ["conformance", ref rest @ ..] => conformance::run(root, rest),
         ["fuzz", ref rest @ ..] => fuzz::run(root, rest),
         ["metrics", ref rest @ ..] => metrics::run(root, rest),
+        ["candle"] => engines::candle(root),
+        ["package"] => engines::package(root),
         ["wheel"] => wheel::build(root),
         ["flashinfer-tests", checkout, ref rest @ ..] => wheel::flashinfer(root, checkout, rest),
         ["python-tests"] => wheel::test(root),

@@ -12,17 +12,17 @@ use std::{
 };
 
 /// One step that is a cargo command.
-struct CargoStep {
-    name: &'static str,
-    arguments: &'static [&'static str],
-    environment: &'static [(&'static str, &'static str)],
+pub(crate) struct CargoStep<'a> {
+    pub(crate) name: &'static str,
+    pub(crate) arguments: &'a [&'a str],
+    pub(crate) environment: &'a [(&'a str, &'a str)],
 }
 
-const FORMAT: CargoStep =
+const FORMAT: CargoStep<'_> =
     CargoStep { name: "format", arguments: &["fmt", "--all", "--check"], environment: &[] };
 
 /// Clippy precedes `doc`, which reuses its checked dependencies.
-const BUILDS: [CargoStep; 3] = [
+const BUILDS: [CargoStep<'_>; 3] = [
     CargoStep {
         name: "clippy",
         arguments: &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"],
@@ -61,7 +61,7 @@ pub(crate) fn check(root: &Path) -> Result<(), String> {
 }
 
 /// Runs a step. Returns its name and duration, and its result.
-fn timed<T>(
+pub(crate) fn timed<T>(
     name: &'static str,
     step: impl FnOnce() -> Result<T, String>,
 ) -> Result<((&'static str, Duration), T), String> {
@@ -74,8 +74,8 @@ fn timed<T>(
     Ok(((name, duration), result))
 }
 
-impl CargoStep {
-    fn run(&self, root: &Path) -> Result<(), String> {
+impl CargoStep<'_> {
+    pub(crate) fn run(&self, root: &Path) -> Result<(), String> {
         let words = self.environment.iter().map(|(name, value)| format!("{name}=\"{value}\" "));
         let spelled = format!("{}cargo {}", words.collect::<String>(), self.arguments.join(" "));
         println!("{spelled}");

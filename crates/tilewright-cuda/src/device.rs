@@ -2,7 +2,7 @@
 
 use crate::{
     cache::{Cache, Driver, Settings},
-    driver::{Context, CublasLt, ErrorKind as DriverErrorKind, Executable, Function, Graph, Stream},
+    driver::{CublasLt, ErrorKind as DriverErrorKind, Executable, Function, Graph, Stream},
     machine::{Limits, Machine},
 };
 use std::{any::Any, sync::Arc};
@@ -48,14 +48,21 @@ impl Device {
     /// # Errors
     /// If there is no driver, or it is too old; if there is no such GPU, or it is older than Ampere.
     pub fn open(ordinal: usize) -> Result<Self> {
-        let context = Context::open(ordinal).map_err(engine_error)?;
+        Self::on_stream(Stream::open(ordinal).map_err(engine_error)?)
+    }
+
+    /// Takes a stream and opens the cache in its default folder.
+    ///
+    /// # Errors
+    /// If the cache cannot be opened.
+    pub fn on_stream(stream: Stream) -> Result<Self> {
         let cache = Settings::from_environment()
             .and_then(Cache::open)
             .map_err(|why| Error::new("gpu.cache", why.to_string()))?;
-        Ok(Self::new(context.stream().map_err(engine_error)?, Arc::new(cache)))
+        Ok(Self::new(stream, Arc::new(cache)))
     }
 
-    /// Takes a stream, for example the caller's ([`Context::borrow_stream`]), and a cache.
+    /// Takes a stream, for example the caller's ([`Context::borrow_stream`](crate::Context::borrow_stream)), and a cache.
     pub fn new(stream: Stream, cache: Arc<Cache>) -> Self {
         let driver = Arc::new(Driver::of(stream.context()));
         let cublaslt = CublasLt::new(&stream);

@@ -8,17 +8,23 @@
 //! | [`Staged`] | the same for tensors on the host |
 //! | [`machine`] | the interface that operators need, implemented by [`Device`] and [`Simulator`] |
 //! | [`Context`], [`Stream`], [`Graph`] | the driver API |
+//! | `CudarcSlice`, `Stream::from_cudarc` | streams and slices of cudarc's safe API (feature `cudarc`) |
 //! | [`cache`] | the kernel cache: bundles, a folder that processes share, the assembler |
 
 /// The examples use the CPU and a GPU; this crate is the lowest one that depends on both.
-#[doc = include_str!("../../../README.md")]
+#[doc = include_str!("../README.md")]
 #[cfg(doctest)]
 mod readme {}
 
 /// The GPU page has an example for a GPU that falls back to the CPU.
-#[doc = include_str!("../../../docs/gpu.md")]
+#[doc = include_str!("../docs/gpu.md")]
 #[cfg(doctest)]
 mod gpu_page {}
+
+/// The page for engines has examples with slices and with cudarc.
+#[doc = include_str!("../docs/rust-engines.md")]
+#[cfg(all(doctest, feature = "cudarc"))]
+mod engines_page {}
 
 pub mod cache;
 #[allow(unsafe_code, reason = "the only module that calls the driver; each call has a SAFETY note")]
@@ -36,6 +42,8 @@ pub use driver::{
     AssembledKernel, Buffer, Capture, Context, DeviceProperties, DriverError, ErrorKind, Event, Executable,
     Function, Graph, Memory, Resources, Result, Stopwatch, Stream, assemble, assemble_with_log, load,
 };
+#[cfg(feature = "cudarc")]
+pub use driver::{CudarcSlice, CudarcSliceMut};
 pub use simulator::Simulator;
 pub use staged::Staged;
 

@@ -16,13 +16,13 @@
 //! [`write_a_kernel`] explains one kernel line by line; [`tiles`] shows the memory and register layouts.
 #![forbid(unsafe_code)]
 
-// The pages are outside of the package: only rustdoc and doctests include them.
+// Only rustdoc and doctests include the pages.
 #[cfg(any(doc, doctest))]
-#[doc = include_str!("../../../docs/write-a-kernel.md")]
+#[doc = include_str!("../docs/write-a-kernel.md")]
 pub mod write_a_kernel {}
 
 #[cfg(any(doc, doctest))]
-#[doc = include_str!("../../../docs/tiles.md")]
+#[doc = include_str!("../docs/tiles.md")]
 pub mod tiles {}
 
 pub mod activation;

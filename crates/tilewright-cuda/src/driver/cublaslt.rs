@@ -138,6 +138,7 @@ impl MatmulKey {
 impl Library {
     /// Opens the library; the stream's context is current.
     fn open(stream: &Stream) -> std::result::Result<Self, String> {
+        #[cfg(not(feature = "linked"))] // a linked program does not start without it
         // SAFETY: loads a library by name; its initializers are NVIDIA's.
         if !unsafe { sys::is_culib_present() } {
             return Err("the loader finds no cuBLASLt".to_owned());

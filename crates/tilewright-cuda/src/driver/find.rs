@@ -6,6 +6,7 @@ use cudarc::driver::sys;
 /// A supported device.
 pub(super) fn find(ordinal: usize) -> Result<(sys::CUdevice, DeviceProperties)> {
     let refused = |kind, why: String| Err(DriverError::of(kind, "context.open", why));
+    #[cfg(not(feature = "linked"))] // a linked program does not start without the driver
     // SAFETY: loads a library by name; its initializers are the driver's.
     if !unsafe { sys::is_culib_present() } {
         let why = "there is no NVIDIA driver (libcuda.so or nvcuda.dll) on this machine";

@@ -2,6 +2,7 @@
 
 use cudarc::driver::sys;
 use std::{
+    ffi::CStr,
     fmt,
     sync::{Mutex, MutexGuard, OnceLock, PoisonError},
 };
@@ -63,17 +64,42 @@ pub(super) struct OptionalFunctions {
 pub(super) fn optional() -> &'static OptionalFunctions {
     static FOUND: OnceLock<OptionalFunctions> = OnceLock::new();
     FOUND.get_or_init(|| {
-        // SAFETY: the driver is loaded, because callers have a context; each type is the one that cuda.h declares for the name.
+        // SAFETY: callers have a context; each type is the one that cuda.h declares for the name in that version.
         unsafe {
-            let library = sys::culib();
             OptionalFunctions {
-                event_elapsed_time: library.get(b"cuEventElapsedTime\0").ok().map(|symbol| *symbol),
-                stream_get_capture_info: library
-                    .get(b"cuStreamGetCaptureInfo_v2\0")
-                    .ok()
-                    .map(|symbol| *symbol),
-                func_get_param_info: library.get(b"cuFuncGetParamInfo\0").ok().map(|symbol| *symbol),
+                event_elapsed_time: exported(c"cuEventElapsedTime", 12_000),
+                stream_get_capture_info: exported(STREAM_GET_CAPTURE_INFO, 12_000),
+                func_get_param_info: exported(c"cuFuncGetParamInfo", 12_040),
             }
         }
     })
+}
+
+/// The loader takes names of symbols, `cuGetProcAddress` those of cuda.h with the version of CUDA.
+#[cfg(not(feature = "linked"))]
+const STREAM_GET_CAPTURE_INFO: &CStr = c"cuStreamGetCaptureInfo_v2";
+#[cfg(feature = "linked")]
+const STREAM_GET_CAPTURE_INFO: &CStr = c"cuStreamGetCaptureInfo";
+
+/// A function of the driver's library.
+///
+/// # Safety
+/// The driver is loaded, and `F` is the function pointer that cuda.h of CUDA `version` declares for the name.
+#[cfg(not(feature = "linked"))]
+unsafe fn exported<F: Copy>(name: &CStr, _version: i32) -> Option<F> {
+    // SAFETY: as required of the caller.
+    unsafe { sys::culib().get(name.to_bytes_with_nul()).ok().map(|symbol| *symbol) }
+}
+
+#[cfg(feature = "linked")]
+unsafe fn exported<F: Copy>(name: &CStr, version: i32) -> Option<F> {
+    let (mut function, mut status) =
+        (std::ptr::null_mut(), sys::CUdriverProcAddressQueryResult::CU_GET_PROC_ADDRESS_SUCCESS);
+    // SAFETY: the name is terminated, and both output locations are valid.
+    let found = unsafe { sys::cuGetProcAddress_v2(name.as_ptr(), &mut function, version, 0, &mut status) };
+    if found != sys::CUresult::CUDA_SUCCESS || function.is_null() {
+        return None;
+    }
+    // SAFETY: as required of the caller; a function pointer has the size of a pointer.
+    Some(unsafe { std::mem::transmute_copy(&function) })
 }

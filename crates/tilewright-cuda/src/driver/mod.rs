@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`Context`], [`DeviceProperties`] | a GPU with its primary context, shared by all libraries of a process; its properties |
 //! | [`Stream`], [`Event`], [`Stopwatch`] | streams of our own or the caller's; events; timing |
+//! | `CudarcSlice`, `CudarcSliceMut` | slices of cudarc as arguments (feature `cudarc`) |
 //! | [`Memory`], [`Buffer`] | stream-ordered memory; typed memory |
 //! | [`assemble`], [`load`], [`Function`] | PTX to machine code; machine code to a kernel |
 //! | `CublasLt` | cuBLASLt, if available |
@@ -27,6 +28,8 @@ mod function;
 mod graph;
 mod handle;
 mod image;
+#[cfg(feature = "cudarc")]
+mod interop;
 mod launch;
 mod load;
 mod log;
@@ -54,6 +57,8 @@ pub use error::{DriverError, ErrorKind, Result};
 pub use event::Event;
 pub use function::{Function, Resources};
 pub use graph::{Executable, Graph};
+#[cfg(feature = "cudarc")]
+pub use interop::{CudarcSlice, CudarcSliceMut};
 pub use load::load;
 pub use memory::Memory;
 pub use properties::DeviceProperties;

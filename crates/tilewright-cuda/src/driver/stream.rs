@@ -18,11 +18,21 @@ pub struct Stream {
     inner: Arc<StreamInner>,
 }
 
+/// The owner of a stream's handle.
+#[derive(Debug)]
+pub(super) enum Owner {
+    /// The handle is destroyed with the last clone of the stream.
+    Stream,
+    Caller,
+    #[cfg(feature = "cudarc")]
+    Cudarc(Arc<cudarc::driver::CudaStream>),
+}
+
 #[derive(Debug)]
 struct StreamInner {
     context: Context,
     handle: Handle<sys::CUstream_st>,
-    owned: bool,
+    owner: Owner,
     /// Memory that was dropped during a capture, when the driver does not allow frees.
     pending_frees: Mutex<Vec<u64>>,
 }
@@ -38,7 +48,7 @@ impl Context {
         let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: the context is current.
         unsafe { driver!(cuStreamCreate(&mut handle, flags)) }?;
-        Ok(self.stream_of(handle, true))
+        Ok(self.stream_of(handle, Owner::Stream))
     }
 
     /// Borrows the caller's stream (`CUstream`, `cudaStream_t`); 0 is the default stream. It must outlive all objects made from
@@ -47,6 +57,10 @@ impl Context {
     /// # Errors
     /// If it belongs to another context.
     pub fn borrow_stream(&self, handle: u64) -> Result<Stream> {
+        self.stream_owned_by(Owner::Caller, handle)
+    }
+
+    pub(super) fn stream_owned_by(&self, stream_owner: Owner, handle: u64) -> Result<Stream> {
         let _current = self.enter()?;
         let handle = handle as sys::CUstream;
         let mut owner = null_mut();
@@ -61,12 +75,12 @@ impl Context {
             );
             return Err(DriverError::new("context.borrow_stream", why));
         }
-        Ok(self.stream_of(handle, false))
+        Ok(self.stream_of(handle, stream_owner))
     }
 
-    fn stream_of(&self, handle: sys::CUstream, owned: bool) -> Stream {
+    fn stream_of(&self, handle: sys::CUstream, owner: Owner) -> Stream {
         let (context, pending_frees) = (self.clone(), Mutex::default());
-        Stream { inner: Arc::new(StreamInner { context, handle: Handle(handle), owned, pending_frees }) }
+        Stream { inner: Arc::new(StreamInner { context, handle: Handle(handle), owner, pending_frees }) }
     }
 }
 
@@ -140,6 +154,11 @@ impl Stream {
         }
     }
 
+    #[cfg(feature = "cudarc")]
+    pub(super) fn owner(&self) -> &Owner {
+        &self.inner.owner
+    }
+
     pub(super) fn raw(&self) -> sys::CUstream {
         self.inner.handle.0
     }
@@ -196,7 +215,7 @@ impl StreamInner {
 impl Drop for StreamInner {
     fn drop(&mut self) {
         self.free_pending();
-        if self.owned
+        if matches!(self.owner, Owner::Stream)
             && let Ok(_current) = self.context.enter()
         {
             // SAFETY: created by `stream` and destroyed once; submitted work still completes. Errors are ignored: `Drop` cannot

@@ -43,6 +43,7 @@ mod chi_square;
 mod conformance;
 #[path = "../../../tilewright/tests/all/covering.rs"]
 mod covering;
+mod cudarc_slices;
 mod device_arguments;
 mod device_operators;
 mod device_pages;

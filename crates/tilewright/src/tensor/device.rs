@@ -65,7 +65,7 @@ impl DeviceMemory {
     /// A row-major view of the bytes from `offset` on.
     ///
     /// # Errors
-    /// When the range is out of bounds, `offset` is not aligned to the element, or the rank is above [`super::MAX_RANK`].
+    /// When the range is out of bounds, the address is not aligned to the element, or the rank is above [`super::MAX_RANK`].
     pub fn view(&self, dtype: Dtype, offset: usize, shape: &[usize]) -> Result<View<'_>> {
         let len = shape.iter().try_fold(1_usize, |n, &extent| n.checked_mul(extent)).unwrap_or(usize::MAX);
         let device = self.element_range(dtype, offset, len)?;
@@ -131,7 +131,14 @@ impl DeviceMemory {
             "{len} elements of {dtype} from byte {offset} on do not fit into {} bytes",
             self.bytes
         );
-        Ok(DeviceAddress { device: self.device, address: self.address + offset as u64, len })
+        let address = self.address + offset as u64;
+        crate::ensure!(
+            len == 0 || address.is_multiple_of(dtype.size() as u64),
+            OPERATOR,
+            "address = {address:#x} is not a multiple of {}, the size of {dtype}",
+            dtype.size()
+        );
+        Ok(DeviceAddress { device: self.device, address, len })
     }
 }
 

@@ -34,9 +34,9 @@
 //!
 //! [`add_a_variant`] is a step-by-step guide.
 
-// the page is outside of the package, so only documentation and its tests include it
+// only documentation and its tests include the page
 #[cfg(any(doc, doctest))]
-#[doc = include_str!("../../../../../docs/add-a-variant.md")]
+#[doc = include_str!("../../../docs/add-a-variant.md")]
 pub mod add_a_variant {}
 
 mod alibi;
