@@ -40,9 +40,39 @@ def get_compute_capability(device) -> "tuple[int, int]":
     return torch.cuda.get_device_capability(device.index if isinstance(device, torch.device) else device)
 
 
+def _has_major(device, *majors: int) -> bool:
+    """Whether the GPU has one of these major compute capabilities."""
+    return torch.cuda.is_available() and get_compute_capability(device)[0] in majors
+
+
 def is_sm90a_supported(device) -> bool:
     """Whether a GPU is Hopper."""
-    return torch.cuda.is_available() and get_compute_capability(device)[0] == 9
+    return _has_major(device, 9)
+
+
+def is_sm100a_supported(device) -> bool:
+    """Whether a GPU is Blackwell of data centers."""
+    return _has_major(device, 10)
+
+
+def is_sm110a_supported(device) -> bool:
+    """Whether a GPU is Thor."""
+    return _has_major(device, 11)
+
+
+def is_sm12x_supported(device) -> bool:
+    """Whether a GPU is Blackwell of workstations."""
+    return _has_major(device, 12)
+
+
+def device_support_pdl(device) -> bool:
+    """Whether a GPU has programmatic dependent launch."""
+    return device.type == "cuda" and get_compute_capability(device)[0] >= 9
+
+
+def has_flashinfer_jit_cache() -> bool:
+    """True: no kernel waits for FlashInfer's compiler."""
+    return True
 
 
 def determine_attention_backend(device, *args, **kwargs) -> str:
