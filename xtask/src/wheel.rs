@@ -92,8 +92,8 @@ pub(crate) fn test(root: &Path) -> Result<(), String> {
     run(Command::new(&python).args(pytest).arg(root.join(TESTS)).env("PYTHONDONTWRITEBYTECODE", "1"))
 }
 
-/// Runs a seeded sample of FlashInfer's own tests, from a checkout of release 0.6.18, on the CPU. Expected failures are listed with
-/// their reasons; another failure, or a pass of one of these, is an error. `options` are those of the plugin and of pytest.
+/// Runs a seeded sample of FlashInfer's own tests, from a checkout of release 0.6.18, on the CPU or with `--gpu`. Expected failures are
+/// listed with their reasons; another failure, or a pass of one of these, is an error. `options` are those of the plugin and of pytest.
 pub(crate) fn flashinfer(root: &Path, checkout: &str, options: &[&str]) -> Result<(), String> {
     let python = environment(root)?;
     run(Command::new(&python).args(["-m", "pip", "install", "--quiet", "einops", "scipy"]))?;
@@ -109,7 +109,7 @@ pub(crate) fn flashinfer(root: &Path, checkout: &str, options: &[&str]) -> Resul
         "pytest",
         "--noconftest",
         "-p",
-        "cpu_plugin",
+        "suite_plugin",
         "-p",
         "no:cacheprovider",
         "-q",

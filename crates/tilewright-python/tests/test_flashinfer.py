@@ -516,3 +516,20 @@ def test_sixteen_bit_tensors_and_eight_bit_caches(rng, dtype):
         o = wrapper.run(q, tuple(one.to(kv_dtype) for one in cache.pair))
         assert o.dtype == dtype
         close(o, expected, tolerance)
+
+
+def test_properties_follow_the_compute_capability(monkeypatch):
+    properties = flashinfer.properties
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    supported = {
+        (8, 0): [], (9, 0): ["sm90a", "pdl"], (10, 0): ["sm100a", "pdl"], (11, 0): ["sm110a", "pdl"], (12, 0): ["sm12x", "pdl"],
+    }
+    gpu = torch.device("cuda", 0)
+    for capability, expected in supported.items():
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index, capability=capability: capability)
+        names = ("sm90a", "sm100a", "sm110a", "sm12x")
+        found = [name for name in names if getattr(properties, f"is_{name}_supported")(gpu)]
+        assert found + ["pdl"] * properties.device_support_pdl(gpu) == expected, capability
+    assert not properties.device_support_pdl(torch.device("cpu"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert not properties.is_sm90a_supported(gpu)

@@ -16,7 +16,7 @@ pub struct CudarcSlice<'a> {
     _access: SyncOnDrop<'a>,
 }
 
-/// A slice that operators write; it dereferences to its memory.
+/// A slice that operators write. It dereferences to its memory; `DerefMut` would let callers swap the memory out of the access.
 #[derive(Debug)]
 pub struct CudarcSliceMut<'a> {
     memory: DeviceMemory,

@@ -182,7 +182,7 @@ def compare(ours: dict, theirs: dict) -> int:
     print(f"logits of {len(ours['first'])} prompts: at most {distance:.4f} apart, bound {bound:.4f}")
     failed, equal, gaps = int(not distance <= bound), 0, []
     for uid, (mine, other) in enumerate(zip(ours["tokens"], theirs["tokens"], strict=True)):
-        step = next((index for index, pair in enumerate(zip(mine, other, strict=True)) if pair[0] != pair[1]), None)
+        step = next((step for step, (a, b) in enumerate(zip(mine, other, strict=True)) if a != b), None)
         if step is None:
             equal += 1
             continue
