@@ -5,7 +5,8 @@
 //! pair of inputs shares bytes: the even input in the low nibbles, plus 8.
 //!
 //! Invariant: every stored weight is exact in f32 (8 bits of scale times at most 8 bits of integer), so a packed matrix and the
-//! f32 matrix of [`PackedMatrix::row`] give the same bits.
+//! f32 matrix of [`PackedMatrix::row`] give the same bits. The exception is int4 on a CPU with bf16 dot products: these round the
+//! inputs to bf16 and scale the sum of each group, in products of any number of rows.
 
 use crate::{
     Backend, Dtype, Element, Error, Result, View, ViewMut,

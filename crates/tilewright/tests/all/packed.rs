@@ -118,13 +118,18 @@ fn packed_products_have_the_bits_of_linear() {
     }
 }
 
+/// Whether int4 weights are multiplied by bf16 dot products.
+fn rounds_inputs(cpu: &Cpu, format: WeightFormat) -> bool {
+    format == WeightFormat::Int4 && matches!(cpu.isa(), Isa::Avx512Bf16 | Isa::Amx)
+}
+
 /// Integers and scales are exact in f32, so quantized products are those of the dequantized matrix.
 #[test]
 fn quantized_products_have_the_bits_of_the_dequantized_matrix() {
     for (number, &shape) in SHAPES.iter().enumerate() {
         for format in QUANTIZED {
             let layer = Layer::random(shape, Dtype::Bf16, number as u64);
-            for cpu in cpus(2) {
+            for cpu in cpus(2).into_iter().filter(|cpu| !rounds_inputs(cpu, format)) {
                 let matrix = layer.pack(&cpu, format);
                 let rows: Vec<f32> = (0..layer.features).flat_map(|feature| matrix.row(feature)).collect();
                 let dequantized = Elements::new(Dtype::F32, &rows);
@@ -140,6 +145,43 @@ fn quantized_products_have_the_bits_of_the_dequantized_matrix() {
                         "{}, {format:?} {shape:?}, {rows} rows",
                         cpu.isa()
                     );
+                }
+            }
+        }
+    }
+}
+
+/// Each input and each group adds one rounding of f32, to a value of at most the sum of the magnitudes. A row has the same bits
+/// alone and among others.
+#[test]
+fn int4_products_of_dot_products_round_inputs_to_bf16() {
+    let int4 = WeightFormat::Int4;
+    for (number, &shape) in SHAPES.iter().enumerate() {
+        let layer = Layer::random(shape, Dtype::Bf16, number as u64);
+        let bias = layer.bias.to_f32();
+        for cpu in cpus(2).into_iter().filter(|cpu| rounds_inputs(cpu, int4)) {
+            let matrix = layer.pack(&cpu, int4);
+            let weight = PackedWeight { matrix: &matrix, bias: Some(layer.bias()) };
+            for rows in [1, 2, 3, 4, 5, 7, 8, 9, 17, 65] {
+                let x = Rows::random(rows, layer.inputs, 40 + rows as u64);
+                let out = multiply(&cpu, x.view(), weight, Dtype::F32);
+                for (row, out) in x.x.chunks(layer.inputs + Rows::GAP).zip(out.chunks(layer.features)) {
+                    let row = &row[..layer.inputs];
+                    let alone = View::new(row, &[1, layer.inputs]).expect("it fits");
+                    let alone = multiply(&cpu, alone, weight, Dtype::F32);
+                    assert_eq!(bits(&alone), bits(out), "{} {shape:?}, {rows} rows", cpu.isa());
+                    for (feature, &out) in out.iter().enumerate() {
+                        let terms = matrix.row(feature).into_iter().zip(row);
+                        let terms = terms.map(|(w, x)| f64::from(w) * f64::from(round(Dtype::Bf16, *x)));
+                        let (sum, magnitude) = terms
+                            .fold((f64::from(bias[feature]), 0.0), |(sum, all), term| {
+                                (sum + term, all + term.abs())
+                            });
+                        let roundings = (layer.inputs + layer.inputs.div_ceil(GROUP) + 1) as f64;
+                        let bound = roundings * 2f64.powi(-24) * (magnitude + f64::from(bias[feature]).abs());
+                        let error = (f64::from(out) - sum).abs();
+                        assert!(error <= bound, "{} {shape:?}: {error} above {bound}", cpu.isa());
+                    }
                 }
             }
         }

@@ -5,11 +5,15 @@ use crate::{
     Cpu, Dtype, View,
     cpu::simd::{
         Isa,
+        bf16::Bf16Mma,
         panels::TILE_ROWS,
-        products::{BLOCK_SCRATCH, Product, ProductInput},
+        products::{BLOCK_SCRATCH, Product, ProductInput, RoundedRows},
     },
     gemm::{GatedLinear, PackedLinear},
 };
+
+/// Tiles are handed out in chunks of adjacent ones, this many per thread, so that other threads take over those of a delayed one.
+const CHUNKS_PER_THREAD: usize = 8;
 
 pub(in crate::cpu) fn packed_linear(cpu: &Cpu, operator: PackedLinear<'_>) {
     let x = F32Rows::new(operator.x);
@@ -38,24 +42,37 @@ fn run(cpu: &Cpu, x: View<'_>, products: &[Product<'_>]) {
         return;
     }
     // Without FMA, sums in registers would differ from those of the `gemm` crate, which detects instructions itself.
-    let in_tiles = num_rows <= TILE_ROWS && cpu.isa != Isa::Portable;
-    let rows = (0..if in_tiles { num_rows } else { 0 }).map(|row| &x[row * stride..][..inputs]).collect();
-    let input = ProductInput { isa: cpu.isa, x, stride, rows };
+    let few_rows = num_rows <= TILE_ROWS && cpu.isa != Isa::Portable;
+    let mma = Bf16Mma::new(cpu.isa).filter(|_| inputs > 0 && products.iter().any(Product::is_int4));
+    let rows = (0..num_rows).map(|row| &x[row * stride..][..inputs]);
+    let rounded = mma.map(|mma| RoundedRows::new(mma, rows.clone(), inputs));
+    let rows = if few_rows { rows.collect() } else { Vec::new() };
+    let input = ProductInput { isa: cpu.isa, x, stride, num_rows, rows, rounded };
     let blocks = |product: &Product<'_>| Blocks { rows: num_rows, features: product.num_features() };
-    let num_tasks = |product| if in_tiles { Product::num_tiles(product) } else { blocks(product).len() };
+    let in_tiles = |product: &Product<'_>| few_rows || (mma.is_some() && product.is_int4());
+    let num_tasks = |product: &Product<'_>| {
+        if in_tiles(product) { product.num_tiles(num_rows) } else { blocks(product).len() }
+    };
     let counts: Vec<usize> = products.iter().map(num_tasks).collect();
-    cpu.for_each(counts.iter().sum(), std::iter::repeat_n((), cpu.threads()), |mut task, ()| {
-        for (product, &count) in products.iter().zip(&counts) {
-            if task >= count {
-                task -= count;
-                continue;
-            }
-            if in_tiles {
-                return product.multiply_tile(&input, task);
-            }
-            return with_scratch(BLOCK_SCRATCH, |scratch| {
-                product.multiply_block(&input, &blocks(product).get(task), scratch);
+    let total: usize = counts.iter().sum();
+    // A thread prefetches from the next tile. A block has no next one, and is long.
+    let chunk = if products.iter().all(in_tiles) { total / (cpu.threads() * CHUNKS_PER_THREAD) } else { 1 };
+    let chunk = chunk.max(1);
+    cpu.for_each(total.div_ceil(chunk), std::iter::repeat_n((), cpu.threads()), |at, ()| {
+        for mut task in at * chunk..total.min((at + 1) * chunk) {
+            let found = products.iter().zip(&counts).find(|&(_, &count)| {
+                let found = task < count;
+                task -= if found { 0 } else { count };
+                found
             });
+            let Some((product, _)) = found else { return };
+            if in_tiles(product) {
+                product.multiply_tile(&input, task);
+            } else {
+                with_scratch(BLOCK_SCRATCH, |scratch| {
+                    product.multiply_block(&input, &blocks(product).get(task), scratch);
+                });
+            }
         }
     });
 }

@@ -25,6 +25,7 @@ pub(crate) mod indices;
 mod lanes;
 pub(crate) mod matmul;
 pub(crate) mod merge;
+mod panel_formats;
 pub(crate) mod panels;
 mod portable;
 pub(crate) mod products;

@@ -3,12 +3,16 @@
 //! Lane = output feature. Sums stay in registers over [`DEPTH`] inputs in ascending order, one chain of multiply-adds per sum,
 //! and are then added to the result: the order of [`super::matmul`], so the bits do not depend on the number of rows.
 
-use super::{Simd, Task, matmul::DEPTH};
+use super::{
+    Simd, Task,
+    matmul::DEPTH,
+    panel_formats::{Bf16Panel, F16Panel, F32Panel, Int4Panel, Int8Panel, PanelFormat, with_format},
+};
 use crate::{
     Dtype,
     gemm::{GROUP, PANEL_FEATURES, PackedMatrix, WeightFormat},
 };
-use half::{bf16, f16};
+use half::bf16;
 use std::ops::Range;
 
 /// Rows of a tile, at most.
@@ -18,8 +22,8 @@ pub(crate) const TILE_PANELS: usize = 4;
 pub(crate) const TILE_FEATURES: usize = TILE_PANELS * PANEL_FEATURES;
 /// Up to this many inputs, the `gemm` crate adds rounded products to the result.
 const MAX_UNFUSED: usize = 2;
-/// Bytes that a panel is prefetched ahead, beyond the hardware's prefetch at the start of a page.
-const PREFETCH: usize = 1024;
+/// Bytes of a cache line, which is prefetched once.
+const LINE: usize = 64;
 
 /// Results of a tile, `[TILE_ROWS, TILE_FEATURES]`.
 #[repr(align(64))]
@@ -31,6 +35,8 @@ pub(crate) struct TileTask<'a> {
     pub(crate) x: &'a [&'a [f32]],
     pub(crate) weight: &'a PackedMatrix,
     pub(crate) panels: Range<usize>,
+    /// The matrix and the first panel of the tile that this thread multiplies next, for prefetching.
+    pub(crate) following: (&'a PackedMatrix, usize),
     pub(crate) sums: &'a mut TileSums,
 }
 
@@ -42,80 +48,6 @@ pub(crate) struct WidenPanelsTask<'a> {
     pub(crate) inputs: Range<usize>,
     pub(crate) to: &'a mut [f32],
     pub(crate) stride: usize,
-}
-
-/// The elements of a panel.
-trait PanelFormat {
-    /// Bytes of the 16 weights of two inputs.
-    const PAIR_BYTES: usize;
-    const HAS_SCALES: bool;
-
-    /// Register `vector` of both inputs of a pair, without scales.
-    ///
-    /// # Safety
-    /// `PAIR_BYTES` are readable at `pair`, and `vector < PANEL_FEATURES / LANES`.
-    unsafe fn load<S: Simd>(simd: S, pair: *const u8, vector: usize) -> [S::V; 2];
-}
-
-struct F32Panel;
-struct F16Panel;
-struct Bf16Panel;
-struct Int8Panel;
-struct Int4Panel;
-
-macro_rules! panel_formats {
-    ($($Name:ident, $bytes:expr, $scales:literal, ($simd:ident, $pair:ident, $first:ident, $second:ident) => $load:expr);+ $(;)?) => {$(
-        impl PanelFormat for $Name {
-            const PAIR_BYTES: usize = $bytes;
-            const HAS_SCALES: bool = $scales;
-            #[inline(always)]
-            unsafe fn load<S: Simd>($simd: S, $pair: *const u8, vector: usize) -> [S::V; 2] {
-                let $first = vector * S::LANES;
-                let $second = $first + PANEL_FEATURES;
-                // SAFETY: both registers are inside the pair, upheld by the caller.
-                unsafe { $load }
-            }
-        }
-    )+};
-}
-panel_formats!(
-    F32Panel, 128, false, (simd, pair, first, second) =>
-        [simd.load(pair.cast::<f32>().add(first)), simd.load(pair.cast::<f32>().add(second))];
-    F16Panel, 64, false, (simd, pair, first, second) =>
-        [simd.load_f16(pair.cast::<f16>().add(first)), simd.load_f16(pair.cast::<f16>().add(second))];
-    Bf16Panel, 64, false, (simd, pair, first, second) =>
-        [simd.load_bf16(pair.cast::<bf16>().add(first)), simd.load_bf16(pair.cast::<bf16>().add(second))];
-    Int8Panel, 32, true, (simd, pair, first, second) =>
-        [simd.load_i8(pair.cast::<i8>().add(first)), simd.load_i8(pair.cast::<i8>().add(second))];
-    Int4Panel, 16, true, (simd, pair, first, _second) => simd.load_nibbles(pair.add(first));
-);
-
-/// Calls a function generic over the format of a matrix.
-macro_rules! with_format {
-    ($weight:expr, $F:ident => $body:expr) => {
-        match $weight.format() {
-            WeightFormat::Float(Dtype::F32) => {
-                type $F = F32Panel;
-                $body
-            }
-            WeightFormat::Float(Dtype::F16) => {
-                type $F = F16Panel;
-                $body
-            }
-            WeightFormat::Float(_) => {
-                type $F = Bf16Panel;
-                $body
-            }
-            WeightFormat::Int8 => {
-                type $F = Int8Panel;
-                $body
-            }
-            WeightFormat::Int4 => {
-                type $F = Int4Panel;
-                $body
-            }
-        }
-    };
 }
 
 /// One panel of a matrix.
@@ -240,6 +172,10 @@ fn multiply_blocks<S: Simd, F: PanelFormat, const ROWS: usize, const REGISTERS: 
             panels: std::array::from_fn(|v| {
                 PanelRef::new(tile.weight, tile.panels.start + vector(v) / vectors)
             }),
+            following: std::array::from_fn(|v| {
+                let (weight, panel) = tile.following;
+                PanelRef::new(weight, (panel + vector(v) / vectors).min(weight.num_panels() - 1))
+            }),
             vectors: std::array::from_fn(|v| vector(v) % vectors),
         };
         let sums = block.multiply::<S, F>(simd, inputs.clone());
@@ -262,44 +198,66 @@ struct RegisterBlock<'a, const ROWS: usize, const REGISTERS: usize> {
     x: [&'a [f32]; ROWS],
     /// The panel of each register, and its number there.
     panels: [PanelRef<'a>; REGISTERS],
+    /// The panels that are multiplied next, whose matrix has the same shape and format.
+    following: [PanelRef<'a>; REGISTERS],
     vectors: [usize; REGISTERS],
 }
 
 impl<const ROWS: usize, const REGISTERS: usize> RegisterBlock<'_, ROWS, REGISTERS> {
+    /// Loops instead of closures: the compiler does not always inline a closure into the instruction set of its caller.
     #[inline(always)]
     fn multiply<S: Simd, F: PanelFormat>(&self, simd: S, inputs: Range<usize>) -> [[S::V; REGISTERS]; ROWS] {
         let mut sums = [[simd.splat(0.0); REGISTERS]; ROWS];
-        let mut first = inputs.start;
-        while first < inputs.end {
-            // without scales there is one group
-            let end = inputs.end.min(first + if F::HAS_SCALES { GROUP } else { DEPTH });
-            let scales: [S::V; REGISTERS] =
-                std::array::from_fn(|v| self.panels[v].scale::<S, F>(simd, first, self.vectors[v]));
-            let x: [&[f32]; ROWS] = std::array::from_fn(|r| &self.x[r][first..end]);
-            let pairs: [*const u8; REGISTERS] = std::array::from_fn(|v| self.group::<F>(v, first..end));
-            for pair in 0..(end - first) / 2 {
-                // SAFETY: the pair is inside the group.
-                let weights = unsafe { self.load_pair::<S, F>(simd, &pairs, pair, &scales) };
-                for (input, weights) in weights.into_iter().enumerate() {
-                    add_products(simd, &mut sums, &std::array::from_fn(|r| x[r][2 * pair + input]), &weights);
+        for first in inputs.clone().step_by(GROUP) {
+            let group = first..inputs.end.min(first + GROUP);
+            let mut scales = [simd.splat(1.0); REGISTERS];
+            let (mut pairs, mut ahead) = ([std::ptr::null(); REGISTERS], [std::ptr::null(); REGISTERS]);
+            for v in 0..REGISTERS {
+                ahead[v] = self.prefetch_group::<S, F>(simd, first / GROUP + F::GROUPS_AHEAD, v);
+                scales[v] = self.panels[v].scale::<S, F>(simd, first, self.vectors[v]);
+                let (first, end) = (first / 2, group.end.div_ceil(2));
+                pairs[v] = self.panels[v].weights[first * F::PAIR_BYTES..end * F::PAIR_BYTES].as_ptr();
+            }
+            let mut x = [std::ptr::null(); ROWS];
+            for (x, row) in x.iter_mut().zip(self.x) {
+                *x = row[group.clone()].as_ptr();
+            }
+            for pair in 0..group.len() / 2 {
+                prefetch_pair::<S, F>(simd, &ahead, pair);
+                // SAFETY: the pair is inside the group, in all rows and registers.
+                unsafe {
+                    let [even, odd] = self.load_pair::<S, F>(simd, &pairs, pair, &scales);
+                    add_products(simd, &mut sums, &x, 2 * pair, &even);
+                    add_products(simd, &mut sums, &x, 2 * pair + 1, &odd);
                 }
             }
-            if (end - first) % 2 == 1 {
-                let last = end - first - 1;
-                // SAFETY: panels are padded to whole pairs.
-                let [weights, _] = unsafe { self.load_pair::<S, F>(simd, &pairs, last / 2, &scales) };
-                add_products(simd, &mut sums, &std::array::from_fn(|r| x[r][last]), &weights);
+            if group.len() % 2 == 1 {
+                let last = group.len() - 1;
+                // SAFETY: the input is inside the group, and panels are padded to whole pairs.
+                unsafe {
+                    let [weights, _] = self.load_pair::<S, F>(simd, &pairs, last / 2, &scales);
+                    add_products(simd, &mut sums, &x, last, &weights);
+                }
             }
-            first = end;
         }
         sums
     }
 
-    /// The first of the pairs of `inputs` of register `v`, which are all in bounds.
+    /// Prefetches the scales of a group of register `v`, counted on into the following panel. Returns its weights, which are not
+    /// always in bounds.
     #[inline(always)]
-    fn group<F: PanelFormat>(&self, v: usize, inputs: Range<usize>) -> *const u8 {
-        let (first, end) = (inputs.start / 2, inputs.end.div_ceil(2));
-        self.panels[v].weights[first * F::PAIR_BYTES..end * F::PAIR_BYTES].as_ptr()
+    fn prefetch_group<S: Simd, F: PanelFormat>(&self, simd: S, group: usize, v: usize) -> *const u8 {
+        let bytes = GROUP / 2 * F::PAIR_BYTES;
+        let in_panel = self.panels[v].weights.len().div_ceil(bytes);
+        let (panel, group) = match group.checked_sub(in_panel) {
+            Some(group) => (self.following[v], group),
+            None => (self.panels[v], group),
+        };
+        if F::HAS_SCALES {
+            let scales = panel.scales.as_ptr().wrapping_add(group * PANEL_FEATURES);
+            simd.prefetch_all(scales.cast(), PANEL_FEATURES * size_of::<bf16>());
+        }
+        panel.weights.as_ptr().wrapping_add(group * bytes)
     }
 
     /// The weights of a pair of inputs, per input and register.
@@ -317,26 +275,44 @@ impl<const ROWS: usize, const REGISTERS: usize> RegisterBlock<'_, ROWS, REGISTER
         let mut weights = [[simd.splat(0.0); REGISTERS]; 2];
         for v in 0..REGISTERS {
             let at = pairs[v].wrapping_add(pair * F::PAIR_BYTES);
-            simd.prefetch_all(at.wrapping_add(PREFETCH), F::PAIR_BYTES);
             // SAFETY: upheld by the caller.
-            let loaded = unsafe { F::load(simd, at, self.vectors[v]) };
-            let [even, odd] = scaled::<S, F>(simd, loaded, scales[v]);
+            let [even, odd] = unsafe { F::load(simd, at, self.vectors[v]) };
             (weights[0][v], weights[1][v]) = (even, odd);
+            if F::HAS_SCALES {
+                // exact, because scales and integers have few bits
+                (weights[0][v], weights[1][v]) = (simd.mul(even, scales[v]), simd.mul(odd, scales[v]));
+            }
         }
         weights
     }
 }
 
-/// `sums[r][v] += x[r] · weights[v]`
+/// Prefetches a pair of the groups at `ahead`, each cache line once.
 #[inline(always)]
-fn add_products<S: Simd, const ROWS: usize, const REGISTERS: usize>(
+fn prefetch_pair<S: Simd, F: PanelFormat>(simd: S, ahead: &[*const u8], pair: usize) {
+    let start = pair * F::PAIR_BYTES;
+    if start.is_multiple_of(LINE) {
+        for ahead in ahead {
+            simd.prefetch_all(ahead.wrapping_add(start), F::PAIR_BYTES);
+        }
+    }
+}
+
+/// `sums[r][v] += x[r][input] · weights[v]`
+///
+/// # Safety
+/// Each of `x` is readable at `input`.
+#[inline(always)]
+unsafe fn add_products<S: Simd, const ROWS: usize, const REGISTERS: usize>(
     simd: S,
     sums: &mut [[S::V; REGISTERS]; ROWS],
-    x: &[f32; ROWS],
+    x: &[*const f32; ROWS],
+    input: usize,
     weights: &[S::V; REGISTERS],
 ) {
     for r in 0..ROWS {
-        let x = simd.splat(x[r]);
+        // SAFETY: upheld by the caller.
+        let x = simd.splat(unsafe { *x[r].add(input) });
         for v in 0..REGISTERS {
             sums[r][v] = simd.mul_add(x, weights[v], sums[r][v]);
         }

@@ -1,10 +1,12 @@
 //! Blocks of the output of products with packed weights, with bias and gated activation as epilogue.
 //!
 //! A tile of few rows keeps its sums in registers ([`panels`](super::panels)); a block of many rows uses the `gemm` crate
-//! ([`matmul`](super::matmul)). Both give the same bits.
+//! ([`matmul`](super::matmul)). Both give the same bits. int4 weights are multiplied by [`Int4Tile`] where the machine has bf16 dot
+//! products.
 
 use super::{
     Isa,
+    bf16::{Bf16Mma, Int4Tile},
     matmul::{DEPTH, GemmParams, PANEL, Panel, WeightRef},
     panels::{TILE_FEATURES, TILE_PANELS, TILE_ROWS, TileSums, TileTask},
     shared::Shared,
@@ -13,9 +15,11 @@ use crate::{
     ViewMut,
     activation::Activation,
     cpu::activation::activate,
-    gemm::{PANEL_FEATURES, PackedWeight},
+    gemm::{GROUP, PANEL_FEATURES, PackedMatrix, PackedWeight, WeightFormat},
     tensor::DataMut,
 };
+use half::bf16;
+use std::ops::Range;
 
 /// Rows per block: enough to amortize widening the weights.
 pub(crate) const BLOCK_ROWS: usize = 256;
@@ -29,8 +33,31 @@ pub(crate) struct ProductInput<'a> {
     pub(crate) isa: Isa,
     pub(crate) x: &'a [f32],
     pub(crate) stride: usize,
+    pub(crate) num_rows: usize,
     /// At most [`TILE_ROWS`] rows as slices, for tiles.
     pub(crate) rows: Vec<&'a [f32]>,
+    /// For int4 weights.
+    pub(crate) rounded: Option<RoundedRows>,
+}
+
+/// Rows of the input in bf16.
+pub(crate) struct RoundedRows {
+    mma: Bf16Mma,
+    x: Vec<bf16>,
+    stride: usize,
+}
+
+impl RoundedRows {
+    pub(crate) fn new<'r>(
+        mma: Bf16Mma,
+        rows: impl ExactSizeIterator<Item = &'r [f32]>,
+        inputs: usize,
+    ) -> Self {
+        let stride = inputs.next_multiple_of(GROUP);
+        let mut x = vec![bf16::ZERO; rows.len() * stride];
+        rows.zip(x.chunks_mut(stride)).for_each(|(row, to)| mma.round_row(row, to));
+        Self { mma, x, stride }
+    }
 }
 
 /// `out = x · weightᵀ + bias`, multiplied by the activation of another such product if there is a gate.
@@ -59,36 +86,77 @@ impl Product<'_> {
         self.weight.matrix.shape()[0]
     }
 
-    /// The number of tiles.
-    pub(crate) fn num_tiles(&self) -> usize {
-        self.weight.matrix.num_panels().div_ceil(TILE_PANELS)
+    /// Whether it is computed in tiles for any number of rows: see [`Int4Tile`].
+    pub(crate) fn is_int4(&self) -> bool {
+        let gate = self.gate.as_ref().map_or(WeightFormat::Int4, |(gate, _)| gate.matrix.format());
+        [self.weight.matrix.format(), gate] == [WeightFormat::Int4; 2]
     }
 
-    /// Computes features of all rows of `input`. Tiles of concurrent calls must differ.
+    /// The number of tiles for `num_rows` rows.
+    pub(crate) fn num_tiles(&self, num_rows: usize) -> usize {
+        self.weight.matrix.num_panels().div_ceil(TILE_PANELS) * num_rows.div_ceil(TILE_ROWS)
+    }
+
+    /// Computes features of up to [`TILE_ROWS`] rows of `input`. Tiles of concurrent calls must differ.
     pub(crate) fn multiply_tile(&self, input: &ProductInput<'_>, tile: usize) {
-        let panels = tile * TILE_PANELS..self.weight.matrix.num_panels().min((tile + 1) * TILE_PANELS);
-        let (start, x) = (panels.start * PANEL_FEATURES, &*input.rows);
+        let num_rows = input.num_rows;
+        let blocks = num_rows.div_ceil(TILE_ROWS);
+        let (first, block) = (tile / blocks * TILE_PANELS, tile % blocks);
+        let panels = first..self.weight.matrix.num_panels().min(first + TILE_PANELS);
+        let rows = block * TILE_ROWS..num_rows.min((block + 1) * TILE_ROWS);
+        let start = panels.start * PANEL_FEATURES;
         let len = (self.num_features() - start).min(TILE_FEATURES);
-        let multiply = |weight: &PackedWeight<'_>| {
-            let mut sums = TileSums([[0.0; TILE_FEATURES]; TILE_ROWS]);
-            if let Some(bias) = weight.bias {
-                let bias = std::array::from_fn(|i| if i < len { bias.at(&[start + i]) } else { 0.0 });
-                sums.0[..x.len()].fill(bias);
-            }
-            let task = TileTask { x, weight: weight.matrix, panels: panels.clone(), sums: &mut sums };
-            input.isa.dispatch(task);
-            sums
-        };
-        let sums = multiply(&self.weight);
-        let gates = self.gate.as_ref().map(|(gate, activation)| (multiply(gate), *activation));
-        for (row, sums) in sums.0[..x.len()].iter().enumerate() {
+        // the gate is multiplied after its factor
+        let next = (self.weight.matrix, panels.end.min(self.weight.matrix.num_panels() - 1));
+        let gate = self.gate.as_ref().map(|(gate, activation)| (gate, *activation));
+        let following = gate.map_or(next, |(gate, _)| (gate.matrix, panels.start));
+        let mut area = TileArea { rows: rows.clone(), panels, following };
+        let sums = self.tile_sums(input, &self.weight, &area);
+        area.following = next;
+        let gates = gate.map(|(gate, activation)| (self.tile_sums(input, gate, &area), activation));
+        for (row, (at, sums)) in rows.zip(&sums.0).enumerate() {
             // SAFETY: tiles differ, so only this call accesses these elements.
-            let out = unsafe { self.out.part(row * self.out_stride + start, len) };
+            let out = unsafe { self.out.part(at * self.out_stride + start, len) };
             match &gates {
                 None => out.copy_from_slice(&sums[..len]),
                 Some((gates, activation)) => activate(*activation, &gates.0[row][..len], &sums[..len], out),
             }
         }
+    }
+
+    fn tile_sums(
+        &self,
+        input: &ProductInput<'_>,
+        weight: &PackedWeight<'_>,
+        area: &TileArea<'_>,
+    ) -> TileSums {
+        let TileArea { rows, panels, following } = area.clone();
+        let start = panels.start * PANEL_FEATURES;
+        let len = (self.num_features() - start).min(TILE_FEATURES);
+        let mut sums = TileSums([[0.0; TILE_FEATURES]; TILE_ROWS]);
+        if let Some(bias) = weight.bias {
+            let bias = std::array::from_fn(|i| if i < len { bias.at(&[start + i]) } else { 0.0 });
+            sums.0[..rows.len()].fill(bias);
+        }
+        let weight = weight.matrix;
+        match &input.rounded {
+            Some(RoundedRows { mma, x, stride }) if self.is_int4() => {
+                let x = &x[rows.start * stride..rows.end * stride];
+                mma.multiply_int4(Int4Tile {
+                    x,
+                    stride: *stride,
+                    weight,
+                    panels,
+                    following,
+                    sums: &mut sums,
+                });
+            }
+            _ => {
+                let x = &input.rows[rows];
+                input.isa.dispatch(TileTask { x, weight, panels, following, sums: &mut sums });
+            }
+        }
+        sums
     }
 
     /// Computes a block of at most [`BLOCK_ROWS`] rows. Blocks of concurrent calls must not overlap.
@@ -123,6 +191,15 @@ impl Product<'_> {
             activate(*activation, &gates[..len], &factors[..len], out);
         }
     }
+}
+
+/// Rows and panels of a tile.
+#[derive(Clone)]
+struct TileArea<'a> {
+    rows: Range<usize>,
+    panels: Range<usize>,
+    /// The matrix and the first panel of the tile that this thread multiplies next, for prefetching.
+    following: (&'a PackedMatrix, usize),
 }
 
 /// The destination of a block of the `gemm` crate.

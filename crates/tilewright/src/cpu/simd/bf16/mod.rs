@@ -19,14 +19,20 @@
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
+#[cfg(target_arch = "x86_64")]
+mod int4;
 #[cfg(not(target_arch = "x86_64"))]
 mod unsupported;
 #[cfg(target_arch = "x86_64")]
 mod vdpbf16;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use int4::Int4Tile;
 #[cfg(not(target_arch = "x86_64"))]
 use unsupported as amx;
 #[cfg(not(target_arch = "x86_64"))]
 use unsupported as vdpbf16;
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) use unsupported::Int4Tile;
 
 use super::{ColumnSink, Isa, Simd, hooks::HookSet, tile::Matrix};
 use crate::{

@@ -1,7 +1,13 @@
 //! Uninhabited stand-ins for architectures without bf16 instructions.
 
-use crate::{E4m3, E5m2, cpu::simd::tile::Matrix};
+use super::Bf16Mma;
+use crate::{
+    E4m3, E5m2,
+    cpu::simd::{panels::TileSums, tile::Matrix},
+    gemm::PackedMatrix,
+};
 use half::bf16;
+use std::ops::Range;
 
 /// Stands in for `vdpbf16::Avx512Bf16`.
 #[derive(Debug, Clone, Copy)]
@@ -75,3 +81,23 @@ impl Amx {
 /// Stands in for `amx::TileConfigGuard`.
 #[derive(Debug)]
 pub(crate) enum TileConfigGuard {}
+
+/// Stands in for `int4::Int4Tile`.
+pub(crate) struct Int4Tile<'a> {
+    pub(crate) x: &'a [bf16],
+    pub(crate) stride: usize,
+    pub(crate) weight: &'a PackedMatrix,
+    pub(crate) panels: Range<usize>,
+    pub(crate) following: (&'a PackedMatrix, usize),
+    pub(crate) sums: &'a mut TileSums,
+}
+
+impl Bf16Mma {
+    pub(crate) fn round_row(self, _: &[f32], _: &mut [bf16]) {
+        match self.avx512() {}
+    }
+
+    pub(crate) fn multiply_int4(self, _: Int4Tile<'_>) {
+        match self.avx512() {}
+    }
+}

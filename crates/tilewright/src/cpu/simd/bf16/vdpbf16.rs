@@ -143,7 +143,7 @@ unsafe fn block<const ADD: bool, const COLUMNS: usize>(
 /// `sum + a.0 · b.0 + a.1 · b.1` in each lane.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
-fn dot(sum: __m512, a: __m512i, b: __m512) -> __m512 {
+pub(super) fn dot(sum: __m512, a: __m512i, b: __m512) -> __m512 {
     // SAFETY: the types are 512 bits without invalid patterns; callers have AVX-512 BF16.
     unsafe {
         let (a, b) =

@@ -1,0 +1,197 @@
+//! Products with int4 weights by bf16 dot products (`vdpbf16ps`), for any number of rows.
+//!
+//! ```text
+//! sums[r][f] += Σ over groups g: scale[g][f] · Σ over inputs i of g: bf16(x[r][i]) · integer[f][i]
+//! ```
+//!
+//! Integers are exact in bf16, inputs are rounded. Groups and pairs are added in ascending order, so a row has the same bits in
+//! products of all numbers of rows. A dot product has half the instructions of two multiply-adds with widened integers, which
+//! would make decoding compute-bound.
+
+use super::{
+    Bf16Mma,
+    vdpbf16::{Avx512Bf16, dot},
+};
+use crate::{
+    cpu::simd::panels::{TILE_FEATURES, TILE_PANELS, TILE_ROWS, TileSums},
+    gemm::{GROUP, PANEL_FEATURES, PackedMatrix},
+};
+use half::bf16;
+use std::{arch::x86_64::*, ops::Range};
+
+/// Rows whose sums are in registers.
+const ROWS: usize = 4;
+/// Bytes of a pair of inputs.
+const PAIR_BYTES: usize = PANEL_FEATURES;
+/// Bytes of a group of inputs.
+const GROUP_BYTES: usize = GROUP / 2 * PAIR_BYTES;
+/// Groups that are prefetched ahead, in the panel that is multiplied next after the last ones.
+const GROUPS_AHEAD: usize = 8;
+
+/// `sums += bf16(x) · weightᵀ` for at most [`TILE_ROWS`] rows and [`TILE_PANELS`] panels.
+pub(crate) struct Int4Tile<'a> {
+    /// Rows of [`Bf16Mma::round_row`].
+    pub(crate) x: &'a [bf16],
+    /// Their stride.
+    pub(crate) stride: usize,
+    pub(crate) weight: &'a PackedMatrix,
+    pub(crate) panels: Range<usize>,
+    /// The matrix and the first panel of the tile that this thread multiplies next, for prefetching.
+    pub(crate) following: (&'a PackedMatrix, usize),
+    pub(crate) sums: &'a mut TileSums,
+}
+
+/// The panels of a tile as bytes and scales; the last one is repeated up to [`TILE_PANELS`].
+type Panels<'a> = [(&'a [u8], &'a [bf16]); TILE_PANELS];
+
+fn panels(weight: &PackedMatrix, range: Range<usize>) -> Panels<'_> {
+    let (bytes, scales) = (weight.panel_bytes(), weight.panel_scales());
+    std::array::from_fn(|v| {
+        let panel = (range.start + v).min(range.end - 1);
+        (&weight.weights()[panel * bytes..][..bytes], &weight.scales()[panel * scales..][..scales])
+    })
+}
+
+impl Int4Tile<'_> {
+    pub(super) fn multiply(self, _: Avx512Bf16) {
+        let (weight, next) = self.following;
+        let num_rows = self.x.len() / self.stride;
+        assert!(num_rows <= TILE_ROWS && self.panels.len() <= TILE_PANELS, "at most a tile");
+        assert!(self.weight.shape()[1] <= self.stride, "whole rows");
+        let tile = [
+            panels(self.weight, self.panels),
+            panels(weight, next..weight.num_panels().min(next + TILE_PANELS)),
+        ];
+        let rows = self.x.chunks(ROWS * self.stride).zip(self.sums.0.chunks_mut(ROWS));
+        for (x, sums) in rows {
+            // SAFETY: the argument proves the instructions.
+            unsafe {
+                match x.len() / self.stride {
+                    1 => multiply::<1>(x, &tile, sums),
+                    2 => multiply::<2>(x, &tile, sums),
+                    3 => multiply::<3>(x, &tile, sums),
+                    _ => multiply::<4>(x, &tile, sums),
+                }
+            }
+        }
+    }
+}
+
+/// # Safety
+/// The machine has AVX-512 with BF16.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+unsafe fn multiply<const ROWS: usize>(
+    x: &[bf16],
+    [tile, following]: &[Panels<'_>; 2],
+    sums: &mut [[f32; TILE_FEATURES]],
+) {
+    let stride = x.len() / ROWS;
+    for first in (0..tile[0].0.len()).step_by(GROUP_BYTES) {
+        let group = first / GROUP_BYTES;
+        let bytes = (tile[0].0.len() - first).min(GROUP_BYTES);
+        let mut at = [std::ptr::null(); TILE_PANELS];
+        let mut ahead = [std::ptr::null(); TILE_PANELS];
+        for v in 0..TILE_PANELS {
+            at[v] = tile[v].0[first..first + bytes].as_ptr();
+            let groups = tile[v].0.len().div_ceil(GROUP_BYTES);
+            let (panel, group) = match (group + GROUPS_AHEAD).checked_sub(groups) {
+                Some(group) => (following[v], group),
+                None => (tile[v], group + GROUPS_AHEAD),
+            };
+            ahead[v] = panel.0.as_ptr().wrapping_add(group * GROUP_BYTES).cast();
+            let scales: *const bf16 = panel.1.as_ptr().wrapping_add(group * PANEL_FEATURES);
+            // a hint, which is no access
+            _mm_prefetch::<_MM_HINT_T1>(scales.cast());
+        }
+        let x = x[group * GROUP..(ROWS - 1) * stride + (group + 1) * GROUP].as_ptr();
+        // SAFETY: the pairs are in bounds of all panels, and of all rows, which are padded to groups.
+        let products = unsafe { add_group::<ROWS>(x, stride, &at, &ahead, bytes / PAIR_BYTES) };
+        for v in 0..TILE_PANELS {
+            let scales = &tile[v].1[group * PANEL_FEATURES..][..PANEL_FEATURES];
+            // SAFETY: both have 16 elements.
+            unsafe {
+                let scales = _mm512_cvtepu16_epi32(_mm256_loadu_si256(scales.as_ptr().cast()));
+                let scales = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(scales));
+                for r in 0..ROWS {
+                    let sums = sums[r][v * PANEL_FEATURES..][..PANEL_FEATURES].as_mut_ptr();
+                    _mm512_storeu_ps(sums, _mm512_fmadd_ps(products[r][v], scales, _mm512_loadu_ps(sums)));
+                }
+            }
+        }
+    }
+}
+
+/// The products of `num_pairs` pairs of inputs, without scales. Prefetches as many from `ahead`.
+///
+/// # Safety
+/// The machine has AVX-512 with BF16; `x` is readable for the pairs in each of `ROWS` rows, `at` for the pairs.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+unsafe fn add_group<const ROWS: usize>(
+    x: *const bf16,
+    stride: usize,
+    at: &[*const u8; TILE_PANELS],
+    ahead: &[*const i8; TILE_PANELS],
+    num_pairs: usize,
+) -> [[__m512; TILE_PANELS]; ROWS] {
+    const LINE: usize = 64;
+    // SAFETY: the table has 64 bytes.
+    let integers = unsafe { _mm512_loadu_si512(INTEGERS.as_ptr().cast()) };
+    let mut products = [[_mm512_setzero_ps(); TILE_PANELS]; ROWS];
+    for pair in 0..num_pairs {
+        if (pair * PAIR_BYTES).is_multiple_of(LINE) {
+            for ahead in ahead {
+                _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(pair * PAIR_BYTES));
+            }
+        }
+        let mut weights = [_mm512_setzero_ps(); TILE_PANELS];
+        for v in 0..TILE_PANELS {
+            // SAFETY: upheld by the caller.
+            let bytes = unsafe { _mm_loadu_si128(at[v].add(pair * PAIR_BYTES).cast()) };
+            let low = _mm512_cvtepu8_epi32(bytes);
+            // the even input's nibble in bits 0..4 of each word pair, the odd input's in bits 16..20
+            let nibbles = _mm512_or_si512(low, _mm512_slli_epi32::<12>(low));
+            weights[v] = _mm512_castsi512_ps(_mm512_permutexvar_epi16(nibbles, integers));
+        }
+        for (r, products) in products.iter_mut().enumerate() {
+            // SAFETY: upheld by the caller.
+            let x = unsafe { x.add(r * stride + 2 * pair).cast::<i32>().read_unaligned() };
+            for (product, weights) in products.iter_mut().zip(weights) {
+                *product = dot(*product, _mm512_set1_epi32(x), weights);
+            }
+        }
+    }
+    products
+}
+
+/// The integers of nibbles as bf16, twice, because the permutation reads five bits.
+static INTEGERS: [u16; 32] = {
+    let mut integers = [0; 32];
+    let mut at = 0;
+    while at < 32 {
+        let integer: [u16; 16] = [
+            0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0x0000, 0x3f80, 0x4000, 0x4040,
+            0x4080, 0x40a0, 0x40c0, 0x40e0,
+        ];
+        integers[at] = integer[at % 16];
+        at += 1;
+    }
+    integers
+};
+
+impl Bf16Mma {
+    /// Rounds a row to bf16, padded with zeros to whole groups of inputs.
+    pub(crate) fn round_row(self, row: &[f32], to: &mut [bf16]) {
+        assert!(to.len() == row.len().next_multiple_of(GROUP), "whole groups");
+        let (whole, rest) = row.split_at(row.len() / 16 * 16);
+        // SAFETY: `whole` is readable in registers of 16 elements, and `to` is writable in pairs of them.
+        unsafe { self.avx512().round(whole.as_ptr(), whole.len(), to.as_mut_ptr()) };
+        to[whole.len()..].fill(bf16::ZERO);
+        to[whole.len()..].iter_mut().zip(rest).for_each(|(to, x)| *to = bf16::from_f32(*x));
+    }
+
+    /// Computes a tile of a product with int4 weights.
+    pub(crate) fn multiply_int4(self, tile: Int4Tile<'_>) {
+        tile.multiply(self.avx512());
+    }
+}
