@@ -150,7 +150,7 @@ impl AppendTarget {
             kv::Scale::One => None,
             kv::Scale::Tensor(factor) => Some(Scale { factor, ..of(0, 0, 0) }),
             kv::Scale::Head(heads) => {
-                let (address, memory) = gpu.head_scales(heads)?;
+                let (address, memory) = gpu.constants(heads)?;
                 temporary = memory;
                 Some(of(address, 0, 1))
             }

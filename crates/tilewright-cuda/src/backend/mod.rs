@@ -5,10 +5,10 @@ mod append;
 mod append_slots;
 mod attention;
 mod bits;
+mod constants;
 mod elementwise;
 mod gather;
 mod geometry;
-mod head_scales;
 mod kernels;
 mod linear;
 mod memory;
@@ -21,7 +21,7 @@ mod sampling;
 
 use crate::machine::{Limits, Machine};
 use append_slots::AppendSlots;
-use head_scales::HeadScales;
+use constants::Constants;
 use kernels::Kernels;
 use rope_tables::RopeTables;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ pub struct Gpu<M: Machine> {
     limits: Limits,
     kernels: Arc<Kernels<M>>,
     rope_tables: Arc<RopeTables>,
-    head_scales: Arc<HeadScales>,
+    constants: Arc<Constants>,
 }
 
 impl<M: Machine> Gpu<M> {
@@ -50,14 +50,15 @@ impl<M: Machine> Gpu<M> {
             limits,
             kernels: Arc::default(),
             rope_tables: Arc::default(),
-            head_scales: Arc::default(),
+            constants: Arc::default(),
         }
     }
 
-    /// The backend on another stream of the same device, with the same loaded kernels.
+    /// The backend on another stream of the same device, with the same loaded kernels and constants.
     #[must_use]
     pub fn on(&self, machine: M) -> Self {
-        Self { kernels: self.kernels.clone(), ..Self::new(machine) }
+        let (kernels, constants) = (self.kernels.clone(), self.constants.clone());
+        Self { kernels, constants, ..Self::new(machine) }
     }
 
     /// The names of the loaded kernels, sorted.

@@ -4,7 +4,8 @@
 use half::bf16;
 use tilewright::{
     Attention, Backend, Batch, Cpu, Dtype, HeadDim, Heads, KvCache, KvScales, Mask, Output, Plan, Problem,
-    Result, Scale, View, ViewMut, Workspace, kv::QuantizedCache, norm::rmsnorm, tensor::DeviceMemory,
+    Result, Scale, View, ViewMut, Workspace, attention::variant::AttentionSinks, kv::QuantizedCache,
+    norm::rmsnorm, tensor::DeviceMemory,
 };
 use tilewright_cuda::{Gpu, Simulated, Simulator};
 
@@ -171,4 +172,20 @@ fn head_scales_are_uploaded_once() {
     case.run_scaled(0.5, &mut o, &mut workspace).expect("it runs");
     recorded.replay().expect("it runs");
     assert_eq!(case.found(&o).expect("it was written"), [2.0; ROWS * DIM]);
+}
+
+/// An operator may be made for another stream during a capture, which rejects allocations.
+#[test]
+fn tables_of_a_variant_are_shared_by_streams() {
+    let case = Case::new();
+    let problem = *case.attention.problem();
+    let make = |sink: f32, gpu: &Simulated| {
+        let sinks = AttentionSinks::new(vec![sink; problem.heads().qo]).expect("numbers");
+        Attention::with_variant(problem, sinks, gpu.clone()).map(drop)
+    };
+    make(0.5, &case.gpu).expect("it fits");
+    let other = case.gpu.on(case.gpu.machine().clone());
+    case.gpu.record(&mut || make(0.5, &other)).expect("its table is on the device");
+    let text = case.gpu.record(&mut || make(0.25, &other)).expect_err("a new table").to_string();
+    assert_eq!(text, "simulator: an allocation cannot be recorded");
 }

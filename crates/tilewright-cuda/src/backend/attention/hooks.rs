@@ -5,9 +5,9 @@ use tilewright::{Result, attention::variant::ExpressionVariant, tensor::DeviceMe
 use tilewright_kernels::variant::arguments;
 use tilewright_ptx::sim::Arg;
 
-/// The tables of a variant on the device.
+/// The tables of a variant on the device: addresses, and memory of its own where the device has too many constants.
 #[derive(Debug)]
-pub(super) struct VariantTables(Vec<DeviceMemory>);
+pub(super) struct VariantTables(Vec<(u64, Option<DeviceMemory>)>);
 
 /// The buffers of a variant during a run.
 #[derive(Debug)]
@@ -15,7 +15,7 @@ pub(super) struct VariantBuffers(Vec<DeviceMemory>);
 
 impl VariantTables {
     pub(super) fn upload<M: Machine>(gpu: &Gpu<M>, variant: &ExpressionVariant) -> Result<Self> {
-        let tables = variant.tables().iter().map(|(_, table)| gpu.upload(bytemuck::cast_slice(table)));
+        let tables = variant.tables().iter().map(|(_, table)| gpu.constants(table));
         Ok(Self(tables.collect::<Result<_>>()?))
     }
 }
@@ -29,7 +29,7 @@ impl VariantBuffers {
 
     /// The kernel arguments of the variant.
     pub(super) fn arguments(&self, tables: &VariantTables, variant: &ExpressionVariant) -> Vec<Arg> {
-        arguments(variant, |at| tables.0[at].address(), |at| self.0[at].address())
+        arguments(variant, |at| tables.0[at].0, |at| self.0[at].address())
     }
 
     /// Copies the buffers back, which waits for the run. A variant without buffers does not wait.

@@ -1,7 +1,7 @@
 //! Parameters of an attention kernel, from checked tensors.
 //!
 //! Strides and addresses are those of the views. Per-head scales are host memory and are uploaded once
-//! (`backend/head_scales.rs`), as are a variant's tables. Buffers that a variant writes are copied to the device and back in each
+//! (`backend/constants.rs`), as are a variant's tables. Buffers that a variant writes are copied to the device and back in each
 //! run.
 
 use super::{DevicePlan, OPERATOR};
@@ -89,7 +89,7 @@ impl<M: Machine> Gpu<M> {
             Scale::One => ScaleTensor::default(),
             Scale::Tensor(factor) => ScaleTensor { value: factor, ..ScaleTensor::default() },
             Scale::Head(scales) => {
-                let (address, uncached) = self.head_scales(scales)?;
+                let (address, uncached) = self.constants(scales)?;
                 temporaries.extend(uncached);
                 ScaleTensor { address, page: 0, head: 1, value: 1.0 }
             }

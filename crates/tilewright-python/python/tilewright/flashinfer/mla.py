@@ -42,7 +42,8 @@ class BatchMLAPagedAttentionWrapper:
         dtypes = dtype_name(q_data_type), dtype_name(kv_data_type)
         if dtypes[0] != dtypes[1]:
             refuse(function, f"q_data_type = {dtypes[0]}", kv_data_type=kv_data_type)
-        bounds, lens = host_array(kv_indptr), host_array(kv_len_arr)
+        lens = host_array(kv_len_arr)
+        bounds = host_array(kv_indptr)[: len(lens) + 1]  # as FlashInfer, which does not read the others
         counts = (lens + page_size - 1) // page_size
         if len(counts) != len(bounds) - 1 or (counts > bounds[1:] - bounds[:-1]).any():
             raise Error(f"flashinfer.{function}: kv_len_arr needs {counts.tolist()} pages, kv_indptr has "
