@@ -7,6 +7,7 @@ pub(crate) mod activations;
 mod chat;
 mod config;
 mod files;
+mod gguf;
 mod guarded;
 mod layer;
 mod linear;
@@ -21,6 +22,7 @@ pub use config::{
     Architecture, GenerationDefaults, LayerKind, ModelConfig, NormPlacement, Parameter, QkNorm, Rope,
     RopeScaling,
 };
+pub use gguf::Gguf;
 pub use score::Precision;
 pub use tokenizer::{Decoder, Tokenizer};
 pub use transformer::Transformer;
