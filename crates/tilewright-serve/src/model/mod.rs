@@ -1,6 +1,6 @@
-//! A model in a Hugging Face folder: `config.json`, safetensors, `tokenizer.json`, chat template.
+//! A model in a Hugging Face folder (`config.json`, safetensors, `tokenizer.json`, chat template) or in a GGUF file ([`Gguf`]).
 //!
-//! Each part is loaded separately from the folder's path; ambiguous or unsupported settings are errors.
+//! Each part is loaded separately; ambiguous or unsupported settings are errors.
 //! [`ModelConfig`] describes the forward pass of [`Transformer`] without reference to an architecture's name.
 
 pub(crate) mod activations;
