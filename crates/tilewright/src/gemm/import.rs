@@ -45,14 +45,14 @@ impl PackedMatrix {
             }
             let (panel, lane) = (&mut panels[feature / PANEL_FEATURES], feature % PANEL_FEATURES);
             panel.scales[index * PANEL_FEATURES + lane] = scale;
-            write(panel, format, (lane, index * GROUP), &integers);
+            write(panel, format, lane, index * GROUP, &integers);
         }
         Ok(packed)
     }
 }
 
 /// Writes the integers of `lane` from input `first` on to a panel of zeros.
-fn write(panel: &mut PanelMut<'_>, format: WeightFormat, (lane, first): (usize, usize), integers: &[i8]) {
+fn write(panel: &mut PanelMut<'_>, format: WeightFormat, lane: usize, first: usize, integers: &[i8]) {
     for (input, integer) in (first..).zip(integers) {
         if format == WeightFormat::Int8 {
             panel.weights[input * PANEL_FEATURES + lane] = integer.cast_unsigned();

@@ -25,7 +25,7 @@ use super::{
 };
 use blocks::TensorType;
 use memmap2::Mmap;
-use names::Architecture;
+use names::GgufArchitecture;
 use reader::Header;
 use std::{
     collections::BTreeMap,
@@ -45,7 +45,7 @@ pub struct Gguf {
     path: PathBuf,
     map: Arc<Mmap>,
     header: Header,
-    architecture: &'static Architecture,
+    architecture: &'static GgufArchitecture,
 }
 
 impl Gguf {
@@ -60,7 +60,7 @@ impl Gguf {
         let map = map_file(OPERATOR, path)?;
         let failed = |what: String| Error::new(OPERATOR, format!("{}: {what}", path.display()));
         let header = reader::parse(&map).map_err(failed)?;
-        let architecture = Architecture::find(&header.metadata).map_err(failed)?;
+        let architecture = GgufArchitecture::find(&header.metadata).map_err(failed)?;
         Ok(Self { path: path.to_owned(), map, header, architecture })
     }
 

@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 
 /// How files of an architecture differ from those of Llama.
 #[derive(Debug)]
-pub(super) struct Architecture {
+pub(super) struct GgufArchitecture {
     /// `general.architecture`, the prefix of its metadata.
     pub(super) name: &'static str,
     /// `model_type` of `config.json`.
@@ -18,8 +18,8 @@ pub(super) struct Architecture {
     norms: &'static [(&'static str, &'static str)],
 }
 
-const NONE: Architecture =
-    Architecture { name: "", model_type: "", interleaved: false, terms: &[], norms: &[] };
+const NONE: GgufArchitecture =
+    GgufArchitecture { name: "", model_type: "", interleaved: false, terms: &[], norms: &[] };
 
 const AROUND: &[(&str, &str)] = &[
     ("ffn_norm", "pre_feedforward_layernorm"),
@@ -27,11 +27,11 @@ const AROUND: &[(&str, &str)] = &[
     ("post_ffw_norm", "post_feedforward_layernorm"),
 ];
 
-static ARCHITECTURES: [Architecture; 8] = [
-    Architecture { name: "llama", model_type: "llama", interleaved: true, ..NONE },
-    Architecture { name: "qwen2", model_type: "qwen2", ..NONE },
-    Architecture { name: "qwen3", model_type: "qwen3", ..NONE },
-    Architecture {
+static ARCHITECTURES: [GgufArchitecture; 8] = [
+    GgufArchitecture { name: "llama", model_type: "llama", interleaved: true, ..NONE },
+    GgufArchitecture { name: "qwen2", model_type: "qwen2", ..NONE },
+    GgufArchitecture { name: "qwen3", model_type: "qwen3", ..NONE },
+    GgufArchitecture {
         name: "gemma2",
         model_type: "gemma2",
         terms: &[
@@ -42,7 +42,7 @@ static ARCHITECTURES: [Architecture; 8] = [
         norms: AROUND,
         ..NONE
     },
-    Architecture {
+    GgufArchitecture {
         name: "gemma3",
         model_type: "gemma3_text",
         terms: &[
@@ -54,7 +54,7 @@ static ARCHITECTURES: [Architecture; 8] = [
         norms: AROUND,
         ..NONE
     },
-    Architecture {
+    GgufArchitecture {
         name: "granite",
         model_type: "granite",
         interleaved: true,
@@ -66,8 +66,8 @@ static ARCHITECTURES: [Architecture; 8] = [
         ],
         ..NONE
     },
-    Architecture { name: "olmo2", model_type: "olmo2", norms: AROUND, ..NONE },
-    Architecture { name: "smollm3", model_type: "smollm3", interleaved: true, ..NONE },
+    GgufArchitecture { name: "olmo2", model_type: "olmo2", norms: AROUND, ..NONE },
+    GgufArchitecture { name: "smollm3", model_type: "smollm3", interleaved: true, ..NONE },
 ];
 
 /// Tensors outside of layers.
@@ -92,7 +92,7 @@ const NAMES: [(&str, &str); 11] = [
     ("ffn_down", "mlp.down_proj"),
 ];
 
-impl Architecture {
+impl GgufArchitecture {
     /// The architecture that `general.architecture` names.
     pub(super) fn find(metadata: &Map<String, Value>) -> Result<&'static Self, String> {
         const KEY: &str = "general.architecture";
