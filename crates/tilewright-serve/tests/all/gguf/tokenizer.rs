@@ -98,6 +98,25 @@ fn sentence_piece_tokenizers_give_the_same_ids() {
     assert_equal(&expected, &open(&file).1.tokenizer(1024).expect("a tokenizer"));
 }
 
+/// `abc` has two overlapping merges; the higher score wins.
+#[test]
+fn scores_order_the_merges() {
+    let tokens = |scores: [f32; 2]| {
+        let mut file = GgufFile::default();
+        let names = ["<unk>", "a", "b", "c", "ab", "bc"].map(str::to_owned);
+        file.set("general.architecture", Meta::Text("llama".to_owned()));
+        file.set("tokenizer.ggml.model", Meta::Text("llama".to_owned()));
+        file.set("tokenizer.ggml.tokens", Meta::Texts(names.to_vec()));
+        file.set("tokenizer.ggml.scores", Meta::F32s([&[0.0, -9.0, -9.0, -9.0][..], &scores].concat()));
+        file.set("tokenizer.ggml.token_type", Meta::I32s(vec![2, 1, 1, 1, 1, 1]));
+        file.set("tokenizer.ggml.add_bos_token", Meta::Bool(false));
+        file.set("tokenizer.ggml.add_space_prefix", Meta::Bool(false));
+        open(&file).1.tokenizer(6).expect("a tokenizer").encode("abc", true).expect("ids")
+    };
+    assert_eq!(tokens([-1.0, -2.0]), [4, 3], "ab, c");
+    assert_eq!(tokens([-2.0, -1.0]), [1, 5], "a, bc");
+}
+
 #[test]
 fn the_chat_template_is_rendered_with_the_special_tokens() {
     let (_, _, mut file) = pair("llama/tokenizer.json", Some("llama-bpe"), |_| {});
