@@ -6,6 +6,7 @@ mod doctor;
 mod dtype_arg;
 mod generate;
 mod kernels;
+mod model_files;
 mod model_folder;
 mod number_arg;
 mod plan;

@@ -1,7 +1,12 @@
 //! The arguments of `tilewright bench`.
 
 use crate::{
-    device_arg::DeviceArg, dtype_arg::DtypeArg, model_folder, number_arg::integer, weights_arg::WeightsArg,
+    device_arg::DeviceArg,
+    dtype_arg::DtypeArg,
+    model_files::{self, ModelFiles},
+    model_folder,
+    number_arg::integer,
+    weights_arg::WeightsArg,
 };
 use clap::Args;
 use miette::{Context, IntoDiagnostic, Result, miette};
@@ -11,16 +16,18 @@ use tilewright_serve::model::ModelConfig;
 
 /// Measure decode and prefill rates
 ///
-/// Runs a model of the shapes of a config.json with random weights, and prints tokens per second beside the bound that the bytes of
+/// Runs a model of the shapes of a config.json with random weights, or of a GGUF file, and prints tokens per second beside the bound that the bytes of
 /// a step and the bandwidth measured in the same run allow. The anatomy of a decode step lists each operator's time.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   tilewright bench
   tilewright bench --model ~/models/Qwen3-0.6B --batch 1,8 --prefill 512
   tilewright bench --model qwen3.json --weights int4 --csv rates.csv --svg step.svg
+  tilewright bench --model Qwen3-0.6B-Q8_0.gguf --batch 1,8
   tilewright bench --model qwen3.json --device cuda --batch 1,16,64 --context 1024")]
 pub(crate) struct BenchArgs {
-    /// A config.json or a folder with one; its weights are not read [default: the bundled small model, with its weights]
+    /// A config.json or a folder with one, for random weights; or a GGUF file, with its weights [default: the bundled small model, with
+    /// its weights]
     #[arg(long, value_name = "PATH")]
     pub(super) model: Option<PathBuf>,
 
@@ -107,6 +114,9 @@ impl BenchArgs {
                 "bench: the model that ships with tilewright was not found"
             )
         })?;
+        if model_files::is_gguf(&path) {
+            return ModelFiles::open(&path)?.config();
+        }
         if path.is_dir() {
             return ModelConfig::open(&path).into_diagnostic();
         }
@@ -121,7 +131,10 @@ impl BenchArgs {
     }
 
     pub(super) fn format_name(&self) -> String {
-        let stored = if self.model.is_some() { self.dtype().to_string() } else { "as stored".to_owned() };
+        let stored = match &self.model {
+            Some(path) if !model_files::is_gguf(path) => self.dtype().to_string(),
+            _ => "as stored".to_owned(),
+        };
         self.weights.map_or(stored, |format| format!("{format:?}").to_lowercase())
     }
 

@@ -10,7 +10,11 @@ mod quality;
 
 pub(crate) use args::BenchArgs;
 
-use crate::{device_arg::DeviceArg, model_folder, threads_arg};
+use crate::{
+    device_arg::DeviceArg,
+    model_files::{self, ModelFiles},
+    model_folder, threads_arg,
+};
 use anatomy::Anatomy;
 use args::Setting;
 use bandwidth::MeasureBandwidth;
@@ -87,14 +91,17 @@ fn bench<B: Backend + Clone + MeasureBandwidth>(args: &BenchArgs, backend: B) ->
     Ok(ExitCode::SUCCESS)
 }
 
-/// The model of the folder, or random weights for its configuration.
+/// The bundled model, the model of a GGUF file, or random weights for a configuration.
 fn model<B: Backend>(args: &BenchArgs, config: &ModelConfig, backend: &B) -> Result<Transformer> {
-    let weights = match &args.model {
-        Some(_) => Weights::random(config, args.dtype(), 0),
-        None => Weights::open(&model_folder::shipped().unwrap_or_default()),
+    let (weights, dtype) = match &args.model {
+        None => (Weights::open(&model_folder::shipped().unwrap_or_default()).into_diagnostic()?, None),
+        Some(path) if model_files::is_gguf(path) => {
+            // a device multiplies no packed matrices
+            let dtype = (!backend.computes_on_host()).then(|| args.dtype());
+            (ModelFiles::open(path)?.weights(config)?, dtype)
+        }
+        Some(_) => (Weights::random(config, args.dtype(), 0).into_diagnostic()?, Some(args.dtype())),
     };
-    let weights = weights.into_diagnostic()?;
-    let dtype = args.model.is_some().then(|| args.dtype());
     let mut model = Transformer::new(config.clone(), &weights, dtype).into_diagnostic()?;
     drop(weights);
     if let Some(format) = args.weights {

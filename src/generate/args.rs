@@ -25,6 +25,7 @@ use tilewright_serve::model::GenerationDefaults;
   tilewright generate --n 4 --seed 7 \"She opened the letter and\"
   tilewright generate --model ~/models/Qwen3-0.6B --chat \"Why is the sky blue?\"
   tilewright generate --device cuda --model ~/models/Llama-3.1-8B \"The capital of France is\"
+  tilewright generate --model ~/models/Qwen3-0.6B-Q8_0.gguf --chat \"Why is the sky blue?\"
   tilewright generate --batch prompts.txt")]
 pub(crate) struct GenerateArgs {
     /// The text to continue [default: standard input, if it is not a terminal]
@@ -36,10 +37,11 @@ pub(crate) struct GenerateArgs {
     pub(super) batch: Option<PathBuf>,
 
     /// Hugging Face folder of a Llama, Mistral, Qwen2, Qwen3, Gemma 2, Gemma 3 text, Phi-3, Granite, OLMo 2 or SmolLM3 model:
-    /// config.json, *.safetensors, tokenizer.json [default: the bundled small model]. Mixtures of experts, MLA models and
-    /// other families are refused because their layers are not implemented, quantized weights are refused because no
-    /// reader dequantizes them; the error names the field of config.json
-    #[arg(long, value_name = "DIR")]
+    /// config.json, *.safetensors, tokenizer.json; or a GGUF file of one of these, Phi-3 excepted, with tensors in F32, F16, BF16,
+    /// Q8_0, Q4_0, Q4_K or Q6_K [default: the bundled small model]. Mixtures of experts, MLA models and other families are refused
+    /// because their layers are not implemented, quantized weights in safetensors are refused because no reader dequantizes them;
+    /// the error names the field
+    #[arg(long, value_name = "PATH")]
     pub(super) model: Option<PathBuf>,
 
     /// Treat each prompt as a user message, apply the model's chat template and print the answer alone

@@ -1,12 +1,11 @@
-//! Loads a model folder, with progress bars.
+//! Loads a model, with progress bars.
 
 use super::GenerateArgs;
-use crate::{model_folder, progress};
+use crate::{model_files::ModelFiles, model_folder, progress};
 use miette::{IntoDiagnostic, Result, miette};
+use std::path::Path;
 use tilewright::{Backend, Dtype};
-use tilewright_serve::model::{
-    ChatTemplate, GenerationDefaults, ModelConfig, Tokenizer, Transformer, Weights,
-};
+use tilewright_serve::model::{ChatTemplate, GenerationDefaults, ModelConfig, Tokenizer, Transformer};
 
 /// A model with its tokenizer and chat template.
 pub(super) struct LoadedModel {
@@ -25,21 +24,22 @@ pub(super) struct LoadedModel {
 pub(super) fn open<B: Backend>(args: &GenerateArgs, backend: &B) -> Result<LoadedModel> {
     let dir = args.model.clone().or_else(model_folder::shipped).ok_or_else(|| {
         miette!(
-            help = "run it in the project's folder, or name a Hugging Face folder with --model DIR",
+            help = "run it in the project's folder, or name a Hugging Face folder or a GGUF file with --model PATH",
             "generate: the model that ships with tilewright was not found"
         )
     })?;
-    let config = ModelConfig::open(&dir).into_diagnostic()?;
-    let tokenizer = Tokenizer::open(&dir, config.vocab_size).into_diagnostic()?;
-    let chat = if args.chat { Some(chat_template(&dir)?) } else { None };
-    let defaults = GenerationDefaults::open(&dir, config.vocab_size).into_diagnostic()?;
+    let files = ModelFiles::open(&dir)?;
+    let config = files.config()?;
+    let tokenizer = files.tokenizer(config.vocab_size)?;
+    let chat = if args.chat { Some(chat_template(&files, &dir)?) } else { None };
+    let defaults = files.defaults(config.vocab_size)?;
     let mut notes = args.describe_defaults(&defaults);
-    let weights = Weights::open(&dir).into_diagnostic()?;
+    let weights = files.weights(&config)?;
     let reading = progress::bar("loading", weights.total_bytes())?;
     weights.load(|bytes| reading.set_position(bytes));
     reading.finish_and_clear();
-    let vocab = [config.vocab_size, config.hidden_size];
-    let stored = weights.get(ModelConfig::EMBEDDING, &vocab).into_diagnostic()?.dtype();
+    weights.check(&config).into_diagnostic()?;
+    let stored = weights.dtype(ModelConfig::EMBEDDING).unwrap_or(Dtype::F32);
     if weights.has_own_output(&config).into_diagnostic()? {
         notes.push(
             "lm_head.weight differs from the embedding, so tie_word_embeddings has no effect".to_owned(),
@@ -55,12 +55,12 @@ pub(super) fn open<B: Backend>(args: &GenerateArgs, backend: &B) -> Result<Loade
     Ok(LoadedModel { model, activations: args.activations(stored), tokenizer, chat, defaults, notes })
 }
 
-fn chat_template(dir: &std::path::Path) -> Result<ChatTemplate> {
-    ChatTemplate::open(dir).into_diagnostic()?.ok_or_else(|| {
+fn chat_template(files: &ModelFiles<'_>, path: &Path) -> Result<ChatTemplate> {
+    files.chat_template()?.ok_or_else(|| {
         miette!(
             help = "leave --chat away to continue the prompt as it is",
             "generate: {} has no chat template",
-            dir.display()
+            path.display()
         )
     })
 }

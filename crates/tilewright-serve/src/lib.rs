@@ -3,7 +3,7 @@
 //! | | |
 //! |---|---|
 //! | [`engine`] | [`Engine::step`]: schedule, plan, run the layers, sample, commit |
-//! | [`model`] | loads a Hugging Face folder and runs its forward pass |
+//! | [`model`] | loads a Hugging Face folder or a GGUF file, and runs the forward pass |
 //! | [`pages`], [`radix`] | the page allocator and the prefix tree |
 #![cfg_attr(not(test), forbid(clippy::unwrap_used))]
 // Not `forbid`: `model/weights/shard.rs` maps the weights, and memmap2 has no safe constructor.

@@ -1,5 +1,6 @@
 //! Linear layer: matrix multiplication with row-major `[out_features, in_features]` weights.
 
+mod import;
 mod packed;
 
 pub(crate) use packed::PanelMut;

@@ -1,6 +1,7 @@
 //! `tilewright generate`, run as a process: texts and report.
 
 mod errors;
+mod gguf;
 mod model_files;
 mod output;
 mod program;

@@ -94,7 +94,12 @@ impl ChatTemplate {
         Self::parse(origin, &source, tokens).map(Some)
     }
 
-    fn parse(origin: &'static str, source: &str, tokens: BTreeMap<&'static str, String>) -> Result<Self> {
+    /// Compiles a template; `tokens` are its special tokens by their names in `tokenizer_config.json`.
+    pub(super) fn parse(
+        origin: &'static str,
+        source: &str,
+        tokens: BTreeMap<&'static str, String>,
+    ) -> Result<Self> {
         let fail = |reason: String| {
             Error::new(OPERATOR, format!("the template of {origin} does not parse: {reason}"))
         };

@@ -4,7 +4,7 @@
 //! inference (dropout, initializers, caches) are ignored.
 
 mod families;
-mod fields;
+pub(super) mod fields;
 mod generation;
 mod layers;
 mod parameters;

@@ -1,12 +1,13 @@
-//! A model in a Hugging Face folder: `config.json`, safetensors, `tokenizer.json`, chat template.
+//! A model in a Hugging Face folder (`config.json`, safetensors, `tokenizer.json`, chat template) or in a GGUF file ([`Gguf`]).
 //!
-//! Each part is loaded separately from the folder's path; ambiguous or unsupported settings are errors.
+//! Each part is loaded separately; ambiguous or unsupported settings are errors.
 //! [`ModelConfig`] describes the forward pass of [`Transformer`] without reference to an architecture's name.
 
 pub(crate) mod activations;
 mod chat;
 mod config;
 mod files;
+mod gguf;
 mod guarded;
 mod layer;
 mod linear;
@@ -21,6 +22,7 @@ pub use config::{
     Architecture, GenerationDefaults, LayerKind, ModelConfig, NormPlacement, Parameter, QkNorm, Rope,
     RopeScaling,
 };
+pub use gguf::Gguf;
 pub use score::Precision;
 pub use tokenizer::{Decoder, Tokenizer};
 pub use transformer::Transformer;

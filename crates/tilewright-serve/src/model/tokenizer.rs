@@ -37,31 +37,38 @@ impl Tokenizer {
     /// `vocab_size`.
     pub fn open(dir: &Path, vocab_size: usize) -> Result<Self> {
         let text = read_required(OPERATOR, dir, "tokenizer.json")?;
-        let damaged = |error: tokenizers::Error| {
-            Error::new(OPERATOR, format!("{}/tokenizer.json is not a tokenizer: {error}", dir.display()))
-        };
-        let inner = parse(&text).map_err(damaged)?;
-        let largest = inner.get_vocab(true).into_iter().max_by_key(|&(_, id)| id);
-        if let Some((token, id)) = largest {
-            ensure!(
-                (id as usize) < vocab_size,
-                OPERATOR,
-                "{}: tokenizer.json gives {token:?} the id {id}, the model's vocab_size is {vocab_size}; the \
-                 tokenizer belongs to another model",
-                dir.display()
-            );
-        }
+        let tokenizer = Self::parse(&text, &dir.join("tokenizer.json"), vocab_size)?;
         let eos_id = match special_token(dir, "eos_token")? {
             None => None,
-            Some(token) => Some(inner.token_to_id(&token).ok_or_else(|| {
+            Some(token) => Some(tokenizer.id(&token).ok_or_else(|| {
                 let message =
                     format!("tokenizer_config.json: eos_token = {token:?} is not in tokenizer.json");
                 Error::new(OPERATOR, message)
             })?),
         };
+        Ok(Self { eos_id, ..tokenizer })
+    }
+
+    /// The tokenizer of the text of a `tokenizer.json`, which came from `file`.
+    pub(super) fn parse(text: &str, file: &Path, vocab_size: usize) -> Result<Self> {
+        let damaged = |error: tokenizers::Error| {
+            Error::new(OPERATOR, format!("{} is not a tokenizer: {error}", file.display()))
+        };
+        let inner = parse(text).map_err(damaged)?;
+        let largest = inner.get_vocab(true).into_iter().max_by_key(|&(_, id)| id);
+        if let Some((token, id)) = largest {
+            ensure!(
+                (id as usize) < vocab_size,
+                OPERATOR,
+                "{}: {} gives {token:?} the id {id}, the model's vocab_size is {vocab_size}; the tokenizer \
+                 belongs to another model",
+                file.parent().unwrap_or(file).display(),
+                file.file_name().unwrap_or_default().display()
+            );
+        }
         let special = inner.get_added_tokens_decoder().into_iter().filter(|(_, token)| token.special);
         let special = Arc::new(special.map(|(id, _)| id).collect());
-        Ok(Self { inner: Arc::new(inner), special, vocab_size, eos_id })
+        Ok(Self { inner: Arc::new(inner), special, vocab_size, eos_id: None })
     }
 
     /// Encodes `text`. `add_special` adds the tokenizer's own special tokens (often a BOS token); pass `false` after a chat

@@ -25,7 +25,7 @@ use super::{
 use crate::{cache::KvPool, step_inputs::StepInputs};
 use half::{bf16, f16};
 use tilewright::{
-    Attention, Backend, Dtype, Plan, Result,
+    Attention, Backend, Dtype, Error, Plan, Result,
     elementwise::{self, ElementFunction},
     ensure,
     gather::gather_rows,
@@ -41,6 +41,8 @@ pub struct Transformer {
     layers: Vec<Layer>,
     norm: Tensor,
     output: Linear,
+    /// A tensor that the checkpoint stores as integers, with its type.
+    quantized: Option<(String, String)>,
 }
 
 /// Backend, attention operators and RoPE tables of a forward pass.
@@ -53,7 +55,8 @@ pub(crate) struct ForwardContext<'a, B> {
 }
 
 impl Transformer {
-    /// Assembles the weights of `config`, rounded to `dtype` if it is `Some`. An `lm_head.weight` that differs from a tied
+    /// Assembles the weights of `config`, rounded to `dtype` if it is `Some`. `None` keeps the storage: matrices in Q8_0 and Q4_0 keep
+    /// their integers in packed matrices, which only a CPU multiplies, and other blocks are dequantized to bf16. An `lm_head.weight` that differs from a tied
     /// embedding is used, and [`Transformer::config`] then says that the two are not tied.
     ///
     /// # Errors
@@ -79,16 +82,18 @@ impl Transformer {
         let (hidden, vocab) = (config.hidden_size, config.vocab_size);
         let layers = (0..config.num_hidden_layers).map(|index| loader.layer(index)).collect::<Result<_>>()?;
         let embedding = loader.tensor(ModelConfig::EMBEDDING, &[vocab, hidden])?;
-        let output = match config.output_matrix() {
-            ModelConfig::EMBEDDING => embedding.clone(),
-            name => loader.tensor(name, &[vocab, hidden])?,
+        let output = match loader.packed(config.output_matrix(), [vocab, hidden])? {
+            Some(packed) => Weight::Packed(packed),
+            None if config.tie_word_embeddings => Weight::Rows(embedding.clone()),
+            None => Weight::Rows(loader.tensor(ModelConfig::OUTPUT, &[vocab, hidden])?),
         };
         let norm = loader.norm("model.norm", hidden)?;
         Ok(Self {
             embedding,
             layers,
             norm,
-            output: Linear { weight: Weight::Rows(output), bias: None },
+            output: Linear { weight: output, bias: None },
+            quantized: weights.quantized().map(|(name, kind)| (name.to_owned(), kind)),
             config,
         })
     }
@@ -122,9 +127,15 @@ impl Transformer {
     /// Packs all weight matrices, rounded as `format` says; embedding, norms and biases keep their dtype.
     ///
     /// # Errors
-    /// When the backend does not multiply packed weights, the weights are packed already, or memory is exhausted.
+    /// When the checkpoint is quantized, the backend does not multiply packed weights, the weights are packed already, or memory is
+    /// exhausted.
     pub fn quantize<B: Backend>(mut self, backend: &B, format: WeightFormat) -> Result<Self> {
         const OPERATOR: &str = "model.quantize";
+        if let Some((name, kind)) = &self.quantized {
+            let message =
+                format!("format = {format:?}, but {name} is stored as {kind}, expected f32, f16 or bf16");
+            return Err(Error::new(OPERATOR, message));
+        }
         let is_packed = |weight: &Weight| matches!(weight, Weight::Packed(_));
         ensure!(!is_packed(&self.output.weight), OPERATOR, "the weights are already packed");
         self.pack(backend, Some(format))?;

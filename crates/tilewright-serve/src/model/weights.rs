@@ -1,22 +1,24 @@
-//! The weights of a checkpoint: one or more memory-mapped safetensors files.
+//! The weights of a checkpoint: memory-mapped safetensors files, or the tensors of a GGUF file.
 //!
 //! Invariant: after [`Weights::open`] every tensor of the index is complete in its file.
 
+mod entry;
 mod random;
 mod shard;
 mod tensor;
 
+pub(super) use entry::{Encoding, TensorEntry};
+pub(super) use shard::map_file;
 pub use tensor::Tensor;
 
 use super::{ModelConfig, parse_object, read_optional};
 use serde_json::Value;
-use shard::TensorEntry;
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
     path::{Path, PathBuf},
 };
-use tilewright::{Error, Result, ensure};
+use tilewright::{Dtype, Error, Result, ensure, gemm::PackedMatrix};
 
 const OPERATOR: &str = "model.weights";
 const SINGLE: &str = "model.safetensors";
@@ -29,7 +31,8 @@ const PAGE_BYTES: usize = 4096;
 /// The tensors of a checkpoint by name, read from disk on first access.
 pub struct Weights {
     entries: BTreeMap<String, TensorEntry>,
-    dir: PathBuf,
+    /// The folder or file, for errors.
+    origin: PathBuf,
 }
 
 impl Weights {
@@ -51,20 +54,58 @@ impl Weights {
             let message = format!("{}: there is neither {SINGLE} nor {INDEX}", dir.display());
             return Err(Error::new(OPERATOR, message));
         };
-        Ok(Self { entries, dir: dir.to_owned() })
+        Ok(Self { entries, origin: dir.to_owned() })
     }
 
-    /// The tensor `name` with `shape`, in the dtype of the file.
+    /// The tensors of the file `origin`, by their names in Hugging Face checkpoints.
+    pub(super) fn from_entries(origin: &Path, entries: BTreeMap<String, TensorEntry>) -> Self {
+        Self { entries, origin: origin.to_owned() }
+    }
+
+    /// The tensor `name` with `shape`, in the dtype of the file; blocks of integers are dequantized to f32 without rounding.
     ///
     /// # Errors
-    /// When it does not exist, has another shape, more than four axes, or is neither f32, f16 nor bf16.
+    /// When it does not exist, has another shape, more than four axes, or is neither f32, f16, bf16 nor in blocks.
     pub fn get(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
+        Tensor::new(name, self.entry(name, shape)?)
+    }
+
+    fn entry(&self, name: &str, shape: &[usize]) -> Result<&TensorEntry> {
         let Some(entry) = self.entries.get(name) else {
-            return Err(Error::new(OPERATOR, format!("{}: there is no tensor {name}", self.dir.display())));
+            return Err(Error::new(
+                OPERATOR,
+                format!("{}: there is no tensor {name}", self.origin.display()),
+            ));
         };
         let actual = &entry.shape;
         ensure!(actual == shape, OPERATOR, "{name} has shape {actual:?}, expected {shape:?}");
-        Tensor::new(name, entry)
+        Ok(entry)
+    }
+
+    /// The dtype in which a model keeps the tensor `name` by default: that of the file, and bf16 for blocks of integers. `None` if it
+    /// does not exist or has no supported dtype.
+    pub fn dtype(&self, name: &str) -> Option<Dtype> {
+        match self.entries.get(name)?.encoding {
+            Encoding::Elements(stored) => tensor::element_dtype(name, stored).ok(),
+            Encoding::Blocks(_) => Some(Dtype::Bf16),
+        }
+    }
+
+    /// The first tensor that is stored as blocks of integers, with its type: `("lm_head.weight", "Q8_0")`.
+    pub fn quantized(&self) -> Option<(&str, String)> {
+        self.entries.iter().find_map(|(name, entry)| match entry.encoding {
+            Encoding::Blocks(kind) => Some((name.as_str(), format!("{kind:?}"))),
+            Encoding::Elements(_) => None,
+        })
+    }
+
+    /// The matrix `name` with its integers in panels; `None` if a packed matrix cannot hold its storage.
+    pub(super) fn packed(&self, name: &str, shape: [usize; 2]) -> Result<Option<PackedMatrix>> {
+        let entry = self.entry(name, &shape)?;
+        let Encoding::Blocks(kind) = entry.encoding else { return Ok(None) };
+        let Some(format) = kind.packed() else { return Ok(None) };
+        let packed = PackedMatrix::from_groups(format, shape, |row, group| kind.group(entry.row(row), group));
+        packed.map(Some).map_err(|error| Error::new(OPERATOR, format!("{name}: {}", error.message())))
     }
 
     /// Checks that the tensors are exactly the weights of `config`.
@@ -74,7 +115,7 @@ impl Weights {
     pub fn check(&self, config: &ModelConfig) -> Result<()> {
         let mut rest: BTreeSet<&str> = self.entries.keys().map(String::as_str).collect();
         for parameter in config.parameters() {
-            self.get(&parameter.name, &parameter.shape).map_err(|error| {
+            self.check_entry(&parameter.name, &parameter.shape).map_err(|error| {
                 let output = !config.tie_word_embeddings && parameter.name == config.output_matrix();
                 let untied = output && !rest.contains(config.output_matrix());
                 let hint = if untied { ", and config.json says tie_word_embeddings = false" } else { "" };
@@ -93,6 +134,14 @@ impl Weights {
         Err(Error::new(OPERATOR, message))
     }
 
+    /// As [`Weights::get`], without reading the tensor.
+    fn check_entry(&self, name: &str, shape: &[usize]) -> Result<()> {
+        match self.entry(name, shape)?.encoding {
+            Encoding::Elements(stored) => tensor::element_dtype(name, stored).map(drop),
+            Encoding::Blocks(_) => Ok(()),
+        }
+    }
+
     /// Whether `config` ties the output matrix to the embedding although the checkpoint has an `lm_head.weight` with other
     /// values. `transformers` then uses that matrix.
     ///
@@ -104,10 +153,9 @@ impl Weights {
         }
         let shape = [config.vocab_size, config.hidden_size];
         for name in [ModelConfig::OUTPUT, ModelConfig::EMBEDDING] {
-            self.get(name, &shape)?;
+            self.check_entry(name, &shape)?;
         }
-        let stored =
-            |name: &str| self.entries.get(name).map(|entry| (entry.dtype, &entry.map[entry.bytes.clone()]));
+        let stored = |name: &str| self.entries.get(name).map(|entry| (entry.encoding, entry.stored()));
         Ok(stored(ModelConfig::OUTPUT) != stored(ModelConfig::EMBEDDING))
     }
 
@@ -126,7 +174,7 @@ impl Weights {
     pub fn load(&self, mut progress: impl FnMut(u64)) {
         let mut done = 0;
         for entry in self.entries.values() {
-            for chunk in entry.map[entry.bytes.clone()].chunks(REPORT_BYTES) {
+            for chunk in entry.stored().chunks(REPORT_BYTES) {
                 let touched = chunk.iter().step_by(PAGE_BYTES).fold(0, |sum: u8, &byte| sum ^ byte);
                 // keeps the compiler from removing the reads
                 std::hint::black_box(touched);
@@ -142,7 +190,7 @@ impl fmt::Debug for Weights {
         write!(
             f,
             "Weights({}: {} tensors, {} bytes)",
-            self.dir.display(),
+            self.origin.display(),
             self.entries.len(),
             self.total_bytes()
         )

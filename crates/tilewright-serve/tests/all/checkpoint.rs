@@ -64,6 +64,13 @@ impl Checkpoint {
 
     /// The model, with weights rounded to `dtype`.
     pub(crate) fn model(&self, dtype: Dtype) -> Transformer {
+        let dir = self.write();
+        let weights = Weights::open(dir.path()).expect("weights");
+        Transformer::new(self.config(), &weights, Some(dtype)).expect("a whole model")
+    }
+
+    /// A folder with the weights as safetensors.
+    pub(crate) fn write(&self) -> tempfile::TempDir {
         let dir = tempfile::tempdir().expect("a temporary folder");
         let tensors: BTreeMap<String, (Vec<usize>, Vec<u8>)> = self.fixture["tensors"]
             .as_object()
@@ -76,8 +83,7 @@ impl Checkpoint {
             (name.as_str(), view.expect("a tensor"))
         });
         safetensors::serialize_to_file(views, None, &dir.path().join("model.safetensors")).expect("a file");
-        let weights = Weights::open(dir.path()).expect("weights");
-        Transformer::new(self.config(), &weights, Some(dtype)).expect("a whole model")
+        dir
     }
 
     fn tensor(&self, name: &str, tensor: &Value) -> (String, (Vec<usize>, Vec<u8>)) {

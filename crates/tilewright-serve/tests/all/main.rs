@@ -7,6 +7,7 @@ mod engine;
 mod families;
 mod generation;
 mod generator;
+mod gguf;
 mod packed;
 mod pages;
 mod radix;

@@ -5,6 +5,7 @@ use crate::{
     elements::{Elements, round},
     generator::Generator,
 };
+use half::bf16;
 use tilewright::{
     Backend, Cpu, Dtype, Operator, View,
     activation::{self, Activation},
@@ -345,4 +346,56 @@ fn wrong_arguments_are_named() {
     let text = "gemm.gated_linear: gate has shape [3, 4], up has [5, 4]";
     assert_eq!(gated.run(&cpu).expect_err("it is wrong").to_string(), text);
     assert!(cpu.describe().contains("portable"));
+}
+
+/// Scale and integers of a group, from the numbers of feature and group.
+fn group(format: WeightFormat, feature: usize, group: usize) -> (bf16, [i8; GROUP]) {
+    let (low, count) = if format == WeightFormat::Int8 { (-127, 255) } else { (-8, 16) };
+    let integer = |input: usize| (low + (31 * feature + 7 * group + 3 * input) as i32 % count) as i8;
+    (bf16::from_f32(1.0 / (1 + feature + 2 * group) as f32), std::array::from_fn(integer))
+}
+
+#[test]
+fn groups_quantized_elsewhere_are_stored_without_rounding() {
+    for format in QUANTIZED {
+        for (features, groups) in [(1, 1), (16, 2), (17, 3), (40, 0)] {
+            let packed =
+                PackedMatrix::from_groups(format, [features, GROUP * groups], |f, g| group(format, f, g));
+            let packed = packed.expect("a good matrix");
+            assert_eq!((packed.format(), packed.shape()), (format, [features, GROUP * groups]));
+            for feature in 0..features {
+                let values = |g| {
+                    let (scale, integers) = group(format, feature, g);
+                    integers.map(|integer| f32::from(integer) * scale.to_f32())
+                };
+                let expected: Vec<f32> = (0..groups).flat_map(values).collect();
+                assert_eq!(packed.row(feature), expected, "{format:?}, feature {feature}");
+            }
+        }
+    }
+}
+
+#[test]
+fn groups_that_do_not_fit_the_format_are_rejected() {
+    let reject = |format, inputs, integer: i8| {
+        let group =
+            |feature, group| (bf16::ONE, [if (feature, group) == (1, 2) { integer } else { 0 }; GROUP]);
+        PackedMatrix::from_groups(format, [2, inputs], group).expect_err("a bad matrix").to_string()
+    };
+    assert_eq!(
+        reject(WeightFormat::Float(Dtype::F32), 96, 0),
+        "gemm.from_groups: format = f32, expected int8 or int4"
+    );
+    assert_eq!(
+        reject(WeightFormat::Int8, 95, 0),
+        "gemm.from_groups: in_features = 95 is not a multiple of 32, the inputs of a scale"
+    );
+    for (format, integer, range) in [
+        (WeightFormat::Int8, -128, "-127 to 127"),
+        (WeightFormat::Int4, 8, "-8 to 7"),
+        (WeightFormat::Int4, -9, "-8 to 7"),
+    ] {
+        let expected = format!("gemm.from_groups: feature 1, group 2: integer = {integer}, expected {range}");
+        assert_eq!(reject(format, 96, integer), expected);
+    }
 }

@@ -11,23 +11,23 @@ const MAX_SIZE: u64 = i32::MAX as u64;
 
 /// A JSON object with the prefix of its field names in errors (`rope_scaling.`).
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Fields<'a> {
-    pub(super) prefix: &'static str,
-    pub(super) values: &'a Map<String, Value>,
+pub(in crate::model) struct Fields<'a> {
+    pub(in crate::model) prefix: &'static str,
+    pub(in crate::model) values: &'a Map<String, Value>,
 }
 
 impl<'a> Fields<'a> {
     /// The value; `None` if absent or null.
-    pub(super) fn get(&self, key: &str) -> Option<&'a Value> {
+    pub(in crate::model) fn get(&self, key: &str) -> Option<&'a Value> {
         self.values.get(key).filter(|value| !value.is_null())
     }
 
-    pub(super) fn invalid(&self, key: &str, value: &Value, expected: &str) -> Error {
+    pub(in crate::model) fn invalid(&self, key: &str, value: &Value, expected: &str) -> Error {
         Error::new(OPERATOR, format!("{}{key} = {value}, expected {expected}", self.prefix))
     }
 
     /// A positive integer.
-    pub(super) fn size(&self, key: &str) -> Result<Option<usize>> {
+    pub(in crate::model) fn size(&self, key: &str) -> Result<Option<usize>> {
         let Some(value) = self.get(key) else { return Ok(None) };
         match value.as_u64() {
             Some(size @ 1..=MAX_SIZE) => Ok(Some(size as usize)),
@@ -36,7 +36,7 @@ impl<'a> Fields<'a> {
     }
 
     /// An integer that may be 0.
-    pub(super) fn count(&self, key: &str) -> Result<Option<usize>> {
+    pub(in crate::model) fn count(&self, key: &str) -> Result<Option<usize>> {
         let Some(value) = self.get(key) else { return Ok(None) };
         match value.as_u64() {
             Some(count @ 0..=MAX_SIZE) => Ok(Some(count as usize)),
@@ -45,12 +45,12 @@ impl<'a> Fields<'a> {
     }
 
     /// A required positive integer.
-    pub(super) fn required_size(&self, key: &str) -> Result<usize> {
+    pub(in crate::model) fn required_size(&self, key: &str) -> Result<usize> {
         self.size(key)?.ok_or_else(|| self.missing(key))
     }
 
     /// A positive number.
-    pub(super) fn positive(&self, key: &str) -> Result<Option<f64>> {
+    pub(in crate::model) fn positive(&self, key: &str) -> Result<Option<f64>> {
         let Some(value) = self.get(key) else { return Ok(None) };
         match value.as_f64() {
             Some(number) if number > 0.0 && number.is_finite() => Ok(Some(number)),
@@ -59,12 +59,12 @@ impl<'a> Fields<'a> {
     }
 
     /// A required positive number.
-    pub(super) fn required_positive(&self, key: &str) -> Result<f64> {
+    pub(in crate::model) fn required_positive(&self, key: &str) -> Result<f64> {
         self.positive(key)?.ok_or_else(|| self.missing(key))
     }
 
     /// A boolean; absent is false.
-    pub(super) fn flag(&self, key: &str) -> Result<bool> {
+    pub(in crate::model) fn flag(&self, key: &str) -> Result<bool> {
         match self.get(key) {
             None => Ok(false),
             Some(value) => value.as_bool().ok_or_else(|| self.invalid(key, value, "true or false")),
@@ -72,7 +72,7 @@ impl<'a> Fields<'a> {
     }
 
     /// A string.
-    pub(super) fn text(&self, key: &str) -> Result<Option<&'a str>> {
+    pub(in crate::model) fn text(&self, key: &str) -> Result<Option<&'a str>> {
         match self.get(key) {
             None => Ok(None),
             Some(value) => value.as_str().map(Some).ok_or_else(|| self.invalid(key, value, "a string")),
@@ -80,7 +80,7 @@ impl<'a> Fields<'a> {
     }
 
     /// Token ids: one or a list, each below `vocab_size`; `None` if absent.
-    pub(super) fn ids(&self, key: &str, vocab_size: usize) -> Result<Option<Vec<u32>>> {
+    pub(in crate::model) fn ids(&self, key: &str, vocab_size: usize) -> Result<Option<Vec<u32>>> {
         let Some(value) = self.get(key) else { return Ok(None) };
         let list = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
         let mut ids = Vec::with_capacity(list.len());
@@ -96,7 +96,7 @@ impl<'a> Fields<'a> {
     }
 
     /// Rejects any value except `allowed`; absent is accepted.
-    pub(super) fn require(&self, key: &str, allowed: &Value) -> Result<()> {
+    pub(in crate::model) fn require(&self, key: &str, allowed: &Value) -> Result<()> {
         match self.get(key) {
             Some(value) if value != allowed => Err(Error::new(
                 OPERATOR,
@@ -107,7 +107,7 @@ impl<'a> Fields<'a> {
     }
 
     /// Rejects any factor except 1, integer or float; absent is accepted.
-    pub(super) fn require_one(&self, key: &str) -> Result<()> {
+    pub(in crate::model) fn require_one(&self, key: &str) -> Result<()> {
         match self.get(key) {
             Some(value) if value.as_f64() != Some(1.0) => {
                 let message = format!("{}{key} = {value} is not supported, expected 1", self.prefix);
@@ -118,7 +118,7 @@ impl<'a> Fields<'a> {
     }
 
     /// A list; absent is empty.
-    pub(super) fn list(&self, key: &str) -> Result<&'a [Value]> {
+    pub(in crate::model) fn list(&self, key: &str) -> Result<&'a [Value]> {
         match self.get(key) {
             None => Ok(&[]),
             Some(value) => {
@@ -128,7 +128,7 @@ impl<'a> Fields<'a> {
     }
 
     /// A required list of positive numbers.
-    pub(super) fn required_positives(&self, key: &str) -> Result<Vec<f64>> {
+    pub(in crate::model) fn required_positives(&self, key: &str) -> Result<Vec<f64>> {
         let Some(value) = self.get(key) else { return Err(self.missing(key)) };
         let positive = |number: &Value| number.as_f64().filter(|&number| number > 0.0 && number.is_finite());
         let numbers = value.as_array().and_then(|list| list.iter().map(positive).collect());
@@ -136,7 +136,7 @@ impl<'a> Fields<'a> {
     }
 
     /// An object, whose fields have `prefix` in errors; `None` if absent.
-    pub(super) fn object(&self, key: &str, prefix: &'static str) -> Result<Option<Fields<'a>>> {
+    pub(in crate::model) fn object(&self, key: &str, prefix: &'static str) -> Result<Option<Fields<'a>>> {
         match self.get(key) {
             None => Ok(None),
             Some(Value::Object(values)) => Ok(Some(Fields { prefix, values })),
@@ -145,7 +145,7 @@ impl<'a> Fields<'a> {
     }
 
     /// Rejects the field if it is present.
-    pub(super) fn reject(&self, key: &str) -> Result<()> {
+    pub(in crate::model) fn reject(&self, key: &str) -> Result<()> {
         ensure!(self.get(key).is_none(), OPERATOR, "{}{key} is not supported", self.prefix);
         Ok(())
     }

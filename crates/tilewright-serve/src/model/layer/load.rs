@@ -5,13 +5,13 @@ use crate::model::{
     ModelConfig, NormPlacement, QkNorm, Tensor, Weights,
     linear::{Linear, Weight},
 };
-use tilewright::{Dtype, Result};
+use tilewright::{Dtype, Result, gemm::PackedMatrix};
 
 /// The tensors of a checkpoint in the dtype of the computation.
 pub(in crate::model) struct WeightLoader<'a> {
     pub(in crate::model) config: &'a ModelConfig,
     pub(in crate::model) weights: &'a Weights,
-    /// `None` is the dtype of the checkpoint.
+    /// `None` is the storage of the checkpoint, see [`Weights::dtype`].
     pub(in crate::model) dtype: Option<Dtype>,
 }
 
@@ -30,7 +30,13 @@ struct ProjectionGroup<'a, const N: usize> {
 impl WeightLoader<'_> {
     pub(in crate::model) fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
         let tensor = self.weights.get(name, shape)?;
-        Ok(self.dtype.map_or_else(|| tensor.clone(), |dtype| tensor.cast(dtype)))
+        let dtype = self.dtype.or_else(|| self.weights.dtype(name));
+        Ok(dtype.map_or_else(|| tensor.clone(), |dtype| tensor.cast(dtype)))
+    }
+
+    /// The matrix in panels, if the checkpoint stores integers that a packed matrix holds, and no dtype is requested.
+    pub(in crate::model) fn packed(&self, name: &str, shape: [usize; 2]) -> Result<Option<PackedMatrix>> {
+        if self.dtype.is_none() { self.weights.packed(name, shape) } else { Ok(None) }
     }
 
     /// The factors of a norm, its offset included.
@@ -41,16 +47,19 @@ impl WeightLoader<'_> {
     }
 
     fn linear(&self, name: &str, shape: [usize; 2], bias: bool) -> Result<Linear> {
-        let (weight, bias) = self.parameters(name, shape, bias)?;
-        Ok(Linear { weight: Weight::Rows(weight), bias })
+        let matrix = format!("{name}.weight");
+        let weight = match self.packed(&matrix, shape)? {
+            Some(packed) => Weight::Packed(packed),
+            None => Weight::Rows(self.tensor(&matrix, &shape)?),
+        };
+        Ok(Linear { weight, bias: self.bias(name, shape[0], bias)? })
     }
 
-    /// Weight and bias of a linear layer.
-    fn parameters(&self, name: &str, shape: [usize; 2], bias: bool) -> Result<(Tensor, Option<Tensor>)> {
-        let bias = bias.then(|| self.tensor(&format!("{name}.bias"), &shape[..1])).transpose()?;
+    /// The bias of a linear layer, if it has one.
+    fn bias(&self, name: &str, features: usize, present: bool) -> Result<Option<Tensor>> {
+        let bias = present.then(|| self.tensor(&format!("{name}.bias"), &[features])).transpose()?;
         // f32 is exact, and GEMM libraries require the bias in the dtype of the accumulator
-        let bias = bias.map(|bias| bias.cast(Dtype::F32));
-        Ok((self.tensor(&format!("{name}.weight"), &shape)?, bias))
+        Ok(bias.map(|bias| bias.cast(Dtype::F32)))
     }
 
     fn projections<const N: usize>(&self, group: &ProjectionGroup<'_, N>) -> Result<[Linear; N]> {
@@ -62,8 +71,9 @@ impl WeightLoader<'_> {
             return Ok(parts.try_into().expect("one projection per part"));
         }
         let all_rows = parts.iter().map(|(_, rows)| rows).sum();
-        let (weight, all_biases) =
-            self.parameters(&format!("{module}.{fused}_proj"), [all_rows, columns], bias)?;
+        let name = format!("{module}.{fused}_proj");
+        let weight = self.tensor(&format!("{name}.weight"), &[all_rows, columns])?;
+        let all_biases = self.bias(&name, all_rows, bias)?;
         let mut end = 0;
         Ok(parts.map(|(_, rows)| {
             end += rows;

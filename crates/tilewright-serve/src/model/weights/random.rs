@@ -1,6 +1,6 @@
 //! Random weights of a configuration, in anonymous memory: the shapes of a model without its files, for benchmarks.
 
-use super::{OPERATOR, TensorEntry, Weights};
+use super::{Encoding, OPERATOR, TensorEntry, Weights};
 use crate::model::ModelConfig;
 use half::{bf16, f16};
 use memmap2::MmapMut;
@@ -44,13 +44,14 @@ impl Weights {
             let map = memory.make_read_only().map_err(|error| {
                 Error::new(OPERATOR, format!("{name}: memory cannot be made read-only: {error}"))
             })?;
-            Ok(TensorEntry { map: Arc::new(map), bytes: 0..len, dtype: stored, shape: shape.to_vec() })
+            let (encoding, shape) = (Encoding::Elements(stored), shape.to_vec());
+            Ok(TensorEntry { map: Arc::new(map), bytes: 0..len, encoding, shape, interleaved_heads: None })
         };
         let entries = config
             .parameters()
             .map(|parameter| Ok((parameter.name.clone(), entry(&parameter.name, &parameter.shape)?)))
             .collect::<Result<_>>()?;
-        Ok(Self { entries, dir: PathBuf::from("random weights") })
+        Ok(Self { entries, origin: PathBuf::from("random weights") })
     }
 }
 

@@ -2,41 +2,42 @@
 //!
 //! Invariant: every tensor's byte range is inside the map, and its length matches dtype and shape.
 
-use super::{super::files, OPERATOR};
+use super::{
+    super::files,
+    OPERATOR,
+    entry::{Encoding, TensorEntry},
+};
 use memmap2::Mmap;
 use safetensors::{
     SafeTensors,
     tensor::{Metadata, SafeTensorError},
 };
-use std::{fs::File, ops::Range, path::Path, sync::Arc};
+use std::{fs::File, path::Path, sync::Arc};
 use tilewright::{Error, Result};
 
 /// Bytes of the length field before the header.
 const LENGTH_BYTES: usize = 8;
 
-/// The location, dtype and shape of a tensor.
-#[derive(Debug, Clone)]
-pub(super) struct TensorEntry {
-    pub(super) map: Arc<Mmap>,
-    pub(super) bytes: Range<usize>,
-    pub(super) dtype: safetensors::Dtype,
-    pub(super) shape: Vec<usize>,
-}
-
 /// Maps the file and reads its header.
 pub(super) fn open(path: &Path) -> Result<Vec<(String, TensorEntry)>> {
-    let failed = |error| error_at(path, &format!("cannot be read: {error}"));
-    let file = files::open(OPERATOR, path)?.ok_or_else(|| error_at(path, "does not exist"))?;
-    let map = Arc::new(map(&file).map_err(failed)?);
+    let map = map_file(OPERATOR, path)?;
     let (header, metadata) =
         SafeTensors::read_metadata(&map).map_err(|error| header_error(path, &map, &error))?;
     let start = LENGTH_BYTES + header;
     let entries = metadata.tensors().into_iter().map(|(name, info)| {
         let (begin, end) = info.data_offsets;
         let bytes = start + begin..start + end;
-        (name, TensorEntry { map: map.clone(), bytes, dtype: info.dtype, shape: info.shape.clone() })
+        let (encoding, shape) = (Encoding::Elements(info.dtype), info.shape.clone());
+        (name, TensorEntry { map: map.clone(), bytes, encoding, shape, interleaved_heads: None })
     });
     Ok(entries.collect())
+}
+
+/// Maps a regular file. No process may write to it while the map exists ([`super::Weights::open`]).
+pub(in crate::model) fn map_file(operator: &'static str, path: &Path) -> Result<Arc<Mmap>> {
+    let failed = |what: &str| Error::new(operator, format!("{}: {what}", path.display()));
+    let file = files::open(operator, path)?.ok_or_else(|| failed("does not exist"))?;
+    map(&file).map(Arc::new).map_err(|error| failed(&format!("cannot be read: {error}")))
 }
 
 #[allow(unsafe_code, reason = "zero-copy weights need a memory map, and memmap2 has no safe constructor")]

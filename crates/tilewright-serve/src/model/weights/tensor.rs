@@ -2,10 +2,13 @@
 //!
 //! A tensor keeps its map alive, so it may outlive the [`super::Weights`] it came from.
 
-use super::{OPERATOR, shard::TensorEntry};
+use super::{
+    OPERATOR,
+    entry::{Encoding, TensorEntry},
+};
 use half::{bf16, f16};
 use memmap2::Mmap;
-use std::{fmt, ops::Range, sync::Arc};
+use std::{borrow::Cow, fmt, ops::Range, sync::Arc};
 use tilewright::{
     Backend, Dtype, E4m3, E5m2, Element, Error, Result, View,
     tensor::{Buffer, Data, copy},
@@ -34,24 +37,25 @@ enum Storage {
 }
 
 impl Tensor {
-    /// The tensor of `entry`, copied only if it is misaligned in the file.
+    /// The tensor of `entry`: borrowed if it is aligned and in row order, dequantized to f32 if it has blocks, else copied.
     pub(super) fn new(name: &str, entry: &TensorEntry) -> Result<Self> {
-        let dtype = match entry.dtype {
-            safetensors::Dtype::F32 => Dtype::F32,
-            safetensors::Dtype::F16 => Dtype::F16,
-            safetensors::Dtype::BF16 => Dtype::Bf16,
-            other => {
-                let message = format!("{name} is stored as {other}, expected F32, F16 or BF16");
-                return Err(Error::new(OPERATOR, message));
+        let shape = entry.shape.clone();
+        let tensor = match entry.encoding {
+            Encoding::Blocks(kind) => {
+                let values = kind.dequantize(&entry.ordered()).collect();
+                Self { storage: Storage::F32(values), dtype: Dtype::F32, shape }
+            }
+            Encoding::Elements(stored) => {
+                let dtype = element_dtype(name, stored)?;
+                let storage = match entry.ordered() {
+                    Cow::Borrowed(bytes) if cast_bytes(bytes, dtype).is_some() => {
+                        Storage::Mapped(entry.map.clone(), entry.bytes.clone())
+                    }
+                    bytes => copy_bytes(&bytes, dtype),
+                };
+                Self { storage, dtype, shape }
             }
         };
-        let bytes = &entry.map[entry.bytes.clone()];
-        let storage = if cast_bytes(bytes, dtype).is_some() {
-            Storage::Mapped(entry.map.clone(), entry.bytes.clone())
-        } else {
-            copy_bytes(bytes, dtype)
-        };
-        let tensor = Self { storage, dtype, shape: entry.shape.clone() };
         // The only remaining reason to fail is the rank; after this check `view` cannot fail.
         View::new(tensor.data(), &tensor.shape)
             .map_err(|error| Error::new(OPERATOR, format!("{name}: {}", error.message())))?;
@@ -159,6 +163,19 @@ impl Tensor {
 impl fmt::Debug for Tensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}{:?}", self.dtype, self.shape)
+    }
+}
+
+/// The dtype of a tensor that is stored element by element.
+pub(super) fn element_dtype(name: &str, stored: safetensors::Dtype) -> Result<Dtype> {
+    match stored {
+        safetensors::Dtype::F32 => Ok(Dtype::F32),
+        safetensors::Dtype::F16 => Ok(Dtype::F16),
+        safetensors::Dtype::BF16 => Ok(Dtype::Bf16),
+        other => {
+            let message = format!("{name} is stored as {other}, expected F32, F16 or BF16");
+            Err(Error::new(OPERATOR, message))
+        }
     }
 }
 
