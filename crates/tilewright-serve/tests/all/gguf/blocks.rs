@@ -5,6 +5,7 @@ use super::{
     model, open, score,
     writer::{F32, GgufFile, Meta, Q4_0, Q4_K, Q6_K, Q8_0, TensorData, f32_bytes, quantize},
 };
+use crate::transformers::relative_error;
 use half::{bf16, f16};
 use safetensors::tensor::TensorView;
 use serde_json::{Map, Value, json};
@@ -139,7 +140,8 @@ fn blocks_without_a_packed_format_become_bf16() {
     }
 }
 
-/// The integers of Q8_0 and Q4_0 are kept, and their scales rounded to bf16: bit for bit the products of that matrix.
+/// The integers of Q8_0 and Q4_0 are kept, and their scales rounded to bf16: bit for bit the products of that matrix. Dot products of
+/// int4 round their inputs to bf16, by 2^-9 / √3 = 0.11 % in RMS; 14 products in a row add up to 0.4 %.
 #[test]
 fn packed_products_equal_those_of_the_dequantized_matrix() {
     for (kind, integers) in [(Q8_0, 127.0), (Q4_0, 8.0)] {
@@ -159,7 +161,13 @@ fn packed_products_equal_those_of_the_dequantized_matrix() {
             let cpu = Cpu::with_threads(2).expect("threads").with_isa(isa).expect("available");
             let tokens: Vec<u32> = (0..37).collect();
             let score = |model: &Transformer| model.score(&cpu, &tokens, Dtype::F32).expect("a good prompt");
-            assert!(score(&loaded) == score(&expected), "type {kind}, {isa}");
+            let (scores, expected) = (score(&loaded), score(&expected));
+            if kind == Q4_0 && isa >= Isa::Avx512Bf16 {
+                let error = relative_error(&scores, &expected);
+                assert!(0.0 < error && error < 0.01, "{isa}: {error}");
+            } else {
+                assert!(scores == expected, "type {kind}, {isa}");
+            }
         }
     }
 }
