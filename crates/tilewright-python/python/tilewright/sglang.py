@@ -171,11 +171,16 @@ class TilewrightAttnBackend(AttentionBackend):
             self.token_to_kv_pool.set_kv_buffer(layer, location, k, v, layer.k_scale, layer.v_scale)
         operator, plan = self._operator(layer, sinks), self._plan_of(layer, metadata)
         keys, values = (self._pages(x) for x in self.token_to_kv_pool.get_kv_buffer(layer.layer_id))
+        # a pool of the type of the queries stores unscaled values
+        is_scaled = self._kv_dtype != self._dtype
+        k_scale, v_scale = (layer.k_scale_float, layer.v_scale_float) if is_scaled else (None, None)
         out = q.new_empty(q.shape[0], layer.tp_q_head_num, layer.v_head_dim)
-        if not metadata.is_graph and plan.num_rows < q.shape[0]:
-            out[plan.num_rows :].zero_()  # padding
-        operator.run(plan, q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim), keys, values, out=out,
-                     k_scale=layer.k_scale_float, v_scale=layer.v_scale_float)
+        rows = plan.num_rows
+        if rows < q.shape[0]:
+            out[rows:].zero_()  # padding
+        q = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
+        operator.run(plan, q[:rows], keys, values, out=out[:rows],
+                     k_scale=k_scale, v_scale=v_scale)
         return out.view(q.shape[0], -1)
 
     def _pages(self, buffer):

@@ -91,9 +91,8 @@ class TilewrightBackend(AttentionBackend):
 
 @dataclass
 class TilewrightMetadata(AttentionMetadata):
-    """A step: its query rows, padding included, and one plan per problem of the layers."""
+    """A step: one plan per problem of the layers."""
 
-    num_actual_tokens: int
     plans: "dict[Problem, Plan]"
 
 
@@ -141,7 +140,7 @@ class TilewrightMetadataBuilder(AttentionMetadataBuilder[TilewrightMetadata]):
             plans = {problem: self._plans.plan_graph(problem, batch, capacity) for problem in self._problems}
         else:
             plans = {problem: self._plans.plan(problem, batch) for problem in self._problems}
-        return TilewrightMetadata(common.num_actual_tokens, plans)
+        return TilewrightMetadata(plans)
 
     def _lengths(self, common) -> tuple:
         """Query bounds and KV lengths on the host. Padded requests have no rows and no keys."""
@@ -232,8 +231,9 @@ class TilewrightImpl(AttentionImpl[TilewrightMetadata]):
             self._prepare(query)
         keys, values = self._cache(kv_cache)
         k_scale, v_scale = self._scales(layer)
-        rows = attn_metadata.num_actual_tokens
-        self._operator.run(attn_metadata.plans[self._problem], query[:rows], keys, values,
+        plan = attn_metadata.plans[self._problem]
+        rows = plan.num_rows  # rows after these are padding
+        self._operator.run(plan, query[:rows], keys, values,
                            out=output.view(-1, self.num_heads, self.head_size)[:rows], k_scale=k_scale, v_scale=v_scale)
         return output
 
