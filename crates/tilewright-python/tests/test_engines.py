@@ -45,7 +45,7 @@ def driver(request):
 
 
 @pytest.mark.parametrize("name", list(CASES))
-def test_prefill_decode_and_mixed_steps(driver, name):
+def test_prefill_decode_and_mixed_steps(host, driver, name):
     case = CASES[name]
     engine = driver(case)
     steps = [[(0, 37), (1, 5)], [(0, 1), (1, 1)], [(2, 30), (0, 1)], [(2, 18), (3, 16), (1, 1)], [(3, 1), (2, 1), (0, 1)]]
@@ -53,7 +53,7 @@ def test_prefill_decode_and_mixed_steps(driver, name):
 
 
 @pytest.mark.parametrize("name", list(CASES))
-def test_graphs_replay_other_batches(driver, name):
+def test_graphs_replay_other_batches(host, driver, name):
     case = CASES[name]
     engine = driver(case)
     engine.step([(0, 33), (1, 16), (2, 2), (3, 100)])
@@ -66,7 +66,7 @@ def test_graphs_replay_other_batches(driver, name):
 
 
 @pytest.mark.parametrize("name", ["plain", "fp8"])
-def test_padding_is_not_written(driver, name):
+def test_padding_is_not_written(host, driver, name):
     engine = driver(CASES[name])
     assert engine.step([(0, 20), (1, 7)], pad=5) < limit(engine.case)
     assert engine.step([(0, 1), (1, 1)]) < limit(engine.case)
