@@ -51,12 +51,16 @@ class TilewrightAttnBackend(AttentionBackend):
             _steps.refuse("sglang.attention", "a pool without translated ids", kv_pool=type(self.token_to_kv_pool).__name__)
         self._has_window_pool = hasattr(self.token_to_kv_pool, "translate_loc_from_full_to_swa")
         self._layers = [layer for layer in model_runner.model.modules() if isinstance(layer, RadixAttention)]
-        device = device_of(self.req_to_token)
-        self._steps = {in_window_pool: _steps.StepPlans(device) for in_window_pool in (False, True)}
+        self._steps = self._new_steps()
         #: The operator of each layer, with the sinks that it was made for and their version.
         self._operators: dict = {}
         self._capacity = self._graph_swa_loc = None
         self.forward_metadata = None
+
+    def _new_steps(self) -> dict:
+        """Plans of the full pool (``False``) and of the window pool (``True``)."""
+        device = device_of(self.req_to_token)
+        return {in_window_pool: _steps.StepPlans(device) for in_window_pool in (False, True)}
 
     def init_forward_metadata(self, forward_batch) -> None:
         """Plans a step that runs eagerly: decode, extend or mixed."""
@@ -66,7 +70,8 @@ class TilewrightAttnBackend(AttentionBackend):
         self._plan(TilewrightMetadata(self._batches(forward_batch), False, swa_loc))
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
-        """Fixes the largest decode step of a graph: ``max_bs`` requests."""
+        """Fixes the largest decode step of a graph: ``max_bs`` requests. Graphs of an earlier call have to be recorded again."""
+        self._steps = self._new_steps()
         pages = -(-self._context_len // self._page_size) + 1
         self._capacity = Capacity(max_bs, max_bs, max_bs * pages, qo_len=1)
         if self._has_window_pool:
