@@ -1,0 +1,115 @@
+"""Batches and plans of an engine's step: host lengths, page ids on the device, one plan per problem.
+
+1. The engine passes query and KV lengths on the host, and a table of page ids or slots on the device.
+2. :func:`paged_batch` gathers the page ids on the device, without waiting.
+3. :class:`StepPlans` plans the batch once per problem. Layers of equal problems share the plan.
+
+A step that a CUDA graph can replay rewrites one plan of fixed capacity, which all graphs of the engine share.
+"""
+
+import numpy
+import torch
+
+from .. import variants
+from .._core import Error, Unsupported
+from .._device import Device
+from ..attention import Attention, Batch, Capacity, PageTable, Plan, Problem
+
+#: Operators kept for reuse.
+_LIMIT = 1024
+_operators: dict = {}
+
+
+def operator(problem: Problem, device: Device, soft_cap: float = 0.0, sinks: "tuple | None" = None) -> Attention:
+    """The operator of a problem, with a soft cap above 0 and ``sinks``, one logit per query head."""
+    key = (problem, id(device), soft_cap, sinks)
+    found = _operators.get(key)
+    if found is None:
+        if len(_operators) >= _LIMIT:
+            _operators.clear()
+        variant = variants.soft_cap(soft_cap) if soft_cap > 0.0 else None
+        if sinks is not None:
+            sink = variants.sinks(list(sinks))
+            variant = sink if variant is None else variant.then(sink)
+        found = _operators[key] = Attention(problem, variant, device)
+    return found
+
+
+def refuse(place: str, expected: str, **arguments) -> None:
+    """Rejects each argument that is not ``None``, ``False`` or empty."""
+    for name, value in arguments.items():
+        if value is not None and value is not False:
+            raise Unsupported(f"{place}: {name} = {value!r}, expected {expected}")
+
+
+def host_lengths(x) -> numpy.ndarray:
+    """Lengths as int32 on the host; reading them from a GPU waits for it."""
+    array = x.cpu().numpy() if isinstance(x, torch.Tensor) else numpy.asarray(x)
+    return array.astype(numpy.int32, copy=False)
+
+
+def table_entries(table, counts: numpy.ndarray, rows=None, stride: int = 1):
+    """The entries ``table[rows[r], 0 : stride * counts[r] : stride]`` of all requests, one after another.
+
+    ``table`` ``[num_rows, width]`` of integers on any device, ``counts`` ``[num_requests]`` on the host, ``rows``
+    ``[num_requests]`` on the device of the table, by default ``0..num_requests``. Returns ``[sum(counts)]`` on that device.
+    """
+    total = int(counts.sum())
+    each_count = torch.from_numpy(counts.astype(numpy.int64)).to(table.device, non_blocking=True)
+    request = torch.repeat_interleave(each_count, output_size=total)
+    first = each_count.cumsum(0) - each_count
+    column = (torch.arange(total, device=table.device) - first[request]) * stride
+    return table[request if rows is None else rows[request], column]
+
+
+def page_counts(kv_lens: numpy.ndarray, page_size: int) -> numpy.ndarray:
+    """The pages of each request."""
+    return -(-kv_lens // page_size)
+
+
+def paged_batch(place: str, qo_indptr: numpy.ndarray, kv_lens: numpy.ndarray, page_size: int, indices) -> Batch:
+    """The batch of a step. ``qo_indptr`` ``[num_requests + 1]`` and ``kv_lens`` ``[num_requests]`` are int32 on the host,
+    ``indices`` page ids of all requests on the device."""
+    if len(qo_indptr) != len(kv_lens) + 1:
+        raise Error(f"{place}: query_start_loc has {len(qo_indptr)} elements, expected {len(kv_lens) + 1}")
+    counts = page_counts(kv_lens, page_size)
+    indptr = numpy.zeros(len(kv_lens) + 1, dtype=numpy.int32)
+    numpy.cumsum(counts, out=indptr[1:])
+    last = numpy.where(counts > 0, kv_lens - (counts - 1) * page_size, 0).astype(numpy.int32)
+    return Batch.paged(qo_indptr, PageTable(indptr, indices.to(torch.int32), last, page_size))
+
+
+class StepPlans:
+    """The plans of an engine's steps on one device: eager ones, and those that recorded CUDA graphs read."""
+
+    __slots__ = ("_eager", "_graph", "_stream", "device")
+
+    def __init__(self, device: Device):
+        self.device = device
+        self._eager: dict = {}
+        self._graph: dict = {}
+        self._stream = None
+
+    def plan(self, problem: Problem, batch: Batch) -> Plan:
+        """A plan of a step without CUDA graphs. It reuses the memory of the previous one on the same stream."""
+        stream = self.device.current_stream()
+        if stream != self._stream:
+            self._eager, self._stream = {}, stream
+        attention, plan = operator(problem, self.device), self._eager.get(problem)
+        if plan is not None:
+            try:
+                attention.replan(plan, batch)
+                return plan
+            except Error:
+                pass  # an invalid batch raises again below
+        plan = self._eager[problem] = attention.plan(batch)
+        return plan
+
+    def plan_graph(self, problem: Problem, batch: Batch, capacity: Capacity) -> Plan:
+        """The plan that recorded graphs read, rewritten in place. The first call fixes its capacity."""
+        attention, plan = operator(problem, self.device), self._graph.get(problem)
+        if plan is None:
+            plan = self._graph[problem] = attention.plan(batch, capacity=capacity)
+        else:
+            attention.replan(plan, batch)
+        return plan
