@@ -196,7 +196,7 @@ fn files_of_several_types_load() {
     let cpu = Cpu::with_threads(2).expect("threads");
     let logits = score(&model(&file, None).upload(&cpu, |_| ()).expect("memory"));
     let exact = score(&model(&file, Some(Dtype::F32)));
-    let error = crate::transformers::relative_error(&logits, &exact);
+    let error = relative_error(&logits, &exact);
     // rounding of weights and scales to bf16
     assert!(error > 0.0 && error < 2e-2, "{error:e}");
 }
