@@ -239,7 +239,7 @@ class SglangDriver(Driver):
                                       sliding_window_size=-1 if window is None else window)
                        for index, window in enumerate(case.windows)]
         for layer in self.layers:
-            if case.kv_dtype is not None:
+            if case.scales != (1.0, 1.0):
                 layer.k_scale, layer.v_scale = (torch.tensor(scale, device=device) for scale in case.scales)
                 layer.k_scale_float, layer.v_scale_float = case.scales
         self.pool = Pool(self)

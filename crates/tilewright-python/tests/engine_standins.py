@@ -19,8 +19,10 @@ M = typing.TypeVar("M")
 
 def has_engine(name: str) -> bool:
     """Whether the engine itself is installed."""
-    found = sys.modules.get(name)
-    return not getattr(found, "is_standin", False) and importlib.util.find_spec(name) is not None
+    if name in sys.modules:
+        return not getattr(sys.modules[name], "is_standin", False)
+    spec = importlib.util.find_spec(name)
+    return spec is not None and spec.origin is not None  # a folder without code has no origin
 
 
 def ensure_vllm() -> None:

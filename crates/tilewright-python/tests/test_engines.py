@@ -27,6 +27,7 @@ CASES = {
     "hybrid pool": Case(windows=(7, None), hybrid_pool=True),
     "soft cap": Case(soft_cap=2.0),
     "sinks": Case(has_sinks=True),
+    "scales that bfloat16 needs not": Case(scales=(0.5, 2.0)),
     "fp8": Case(kv_dtype=FP8, scales=(0.5, 2.0)),
     "fp8 e5m2": Case(kv_dtype=torch.float8_e5m2, scales=(0.25, 1.0)),
     "sinks, window, cap and fp8": Case(windows=(12, None), soft_cap=5.0, has_sinks=True, kv_dtype=FP8, scales=(0.5, 0.25)),
@@ -74,6 +75,15 @@ def test_padding_is_not_written(host, driver, name):
         blocks = {block for request in engine.blocks.values() for block in request}
         unused = [block for block in range(engine.num_blocks) if block not in blocks]
         assert not engine.layers[0].kv_cache[unused].any()
+
+
+def test_reloaded_sinks_are_read(driver):
+    engine = driver(Case(has_sinks=True))
+    assert engine.step([(0, 20)]) < limit(engine.case)
+    engine.sinks[0].add_(3.0)
+    if driver is VllmDriver:
+        engine.layers[0].impl.process_weights_after_loading(engine.case.dtype)
+    assert engine.step([(0, 1)]) < limit(engine.case)
 
 
 def test_vllm_finds_the_backend():
