@@ -279,7 +279,13 @@ class SglangDriver(Driver):
             self.backend.init_forward_metadata_out_graph(batch)
             return self._replay(graph, len(slots), inputs, batch)
         self.backend.init_forward_metadata(batch)
-        return [self._layer(index, q, k, v, batch)[: len(slots)] for index, (q, k, v) in enumerate(inputs)]
+        outputs = []
+        batch.out_cache_loc = torch.cat([batch.out_cache_loc, torch.zeros(pad, dtype=torch.int64, device=self.device)])
+        for index, layer in enumerate(inputs):
+            q, k, v = (torch.cat([x, torch.ones(pad, *x.shape[1:], dtype=x.dtype, device=x.device)]) for x in layer)
+            outputs.append(self._layer(index, q, k, v, batch))
+            assert not outputs[-1][len(slots) :].any(), "rows of padding are not 0"
+        return [output[: len(slots)] for output in outputs]
 
     def _layer(self, index, q, k, v, batch):
         extra = {} if self.sinks[index] is None else {"sinks": self.sinks[index]}
