@@ -84,7 +84,7 @@ def ensure_sglang() -> None:
     choices, backends = ["triton", "fa3", "flashinfer"], {}
 
     def register_attention_backend(name):
-        return lambda function: backends.setdefault(name, function)
+        return lambda function: backends.update({name: function})
 
     _install("sglang.srt.arg_groups.choices",
              {"ATTENTION_BACKEND_CHOICES": choices, "add_attention_backend_choices": choices.extend})

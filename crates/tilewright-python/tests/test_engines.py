@@ -4,6 +4,7 @@ The drivers make the calls of vLLM 0.33.0 and SGLang 0.5.23. If an engine is ins
 """
 
 import inspect
+import sys
 
 import pytest
 from conftest import HAS_TORCH
@@ -114,6 +115,18 @@ def test_sglang_finds_the_backend(monkeypatch):
     engines.register_sglang()
     assert ATTENTION_BACKEND_CHOICES.count("tilewright") == 1
     assert ATTENTION_BACKENDS["tilewright"] is ATTENTION_BACKENDS.pop("a list's name")
+
+
+@pytest.mark.parametrize("engine, module, register", [
+    ("vLLM 0.33", "vllm.v1.attention.backends.registry", engines.register_vllm),
+    ("SGLang 0.5.23", "sglang.srt.layers.attention.attention_registry", engines.register_sglang),
+])
+def test_other_releases_get_a_warning(monkeypatch, engine, module, register):
+    engine_standins.ensure_vllm()
+    engine_standins.ensure_sglang()
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.warns(UserWarning, match=f"the attention backend is not registered: .*, expected {engine}"):
+        register()
 
 
 def test_signatures_have_the_engines_arguments():
