@@ -200,15 +200,17 @@ class VllmDriver(Driver):
                    for _ in self.layers]
         outputs = [torch.zeros_like(q) for q, _, _ in buffers]
         common = self.common(new, requests, requests, [-1] * requests, [self.case.max_len] * requests)
-        metadata = self.builder.build(0, common)
 
-        def forward():
+        def forward(metadata):
             for layer, (q, k, v), output in zip(self.layers, buffers, outputs):
                 self._layer(layer, q, k, v, common.slot_mapping, metadata, output)
 
-        forward()
-        metadata = self.builder.build_for_cudagraph_capture(common)
-        recorded = _record(forward, self.device)
+        def warm_up():
+            forward(self.builder.build(0, common))
+            metadata = self.builder.build_for_cudagraph_capture(common)
+            return lambda: forward(metadata)
+
+        recorded = _record(warm_up, self.device)
         self.graphs[requests] = (recorded, buffers, outputs, common.slot_mapping)
 
     def _replay(self, requests, tokens, inputs, mapping):
@@ -239,7 +241,7 @@ class SglangDriver(Driver):
                                       sliding_window_size=-1 if window is None else window)
                        for index, window in enumerate(case.windows)]
         for layer in self.layers:
-            if case.kv_dtype is not None:
+            if case.scales != (1.0, 1.0):
                 layer.k_scale, layer.v_scale = (torch.tensor(scale, device=device) for scale in case.scales)
                 layer.k_scale_float, layer.v_scale_float = case.scales
         self.pool = Pool(self)
@@ -279,7 +281,13 @@ class SglangDriver(Driver):
             self.backend.init_forward_metadata_out_graph(batch)
             return self._replay(graph, len(slots), inputs, batch)
         self.backend.init_forward_metadata(batch)
-        return [self._layer(index, q, k, v, batch)[: len(slots)] for index, (q, k, v) in enumerate(inputs)]
+        outputs = []
+        batch.out_cache_loc = torch.cat([batch.out_cache_loc, torch.zeros(pad, dtype=torch.int64, device=self.device)])
+        for index, layer in enumerate(inputs):
+            q, k, v = (torch.cat([x, torch.ones(pad, *x.shape[1:], dtype=x.dtype, device=x.device)]) for x in layer)
+            outputs.append(self._layer(index, q, k, v, batch))
+            assert not outputs[-1][len(slots) :].any(), "rows of padding are not 0"
+        return [output[: len(slots)] for output in outputs]
 
     def _layer(self, index, q, k, v, batch):
         extra = {} if self.sinks[index] is None else {"sinks": self.sinks[index]}
@@ -293,17 +301,21 @@ class SglangDriver(Driver):
         buffers = [tuple(self._random(requests, heads, self.case.dim) for heads in (*self.case.heads, self.case.heads[1]))
                    for _ in self.layers]
         outputs: list = []
-        self.backend.init_forward_metadata_out_graph(batch, in_capture=True)
-        captured = self.backend.forward_metadata
 
-        def forward():
-            self.backend.forward_metadata = captured
-            # a pool divides k and v in place if the cache has another dtype
-            outputs[:] = [self._layer(index, q, k.clone(), v.clone(), batch) for index, (q, k, v) in enumerate(buffers)]
+        def warm_up():
+            self.backend.init_forward_metadata_out_graph(batch, in_capture=True)
+            captured = self.backend.forward_metadata
 
-        forward()
-        forward()
-        self.graphs[requests] = (_record(forward, self.device), buffers, outputs, batch)
+            def forward():
+                self.backend.forward_metadata = captured
+                # a pool divides k and v in place if the cache has another dtype
+                outputs[:] = [self._layer(index, q, k.clone(), v.clone(), batch) for index, (q, k, v) in enumerate(buffers)]
+
+            forward()
+            forward()
+            return forward
+
+        self.graphs[requests] = (_record(warm_up, self.device), buffers, outputs, batch)
 
     def _replay(self, requests, tokens, inputs, live):
         recorded, buffers, outputs, batch = self.graphs[requests]
@@ -315,12 +327,18 @@ class SglangDriver(Driver):
         return [output[:tokens] for output in outputs]
 
 
-def _record(forward, device):
-    """A CUDA graph of a forward; on the host the forward itself, with the metadata of the capture."""
+def _record(warm_up, device):
+    """A CUDA graph of the forward that ``warm_up`` returns, both on one stream of their own, as in the engines; on the host the
+    forward itself, with the metadata of the capture."""
     if device == "cpu":
-        return forward
+        return warm_up()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        forward = warm_up()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=stream):
         forward()
+    torch.cuda.current_stream().wait_stream(stream)
     return graph.replay

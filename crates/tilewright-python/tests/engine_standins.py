@@ -19,8 +19,10 @@ M = typing.TypeVar("M")
 
 def has_engine(name: str) -> bool:
     """Whether the engine itself is installed."""
-    found = sys.modules.get(name)
-    return not getattr(found, "is_standin", False) and importlib.util.find_spec(name) is not None
+    if name in sys.modules:
+        return not getattr(sys.modules[name], "is_standin", False)
+    spec = importlib.util.find_spec(name)
+    return spec is not None and spec.origin is not None  # a folder without code has no origin
 
 
 def ensure_vllm() -> None:
@@ -82,7 +84,7 @@ def ensure_sglang() -> None:
     choices, backends = ["triton", "fa3", "flashinfer"], {}
 
     def register_attention_backend(name):
-        return lambda function: backends.setdefault(name, function)
+        return lambda function: backends.update({name: function})
 
     _install("sglang.srt.arg_groups.choices",
              {"ATTENTION_BACKEND_CHOICES": choices, "add_attention_backend_choices": choices.extend})

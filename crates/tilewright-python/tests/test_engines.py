@@ -4,6 +4,7 @@ The drivers make the calls of vLLM 0.33.0 and SGLang 0.5.23. If an engine is ins
 """
 
 import inspect
+import sys
 
 import pytest
 from conftest import HAS_TORCH
@@ -27,6 +28,7 @@ CASES = {
     "hybrid pool": Case(windows=(7, None), hybrid_pool=True),
     "soft cap": Case(soft_cap=2.0),
     "sinks": Case(has_sinks=True),
+    "scales that bfloat16 needs not": Case(scales=(0.5, 2.0)),
     "fp8": Case(kv_dtype=FP8, scales=(0.5, 2.0)),
     "fp8 e5m2": Case(kv_dtype=torch.float8_e5m2, scales=(0.25, 1.0)),
     "sinks, window, cap and fp8": Case(windows=(12, None), soft_cap=5.0, has_sinks=True, kv_dtype=FP8, scales=(0.5, 0.25)),
@@ -76,6 +78,15 @@ def test_padding_is_not_written(host, driver, name):
         assert not engine.layers[0].kv_cache[unused].any()
 
 
+def test_reloaded_sinks_are_read(driver):
+    engine = driver(Case(has_sinks=True))
+    assert engine.step([(0, 20)]) < limit(engine.case)
+    engine.sinks[0].add_(3.0)
+    if driver is VllmDriver:
+        engine.layers[0].impl.process_weights_after_loading(engine.case.dtype)
+    assert engine.step([(0, 1)]) < limit(engine.case)
+
+
 def test_vllm_finds_the_backend():
     engine_standins.ensure_vllm()
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
@@ -104,6 +115,18 @@ def test_sglang_finds_the_backend(monkeypatch):
     engines.register_sglang()
     assert ATTENTION_BACKEND_CHOICES.count("tilewright") == 1
     assert ATTENTION_BACKENDS["tilewright"] is ATTENTION_BACKENDS.pop("a list's name")
+
+
+@pytest.mark.parametrize("engine, module, register", [
+    ("vLLM 0.33", "vllm.v1.attention.backends.registry", engines.register_vllm),
+    ("SGLang 0.5.23", "sglang.srt.layers.attention.attention_registry", engines.register_sglang),
+])
+def test_other_releases_get_a_warning(monkeypatch, engine, module, register):
+    engine_standins.ensure_vllm()
+    engine_standins.ensure_sglang()
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.warns(UserWarning, match=f"the attention backend is not registered: .*, expected {engine}"):
+        register()
 
 
 def test_signatures_have_the_engines_arguments():

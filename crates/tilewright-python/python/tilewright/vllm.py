@@ -131,7 +131,8 @@ class TilewrightMetadataBuilder(AttentionMetadataBuilder[TilewrightMetadata]):
             _steps.refuse("vllm.build", "True", causal=common.causal if common.causal is not False else "False")
         table = common.block_table_tensor
         if self._plans is None:
-            self._plans, self._problems = _steps.StepPlans(device_of(table)), self._layer_problems()
+            self._plans = _steps.StepPlans(device_of(table))
+            self._problems = self._prepare_layers()
         qo_indptr, kv_lens = self._lengths(common)
         counts = _steps.page_counts(kv_lens, self._page_size)
         batch = _steps.paged_batch("vllm.build", qo_indptr, kv_lens, self._page_size, _steps.table_entries(table, counts))
@@ -151,11 +152,14 @@ class TilewrightMetadataBuilder(AttentionMetadataBuilder[TilewrightMetadata]):
         kv_lens = _steps.host_lengths(known[: common.num_reqs])
         return qo_indptr, numpy.where(qo_indptr[1:] > qo_indptr[:-1], kv_lens, 0).astype(numpy.int32)
 
-    def _layer_problems(self) -> list:
-        """The problems of the layers, each once."""
+    def _prepare_layers(self) -> list:
+        """Prepares the layers. Returns their problems, each once."""
         layers = self.vllm_config.compilation_config.static_forward_context
         dtype = self.vllm_config.model_config.dtype
-        return list(dict.fromkeys(layers[name].impl.problem(dtype) for name in self.layer_names))
+        impls = [layers[name].impl for name in self.layer_names]
+        for impl in impls:
+            impl.prepare(dtype, self._plans.device)
+        return list(dict.fromkeys(impl.problem(dtype) for impl in impls))
 
     def _capacity(self) -> Capacity:
         """The largest decode step of a graph."""
@@ -195,14 +199,14 @@ class TilewrightImpl(AttentionImpl[TilewrightMetadata]):
                        kv_dtype=_KV_DTYPES.get(self.kv_cache_dtype, dtype), window_left=self._window_left, scale=self.scale)
 
     def process_weights_after_loading(self, act_dtype) -> None:
-        """Reads the loaded sinks."""
+        """Has the next step read the loaded sinks. Graphs that were recorded before keep the previous ones."""
         self._operator = None
 
-    def _prepare(self, query):
-        """The operator for queries like these. It is made by the first step, before any capture."""
+    def prepare(self, dtype, device) -> None:
+        """Makes the operator for queries of a torch dtype, and loads its kernels. The first plan calls it, before any capture."""
         sinks = None if self.sinks is None else tuple(self.sinks.detach().float().tolist())
-        self._problem = self.problem(query.dtype)
-        self._operator = _steps.operator(self._problem, device_of(query), self._soft_cap, sinks)
+        self._problem = self.problem(dtype)
+        self._operator = _steps.operator(self._problem, device, self._soft_cap, sinks)
         self._operator.prepare()
 
     def _cache(self, kv_cache):
@@ -228,7 +232,7 @@ class TilewrightImpl(AttentionImpl[TilewrightMetadata]):
         if attn_metadata is None:
             return output.fill_(0)  # a profiling run
         if self._operator is None:
-            self._prepare(query)
+            self.prepare(query.dtype, device_of(query))
         keys, values = self._cache(kv_cache)
         k_scale, v_scale = self._scales(layer)
         plan = attn_metadata.plans[self._problem]
