@@ -1,6 +1,6 @@
 //! Packed matrices from integers and scales that were quantized elsewhere, such as in a checkpoint.
 
-use super::packed::{GROUP, PANEL_FEATURES, PackedMatrix, PanelMut, WeightFormat};
+use super::packed::{GROUP, PANEL_FEATURES, PackedMatrix, WeightFormat};
 use crate::{Error, Result, ensure};
 use half::bf16;
 
@@ -18,13 +18,10 @@ impl PackedMatrix {
         [features, inputs]: [usize; 2],
         group: impl Fn(usize, usize) -> (bf16, [i8; GROUP]),
     ) -> Result<Self> {
-        let (low, high) = match format {
-            WeightFormat::Int8 => (-127, 127),
-            WeightFormat::Int4 => (-8, 7),
-            WeightFormat::Float(dtype) => {
-                return Err(Error::new(OPERATOR, format!("format = {dtype}, expected int8 or int4")));
-            }
-        };
+        if let WeightFormat::Float(dtype) = format {
+            return Err(Error::new(OPERATOR, format!("format = {dtype}, expected int8 or int4")));
+        }
+        let (low, high) = format.integer_range();
         ensure!(
             inputs.is_multiple_of(GROUP),
             OPERATOR,
@@ -45,20 +42,10 @@ impl PackedMatrix {
             }
             let (panel, lane) = (&mut panels[feature / PANEL_FEATURES], feature % PANEL_FEATURES);
             panel.scales[index * PANEL_FEATURES + lane] = scale;
-            write(panel, format, lane, index * GROUP, &integers);
+            for (input, integer) in (index * GROUP..).zip(integers) {
+                panel.set_integer(format, lane, input, integer);
+            }
         }
         Ok(packed)
-    }
-}
-
-/// Writes the integers of `lane` from input `first` on to a panel of zeros.
-fn write(panel: &mut PanelMut<'_>, format: WeightFormat, lane: usize, first: usize, integers: &[i8]) {
-    for (input, integer) in (first..).zip(integers) {
-        if format == WeightFormat::Int8 {
-            panel.weights[input * PANEL_FEATURES + lane] = integer.cast_unsigned();
-        } else {
-            let nibble = (integer + 8).cast_unsigned();
-            panel.weights[input / 2 * PANEL_FEATURES + lane] |= nibble << (input % 2 * 4);
-        }
     }
 }

@@ -45,6 +45,11 @@ impl WeightFormat {
         !matches!(self, Self::Float(_))
     }
 
+    /// The smallest and the largest stored integer of a quantized format.
+    pub(crate) fn integer_range(self) -> (i8, i8) {
+        if self == Self::Int4 { (-8, 7) } else { (-127, 127) }
+    }
+
     /// Bytes of a panel's pair of inputs.
     pub(crate) fn pair_bytes(self) -> usize {
         match self {
@@ -72,6 +77,18 @@ pub(crate) struct PanelMut<'a> {
     pub(crate) weights: &'a mut [u8],
     /// `[groups, 16]`
     pub(crate) scales: &'a mut [bf16],
+}
+
+impl PanelMut<'_> {
+    /// Writes an integer of a quantized format, once, to a panel of zeros.
+    pub(crate) fn set_integer(&mut self, format: WeightFormat, lane: usize, input: usize, integer: i8) {
+        if format == WeightFormat::Int4 {
+            let nibble = (integer + 8).cast_unsigned();
+            self.weights[input / 2 * PANEL_FEATURES + lane] |= nibble << (input % 2 * 4);
+        } else {
+            self.weights[input * PANEL_FEATURES + lane] = integer.cast_unsigned();
+        }
+    }
 }
 
 impl PackedMatrix {

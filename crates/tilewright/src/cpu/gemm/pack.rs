@@ -66,13 +66,8 @@ fn quantize<T: Element>(rows: &[T], inputs: usize, to: &mut PanelMut<'_>, format
                 let input = group * GROUP + i;
                 // the cast maps NaN of a group without scale to 0
                 let integer = (value / scale).round_ties_even();
-                if format == WeightFormat::Int8 {
-                    let integer = integer.clamp(-127.0, 127.0) as i8;
-                    to.weights[input * PANEL_FEATURES + lane] = integer.cast_unsigned();
-                } else {
-                    let nibble = (integer.clamp(-8.0, 7.0) as i8 + 8).cast_unsigned();
-                    to.weights[input / 2 * PANEL_FEATURES + lane] |= nibble << (input % 2 * 4);
-                }
+                let (low, high) = format.integer_range();
+                to.set_integer(format, lane, input, integer.clamp(f32::from(low), f32::from(high)) as i8);
             }
         }
     }

@@ -9,11 +9,14 @@
 //! would make decoding compute-bound.
 
 use super::{
-    Bf16Mma,
+    Bf16Mma, Int4Tile,
     vdpbf16::{Avx512Bf16, dot},
 };
 use crate::{
-    cpu::simd::panels::{TILE_FEATURES, TILE_PANELS, TILE_ROWS, TileSums},
+    cpu::simd::{
+        panel_formats::{Int4Panel, PanelFormat},
+        panels::{TILE_FEATURES, TILE_PANELS, TILE_ROWS},
+    },
     gemm::{GROUP, PANEL_FEATURES, PackedMatrix},
 };
 use half::bf16;
@@ -22,24 +25,11 @@ use std::{arch::x86_64::*, ops::Range};
 /// Rows whose sums are in registers.
 const ROWS: usize = 4;
 /// Bytes of a pair of inputs.
-const PAIR_BYTES: usize = PANEL_FEATURES;
+const PAIR_BYTES: usize = Int4Panel::PAIR_BYTES;
 /// Bytes of a group of inputs.
 const GROUP_BYTES: usize = GROUP / 2 * PAIR_BYTES;
 /// Groups that are prefetched ahead, in the panel that is multiplied next after the last ones.
-const GROUPS_AHEAD: usize = 8;
-
-/// `sums += bf16(x) · weightᵀ` for at most [`TILE_ROWS`] rows and [`TILE_PANELS`] panels.
-pub(crate) struct Int4Tile<'a> {
-    /// Rows of [`Bf16Mma::round_row`].
-    pub(crate) x: &'a [bf16],
-    /// Their stride.
-    pub(crate) stride: usize,
-    pub(crate) weight: &'a PackedMatrix,
-    pub(crate) panels: Range<usize>,
-    /// The matrix and the first panel of the tile that this thread multiplies next, for prefetching.
-    pub(crate) following: (&'a PackedMatrix, usize),
-    pub(crate) sums: &'a mut TileSums,
-}
+const GROUPS_AHEAD: usize = Int4Panel::GROUPS_AHEAD;
 
 /// The panels of a tile as bytes and scales; the last one is repeated up to [`TILE_PANELS`].
 type Panels<'a> = [(&'a [u8], &'a [bf16]); TILE_PANELS];
@@ -169,11 +159,8 @@ static INTEGERS: [u16; 32] = {
     let mut integers = [0; 32];
     let mut at = 0;
     while at < 32 {
-        let integer: [u16; 16] = [
-            0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0x0000, 0x3f80, 0x4000, 0x4040,
-            0x4080, 0x40a0, 0x40c0, 0x40e0,
-        ];
-        integers[at] = integer[at % 16];
+        // small integers have no lower bits
+        integers[at] = (((at % 16) as f32 - 8.0).to_bits() >> 16) as u16;
         at += 1;
     }
     integers

@@ -25,23 +25,34 @@ mod int4;
 mod unsupported;
 #[cfg(target_arch = "x86_64")]
 mod vdpbf16;
-#[cfg(target_arch = "x86_64")]
-pub(crate) use int4::Int4Tile;
 #[cfg(not(target_arch = "x86_64"))]
 use unsupported as amx;
 #[cfg(not(target_arch = "x86_64"))]
 use unsupported as vdpbf16;
-#[cfg(not(target_arch = "x86_64"))]
-pub(crate) use unsupported::Int4Tile;
 
-use super::{ColumnSink, Isa, Simd, hooks::HookSet, tile::Matrix};
+use super::{ColumnSink, Isa, Simd, hooks::HookSet, panels::TileSums, tile::Matrix};
 use crate::{
     Dtype, Problem,
     attention::{Inputs, Plan, Split},
+    gemm::PackedMatrix,
     tensor::{Data, View},
 };
 use half::bf16;
-use std::marker::PhantomData;
+use std::{marker::PhantomData, ops::Range};
+
+/// `sums += bf16(x) · weightᵀ` for at most a tile of rows and panels ([`TILE_ROWS`](super::panels::TILE_ROWS),
+/// [`TILE_PANELS`](super::panels::TILE_PANELS)).
+pub(crate) struct Int4Tile<'a> {
+    /// Rows of [`Bf16Mma::round_row`].
+    pub(crate) x: &'a [bf16],
+    /// Their stride.
+    pub(crate) stride: usize,
+    pub(crate) weight: &'a PackedMatrix,
+    pub(crate) panels: Range<usize>,
+    /// The matrix and the first panel of the tile that this thread multiplies next, for prefetching.
+    pub(crate) following: (&'a PackedMatrix, usize),
+    pub(crate) sums: &'a mut TileSums,
+}
 
 /// Rows per strip.
 pub(super) const STRIP: usize = 32;

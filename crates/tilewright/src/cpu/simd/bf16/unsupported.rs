@@ -1,13 +1,8 @@
 //! Uninhabited stand-ins for architectures without bf16 instructions.
 
-use super::Bf16Mma;
-use crate::{
-    E4m3, E5m2,
-    cpu::simd::{panels::TileSums, tile::Matrix},
-    gemm::PackedMatrix,
-};
+use super::{Bf16Mma, Int4Tile};
+use crate::{E4m3, E5m2, cpu::simd::tile::Matrix};
 use half::bf16;
-use std::ops::Range;
 
 /// Stands in for `vdpbf16::Avx512Bf16`.
 #[derive(Debug, Clone, Copy)]
@@ -81,16 +76,6 @@ impl Amx {
 /// Stands in for `amx::TileConfigGuard`.
 #[derive(Debug)]
 pub(crate) enum TileConfigGuard {}
-
-/// Stands in for `int4::Int4Tile`.
-pub(crate) struct Int4Tile<'a> {
-    pub(crate) x: &'a [bf16],
-    pub(crate) stride: usize,
-    pub(crate) weight: &'a PackedMatrix,
-    pub(crate) panels: Range<usize>,
-    pub(crate) following: (&'a PackedMatrix, usize),
-    pub(crate) sums: &'a mut TileSums,
-}
 
 impl Bf16Mma {
     pub(crate) fn round_row(self, _: &[f32], _: &mut [bf16]) {
