@@ -23,7 +23,8 @@ const COLUMNS: [Column; 11] = [
     ("spills", Rule::NotAbove, |m| m.report.spill_stores + m.report.spill_loads),
     ("shared", Rule::NotAbove, |m| m.shared),
     ("barriers", Rule::NotAbove, |m| m.report.barriers),
-    ("hgmma", Rule::Equal, |m| m.count("HGMMA")),
+    // QGMMA are products of 8 bits
+    ("hgmma", Rule::Equal, |m| m.count("HGMMA") + m.count("QGMMA")),
     ("hmma", Rule::Equal, |m| m.count("HMMA")),
     ("ldgsts", Rule::Equal, |m| m.count("LDGSTS")),
     ("utmaldg", Rule::Equal, |m| m.count("UTMALDG")),

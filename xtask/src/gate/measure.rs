@@ -83,7 +83,7 @@ impl Measured {
 
 /// The measurements as a table.
 pub(crate) fn table(all: &[Measured]) -> String {
-    const KINDS: [&str; 6] = ["HGMMA", "HMMA", "LDGSTS", "UTMALDG", "MUFU", "R2UR"];
+    const KINDS: [&str; 7] = ["HGMMA", "QGMMA", "HMMA", "LDGSTS", "UTMALDG", "MUFU", "R2UR"];
     let width = all.iter().map(|m| m.kernel.len()).max().unwrap_or(0).max("kernel".len());
     let cells = |first: &str, cells: &[String]| {
         let cells: String = cells.iter().map(|cell| format!(" {cell:>9}")).collect();

@@ -81,6 +81,7 @@ macro_rules! pairs {
 pairs! {
     F16x2, f16: f16x2 "The nearest f16 of two numbers." F32ToF16x2;
     Bf16x2, bf16: bf16x2 "The nearest bf16 of two numbers." F32ToBf16x2;
+    E4m3x2, E4m3x2: e4m3x2 "The nearest e4m3 of two numbers; those out of range become the largest." F32ToE4m3x2;
 }
 
 impl<'k> Value<'k, Bf16x2> {
@@ -102,6 +103,12 @@ impl<'k> Value<'k, F16x2> {
 }
 
 impl Builder {
+    /// Packs two halves of a word.
+    #[track_caller]
+    pub fn pack16(&self, low: impl IntoOperand<u16>, high: impl IntoOperand<u16>) -> Value<'_, u32> {
+        self.compute(PureOp::Pack16, &[low.into_operand(), high.into_operand()])
+    }
+
     /// Packs two words into 64 bits.
     #[track_caller]
     pub fn pack32(&self, low: impl IntoOperand<u32>, high: impl IntoOperand<u32>) -> Value<'_, u64> {
