@@ -7,7 +7,8 @@ use crate::plan::{estimate, rates, time};
 use miette::{IntoDiagnostic, Result, miette};
 use std::sync::Arc;
 use tilewright::{
-    Attention, Backend, Batch, KvCache, KvLayout, Output, PageTable, Plan, Problem, Roofline, Workspace,
+    Attention, Backend, Batch, Dtype, KvCache, KvLayout, Output, PageTable, Plan, Problem, Roofline,
+    Workspace,
     attention::{LatentCache, LatentQuery, Planner, Split},
     tensor::DeviceMemory,
 };
@@ -59,7 +60,7 @@ pub(super) fn predicted(
     let tiling = Gpu::new(Simulator::new(arch, multiprocessors)).tiling(problem).into_diagnostic()?;
     let plan = Planner::new(*problem, tiling).plan_with(&DecodeBatch::new().batch(), Split::Balanced);
     let explanation = plan.into_diagnostic()?.explain();
-    let tensor_cores = tiling.weights != tilewright::Dtype::F32;
+    let tensor_cores = tiling.weights != Dtype::F32;
     let (roofline, origin) = match (given, gpu) {
         (Some(given), _) => (given, "given"),
         (None, Ok(gpu)) => {
@@ -107,14 +108,15 @@ struct AttentionRun {
 impl AttentionRun {
     fn new(gpu: Cuda, problem: Problem) -> tilewright::Result<Self> {
         let (heads, dim) = (problem.heads(), problem.head_dim());
-        let (qo_bytes, kv_bytes) = (problem.dtype_qo().size(), problem.dtype_kv().size());
+        let [q_bytes, o_bytes, kv_bytes] =
+            [problem.dtype_q(), problem.dtype_o(), problem.dtype_kv()].map(Dtype::size);
         let zeros = |bytes: usize| {
             let memory = gpu.allocate(bytes)?;
             gpu.machine().fill(memory.address(), 0, bytes)?;
             Ok::<_, tilewright::Error>(memory)
         };
-        let (rows, tokens) = (REQUESTS * heads.qo * qo_bytes, REQUESTS * KEYS * heads.kv * kv_bytes);
-        let (q, o) = (zeros(rows * dim.qk)?, zeros(rows * dim.vo)?);
+        let (rows, tokens) = (REQUESTS * heads.qo, REQUESTS * KEYS * heads.kv * kv_bytes);
+        let (q, o) = (zeros(rows * dim.qk * q_bytes)?, zeros(rows * dim.vo * o_bytes)?);
         // latent attention has its keys in two tensors and no separate values
         let (k, v) = match problem.is_latent() {
             true => (zeros(tokens * dim.vo)?, zeros(tokens * (dim.qk - dim.vo))?),
@@ -129,15 +131,15 @@ impl AttentionRun {
     fn execute(&mut self) -> tilewright::Result<()> {
         let problem = self.plan.problem();
         let (heads, dim, pages) = (problem.heads(), problem.head_dim(), REQUESTS * KEYS / PAGE_SIZE);
-        let (qo, kv) = (problem.dtype_qo(), problem.dtype_kv());
-        let o = self.o.view_mut(qo, 0, &[REQUESTS, heads.qo, dim.vo])?;
+        let (q, o, kv) = (problem.dtype_q(), problem.dtype_o(), problem.dtype_kv());
+        let o = self.o.view_mut(o, 0, &[REQUESTS, heads.qo, dim.vo])?;
         let out = Output { o, lse: None, workspace: &mut self.workspace };
         if problem.is_latent() {
             let pe = dim.qk - dim.vo;
-            let pe_offset = REQUESTS * heads.qo * dim.vo * qo.size();
+            let pe_offset = REQUESTS * heads.qo * dim.vo * q.size();
             let query = LatentQuery {
-                nope: self.q.view(qo, 0, &[REQUESTS, heads.qo, dim.vo])?,
-                pe: self.q.view(qo, pe_offset, &[REQUESTS, heads.qo, pe])?,
+                nope: self.q.view(q, 0, &[REQUESTS, heads.qo, dim.vo])?,
+                pe: self.q.view(q, pe_offset, &[REQUESTS, heads.qo, pe])?,
             };
             let cache = LatentCache {
                 ckv: self.k.view(kv, 0, &[pages, PAGE_SIZE, dim.vo])?,
@@ -148,6 +150,6 @@ impl AttentionRun {
         let shape = |dim: usize| KvLayout::Nhd.paged_shape(pages, PAGE_SIZE, heads.kv, dim);
         let cache =
             KvCache { k: self.k.view(kv, 0, &shape(dim.qk))?, v: self.v.view(kv, 0, &shape(dim.vo))? };
-        self.attention.run(&self.plan, self.q.view(qo, 0, &[REQUESTS, heads.qo, dim.qk])?, cache, out)
+        self.attention.run(&self.plan, self.q.view(q, 0, &[REQUESTS, heads.qo, dim.qk])?, cache, out)
     }
 }

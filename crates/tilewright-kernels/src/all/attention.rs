@@ -25,26 +25,27 @@ pub(super) fn all() -> Vec<KernelEntry> {
 
 /// Attention with `wgmma`, by head dims, and with a hook.
 fn many_rows() -> Vec<KernelEntry> {
-    let of = |(qk, vo): (usize, usize), (dtype, kv): (Dtype, Dtype), suffix: &str| {
+    let of = |(qk, vo): (usize, usize), [q, o, kv]: [Dtype; 3], suffix: &str| {
         let dim = if qk == vo { format!("d{qk}") } else { format!("d{qk}_{vo}") };
-        let name = format!("attention_wgmma_{dim}_{dtype}{suffix}");
+        let name = format!("attention_wgmma_{dim}_{o}{suffix}");
         let (any_mask, soft_cap) = (suffix == "_any_mask", suffix == "_soft_cap");
         let (entry, config) =
-            (name.clone(), WgmmaConfig { dtype, kv, head_dim: HeadDim { qk, vo }, any_mask });
+            (name.clone(), WgmmaConfig { q, o, kv, head_dim: HeadDim { qk, vo }, any_mask });
         let build = move || {
             let variant =
                 if soft_cap { capped(&entry)? } else { recorded(&entry, ExpressionVariant::of(&Plain))? };
             wgmma::attention(&entry, &config, &variant)
         };
-        KernelEntry { name, archs: HOPPER, build: Box::new(build), problem: None, overlap: true }
+        KernelEntry { name, archs: HOPPER, build: Box::new(build), problem: None, overlap: q == o }
     };
-    let bf16 = (Dtype::Bf16, Dtype::Bf16);
+    let (bf16, f16, e4m3) = ([Dtype::Bf16; 3], [Dtype::F16; 3], Dtype::E4m3);
     vec![
         of((128, 128), bf16, ""),
         of((128, 128), bf16, "_soft_cap"),
         of((128, 128), bf16, "_any_mask"),
-        of((128, 128), (Dtype::Bf16, Dtype::E4m3), "_e4m3"),
-        of((64, 64), (Dtype::F16, Dtype::F16), ""),
+        of((128, 128), [Dtype::Bf16, Dtype::Bf16, e4m3], "_e4m3"),
+        of((128, 128), [e4m3, Dtype::Bf16, e4m3], "_fp8"),
+        of((64, 64), f16, ""),
         of((96, 96), bf16, ""),
         of((192, 128), bf16, ""),
         of((256, 256), bf16, ""),
@@ -56,7 +57,7 @@ fn attentions() -> Vec<KernelEntry> {
     let of_items = |bodies, (qk, vo): (usize, usize), (qo, kv): (Dtype, Dtype), archs: &'static [u32]| {
         let arch = archs[0];
         let device = DeviceLimits::of_arch(arch);
-        let config = MmaConfig { qo, kv, head_dim: HeadDim { qk, vo }, bodies, device };
+        let config = MmaConfig { q: qo, o: qo, kv, head_dim: HeadDim { qk, vo }, bodies, device };
         let dim = if qk == vo { format!("d{qk}") } else { format!("d{qk}_{vo}") };
         let build = move |name: &str| mma::attention(name, &config);
         let few = if bodies == Bodies::SplitKv { "_few" } else { "" };
@@ -123,8 +124,8 @@ fn latents_wgmma() -> Vec<KernelEntry> {
 fn scalars() -> Vec<KernelEntry> {
     use Dtype::{Bf16, E5m2, F16, F32};
     let of = |name: &str, dtypes: (Dtype, Dtype), head_dim: (u32, u32), mla, hooked: bool| {
-        let (dtype_qo, dtype_kv) = dtypes;
-        let config = simt::SimtConfig { dtype_qo, dtype_kv, head_dim, mla };
+        let (dtype_o, dtype_kv) = dtypes;
+        let config = simt::SimtConfig { dtype_q: dtype_o, dtype_o, dtype_kv, head_dim, mla };
         let build = move |name: &str| {
             let variant =
                 if hooked { rotated(name)? } else { recorded(name, ExpressionVariant::of(&Plain))? };

@@ -123,7 +123,7 @@ mod tests {
         assert!(found.len() >= 10, "{} kernels", found.len());
         for kernel in found {
             let problem = kernel.problem.unwrap();
-            let (dim, qo) = (problem.head_dim(), problem.dtype_qo());
+            let (dim, qo) = (problem.head_dim(), problem.dtype_o());
             let qk = if problem.is_latent() { dim.vo } else { dim.qk };
             let named = [format!("d{qk}"), qo.to_string()].iter().all(|part| kernel.name.contains(part));
             assert!(named, "{}: {problem}", kernel.name);

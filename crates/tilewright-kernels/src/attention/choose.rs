@@ -163,14 +163,20 @@ impl ChoiceInput<'_> {
     fn wgmma(&self) -> WgmmaConfig {
         let any_mask = self.variant.is_some_and(|variant| variant.is_live(Hook::Mask));
         let problem = self.problem;
-        let (dtype, kv) = (problem.dtype_qo(), problem.dtype_kv());
-        WgmmaConfig { dtype, kv, head_dim: problem.head_dim(), any_mask }
+        WgmmaConfig {
+            q: problem.dtype_q(),
+            o: problem.dtype_o(),
+            kv: problem.dtype_kv(),
+            head_dim: problem.head_dim(),
+            any_mask,
+        }
     }
 
     fn mma(&self) -> MmaConfig {
         let problem = self.problem;
         MmaConfig {
-            qo: problem.dtype_qo(),
+            q: problem.dtype_q(),
+            o: problem.dtype_o(),
             kv: problem.dtype_kv(),
             head_dim: problem.head_dim(),
             bodies: Bodies::Both,
@@ -181,7 +187,7 @@ impl ChoiceInput<'_> {
     fn mla(&self) -> MlaConfig {
         let problem = self.problem;
         MlaConfig {
-            dtype: problem.dtype_qo(),
+            dtype: problem.dtype_o(),
             head_dim: problem.head_dim(),
             heads: problem.heads().qo,
             bodies: Bodies::Both,
@@ -191,7 +197,7 @@ impl ChoiceInput<'_> {
 
     fn mla_wgmma(&self) -> MlaWgmmaConfig {
         let problem = self.problem;
-        let (dtype, head_dim, heads) = (problem.dtype_qo(), problem.head_dim(), problem.heads().qo);
+        let (dtype, head_dim, heads) = (problem.dtype_o(), problem.head_dim(), problem.heads().qo);
         MlaWgmmaConfig { dtype, head_dim, heads }
     }
 
@@ -209,7 +215,7 @@ impl ChoiceInput<'_> {
 
     /// Reasons against all tensor-core bodies for latent heads.
     fn latent_reasons(&self) -> Vec<String> {
-        let (qo, kv) = (self.problem.dtype_qo(), self.problem.dtype_kv());
+        let (qo, kv) = (self.problem.dtype_o(), self.problem.dtype_kv());
         let mut reasons = Vec::new();
         if qo != kv {
             reasons.push(format!("the cache is {kv}, expected {qo} as queries"));
@@ -227,11 +233,19 @@ impl ChoiceInput<'_> {
     fn simt(&self) -> SimtConfig {
         let (problem, dim) = (self.problem, self.problem.head_dim());
         SimtConfig {
-            dtype_qo: problem.dtype_qo(),
+            dtype_q: problem.dtype_q(),
+            dtype_o: problem.dtype_o(),
             dtype_kv: problem.dtype_kv(),
             head_dim: (dim.qk as u32, dim.vo as u32),
             mla: problem.is_latent(),
         }
+    }
+}
+
+impl Choice {
+    /// The dtype to which softmax weights are rounded, with the least precision of the kernels.
+    pub fn weights(&self) -> Dtype {
+        self.many_rows.map_or(self.kernel.weights(), |config| config.weights(self.kernel.weights()))
     }
 }
 
@@ -288,7 +302,7 @@ impl KernelConfig {
     /// The dtype to which softmax weights are rounded.
     pub fn weights(&self) -> Dtype {
         match self {
-            Self::Mma(config) => config.qo,
+            Self::Mma(config) => config.o,
             Self::MlaWgmma(config) => config.dtype,
             Self::Mla(config) => config.dtype,
             Self::Simt(_) => Dtype::F32,
@@ -373,7 +387,7 @@ mod tests {
         };
         let against = |reasons: &str| format!("{SIMT}\n  not wgmma: {reasons}\n  not mma: {reasons}");
         let not_e4m3 = "the cache is e4m3, expected bf16 as queries";
-        let not_f32 = "queries are f32, expected f16 or bf16";
+        let not_f32 = "outputs are f32, expected f16 or bf16";
         let hooks = "there is a hook of query, expected none; there is a hook of key, expected none";
         let cases = [
             (heads(128, bf16, bf16), &plain, WGMMA.to_owned()),

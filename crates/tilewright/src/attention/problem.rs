@@ -90,7 +90,8 @@ impl fmt::Display for Mask {
 pub struct Problem {
     heads: Heads,
     head_dim: HeadDim,
-    dtype_qo: Dtype,
+    dtype_q: Dtype,
+    dtype_o: Dtype,
     dtype_kv: Dtype,
     layout: KvLayout,
     mask: Mask,
@@ -105,7 +106,8 @@ impl Problem {
         ProblemBuilder {
             heads,
             head_dim,
-            dtype_qo: Dtype::F32,
+            dtype_q: Dtype::F32,
+            dtype_o: Dtype::F32,
             dtype_kv: Dtype::F32,
             layout: KvLayout::default(),
             mask: Mask::default(),
@@ -134,9 +136,14 @@ impl Problem {
         self.head_dim
     }
 
-    /// Dtype of queries and outputs.
-    pub fn dtype_qo(&self) -> Dtype {
-        self.dtype_qo
+    /// Dtype of queries: that of outputs, or e4m3.
+    pub fn dtype_q(&self) -> Dtype {
+        self.dtype_q
+    }
+
+    /// Dtype of outputs.
+    pub fn dtype_o(&self) -> Dtype {
+        self.dtype_o
     }
 
     /// Dtype of keys and values.
@@ -172,7 +179,7 @@ impl Problem {
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { heads, head_dim, dtype_qo, dtype_kv, layout, mask, .. } = self;
+        let Self { heads, head_dim, dtype_q, dtype_o, dtype_kv, layout, mask, .. } = self;
         write!(f, "{}/{} heads, head_dim {}", heads.qo, heads.kv, head_dim.qk)?;
         if head_dim.qk != head_dim.vo {
             write!(f, "/{}", head_dim.vo)?;
@@ -180,7 +187,11 @@ impl fmt::Display for Problem {
         if self.latent {
             f.write_str(" latent")?;
         }
-        write!(f, ", {dtype_qo} q/o, {dtype_kv} KV, {layout}, {mask}")
+        match dtype_q == dtype_o {
+            true => write!(f, ", {dtype_o} q/o")?,
+            false => write!(f, ", {dtype_q} q, {dtype_o} o")?,
+        }
+        write!(f, ", {dtype_kv} KV, {layout}, {mask}")
     }
 }
 
@@ -189,7 +200,8 @@ impl fmt::Display for Problem {
 pub struct ProblemBuilder {
     heads: Heads,
     head_dim: HeadDim,
-    dtype_qo: Dtype,
+    dtype_q: Dtype,
+    dtype_o: Dtype,
     dtype_kv: Dtype,
     layout: KvLayout,
     mask: Mask,
@@ -201,7 +213,15 @@ impl ProblemBuilder {
     /// Dtypes of queries and outputs, and of keys and values.
     #[must_use]
     pub fn dtypes(mut self, qo: Dtype, kv: Dtype) -> Self {
-        (self.dtype_qo, self.dtype_kv) = (qo, kv);
+        (self.dtype_q, self.dtype_o, self.dtype_kv) = (qo, qo, kv);
+        self
+    }
+
+    /// FP8 attention: queries of e4m3 over keys and values of e4m3; outputs keep their dtype. Call it after
+    /// [`dtypes`](Self::dtypes). A scale of queries is a factor of [`scale`](Self::scale) or of the scale of keys.
+    #[must_use]
+    pub fn fp8_queries(mut self) -> Self {
+        self.dtype_q = Dtype::E4m3;
         self
     }
 
@@ -229,11 +249,11 @@ impl ProblemBuilder {
     /// Checks and builds.
     ///
     /// # Errors
-    /// When a count is 0; query heads are not a multiple of KV heads or exceed 65536; the dtype of queries and outputs
-    /// has 8 bits; the scale is not finite and positive, or missing for latent attention.
+    /// When a count is 0; query heads are not a multiple of KV heads or exceed 65536; the dtype of outputs has 8
+    /// bits; queries of e4m3 are used with other keys or with latent attention; the scale is not finite and positive, or missing for latent attention.
     pub fn build(self) -> Result<Problem> {
         const OPERATOR: &str = "attention.problem";
-        let Self { heads, head_dim, dtype_qo, dtype_kv, layout, mask, scale, latent } = self;
+        let Self { heads, head_dim, dtype_q, dtype_o, dtype_kv, layout, mask, scale, latent } = self;
         let counts = [
             ("qo heads", heads.qo),
             ("kv heads", heads.kv),
@@ -252,9 +272,19 @@ impl ProblemBuilder {
         );
         crate::ensure!(heads.qo <= MAX_HEADS, OPERATOR, "qo heads = {} is above {MAX_HEADS}", heads.qo);
         crate::ensure!(
-            !dtype_qo.is_cache_only(),
+            !dtype_o.is_cache_only(),
             OPERATOR,
-            "q/o dtype = {dtype_qo}, expected f32, f16 or bf16"
+            "q/o dtype = {dtype_o}, expected f32, f16 or bf16"
+        );
+        crate::ensure!(
+            dtype_q == dtype_o || dtype_kv == Dtype::E4m3,
+            OPERATOR,
+            "queries are {dtype_q} and the cache is {dtype_kv}, expected e4m3"
+        );
+        crate::ensure!(
+            dtype_q == dtype_o || !latent,
+            OPERATOR,
+            "queries of latent attention are {dtype_q}, expected {dtype_o} as outputs"
         );
         crate::ensure!(
             !latent || scale.is_some(),
@@ -278,6 +308,7 @@ impl ProblemBuilder {
             OPERATOR,
             "scale = {scale}, expected a finite number above 0"
         );
-        Ok(Problem { heads, head_dim, dtype_qo, dtype_kv, layout, mask, scale: scale.to_bits(), latent })
+        let scale = scale.to_bits();
+        Ok(Problem { heads, head_dim, dtype_q, dtype_o, dtype_kv, layout, mask, scale, latent })
     }
 }

@@ -273,7 +273,8 @@ impl Plan {
     /// Checks queries or outputs.
     fn check_rows(&self, name: &str, view: &View<'_>, shape: [usize; 3], axes: &str) -> Result<()> {
         check_shape(OPERATOR, name, (view.shape(), &shape), axes)?;
-        check_dtype(OPERATOR, name, view.dtype(), self.problem.dtype_qo())?;
+        let dtype = if name == "o" { self.problem.dtype_o() } else { self.problem.dtype_q() };
+        check_dtype(OPERATOR, name, view.dtype(), dtype)?;
         crate::ensure!(
             view.strides()[2] == 1 || shape[2] == 1,
             OPERATOR,

@@ -35,7 +35,7 @@ impl Sample {
             generator.reals(count).into_iter().map(|value| round(dtype, value)).collect()
         };
         // scale queries by 2, so that the softmax is not nearly uniform
-        let q = reals(rows * heads.qo * dim.qk, problem.dtype_qo()).iter().map(|q| 2.0 * q).collect();
+        let q = reals(rows * heads.qo * dim.qk, problem.dtype_q()).iter().map(|q| 2.0 * q).collect();
         let mut keys = |dim| -> Vec<Vec<f32>> {
             lens.iter().map(|l| reals(l.1 * heads.kv * dim, problem.dtype_kv())).collect()
         };
@@ -105,7 +105,7 @@ impl Sample {
         attention_as(&request, definition)
     }
 
-    /// Request `r` by a plain f32 loop, the error reference. Results of `definition` are rounded to f32 after each step. Weights
+    /// Request `r` by a plain f32 loop, the error reference, with products as tensor cores add them if weights are e4m3. Results of `definition` are rounded to f32 after each step. Weights
     /// are rounded to dtype `weights.0` before the product with the values, after multiplication by the value's cache scale
     /// `weights.1`.
     pub(crate) fn naive(
@@ -144,7 +144,10 @@ impl Sample {
                 (0..kv_len).map(|j| LogitIndex { j, ..row }).filter(is_unmasked).collect();
             let logit = |index: &LogitIndex| {
                 let k = &keys[index.j * heads.kv + index.g];
-                let logit = q.iter().zip(k).map(|(q, k)| q * k).sum::<f32>() * self.problem.scale();
+                let products = q.iter().zip(k).map(|(q, k)| q * k);
+                // with weights of e4m3, products are those of 8-bit tensor cores
+                let dot = if weights.0 == Dtype::E4m3 { narrow_sum(products) } else { products.sum::<f32>() };
+                let logit = dot * self.problem.scale();
                 (definition.logit)(*index, f64::from(logit)) as f32
             };
             let logits: Vec<f32> = visible.iter().map(logit).collect();
@@ -172,4 +175,19 @@ impl Sample {
         }
         (all_o, all_lse)
     }
+}
+
+/// The sum of products of 8-bit floats, 32 at a time: products and the sum so far are truncated to multiples of 2^-13 of the largest
+/// one's power of two, as on an H100.
+fn narrow_sum(products: impl Iterator<Item = f32>) -> f32 {
+    let products: Vec<f32> = products.collect();
+    products.chunks(32).fold(0.0, |sum, products| {
+        let addends = || products.iter().copied().chain([sum]);
+        let largest = addends().fold(0.0_f32, |max, addend| max.max(addend.abs()));
+        if largest == 0.0 || !addends().all(f32::is_finite) {
+            return addends().sum();
+        }
+        let unit = 2.0_f32.powi(largest.log2().floor() as i32 - 13);
+        addends().map(|addend| (addend / unit).trunc() * unit).sum()
+    })
 }

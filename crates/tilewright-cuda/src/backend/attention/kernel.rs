@@ -78,7 +78,8 @@ pub(super) fn tiling(limits: &Limits, problem: &Problem) -> Result<Tiling> {
             "a GPU cannot do this: {name} = {value} is above {most}"
         );
     }
-    let Choice { kernel, many_rows, .. } = choose(&input(limits, problem, None, Alignment::Vectors));
+    let choice = choose(&input(limits, problem, None, Alignment::Vectors));
+    let (kernel, many_rows) = (choice.kernel, choice.many_rows);
     Ok(Tiling {
         q_rows: kernel.q_rows(),
         kv_heads: 1,
@@ -88,7 +89,7 @@ pub(super) fn tiling(limits: &Limits, problem: &Problem) -> Result<Tiling> {
         tile_load: kernel.tile_load_rows().div_ceil(problem.heads().group()),
         workers: (limits.multiprocessors * kernel.ctas_per_sm() / kernel.ctas_per_item()).max(1) as usize,
         scratch: 0,
-        weights: kernel.weights(),
+        weights: choice.weights(),
         many_rows: many_rows.map(|config| many_rows_tiling(limits, problem, &config)),
     })
 }
@@ -190,7 +191,7 @@ impl<M: Machine> AttentionKernels<M> {
         if let Some(function) = self.large_merges.get() {
             return Ok(function.clone());
         }
-        let (dtype, dim) = (problem.dtype_qo(), problem.head_dim());
+        let (dtype, dim) = (problem.dtype_o(), problem.head_dim());
         let name = format!("attention_{dtype}_d{}_{}_mla_large_merges", dim.qk, dim.vo);
         let function = gpu.kernel(OPERATOR, &name, |name| mla_wgmma::large_merges(name, config))?;
         Ok(self.large_merges.get_or_init(|| function).clone())
@@ -271,8 +272,9 @@ fn get_or_build<M: Machine>(
 }
 
 fn kernel_name(kernel: &KernelConfig, problem: &Problem, variant: &ExpressionVariant) -> String {
-    let (dim, qo, kv) = (problem.head_dim(), problem.dtype_qo(), problem.dtype_kv());
-    let shape = format!("{qo}_{kv}_d{}_{}", dim.qk, dim.vo);
+    let (dim, o, kv) = (problem.head_dim(), problem.dtype_o(), problem.dtype_kv());
+    let fp8 = if problem.dtype_q() == o { "" } else { "fp8_" };
+    let shape = format!("{fp8}{o}_{kv}_d{}_{}", dim.qk, dim.vo);
     let plain = variant.has_softmax() && !Hook::ALL.into_iter().any(|hook| variant.is_live(hook));
     let hooks = if plain { String::new() } else { format!("_{:016x}", variant.fingerprint()) };
     let few = |bodies| if bodies == Bodies::SplitKv { "_few" } else { "" };

@@ -54,3 +54,9 @@ fn prompts_run_beside_decode_steps_on_hopper() {
     crate::judge::set_stride(STRIDE);
     flashinfer::prompts_beside_decode_steps(&[crate::staged::simulated_hopper()]);
 }
+
+/// FP8 attention by the kernels that only Hopper has.
+#[test]
+fn queries_of_e4m3_on_hopper() {
+    low_precision::queries_of_e4m3_agree_with_the_oracle(&[crate::staged::simulated_hopper()]);
+}

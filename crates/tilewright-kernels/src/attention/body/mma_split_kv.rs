@@ -133,7 +133,7 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
             requests.for_each(|(first, stage)| self.lookup.request(KvSource::from(&item), *first, *stage));
         });
         let at = (self.cta, self.current);
-        let queries = LoadedQueries::load(at, MAX_SPLIT_KV_ROWS, (&self.cta.params.q, layout.q), q);
+        let queries = LoadedQueries::load(at, (zero, MAX_SPLIT_KV_ROWS), (&self.cta.params.q, layout.q), q);
         self.rows.fill(self.cta, self.current, (zero, MAX_SPLIT_KV_ROWS));
         self.hooks.fill(self.cta, self.current, (zero, MAX_SPLIT_KV_ROWS));
         k.when(is_incomplete, || {

@@ -22,7 +22,7 @@ use crate::attention::kernel::{
     nonfinite::{self, NonfiniteFlags, NonfiniteMasks},
     page_lookup::{KvSource, PageLookup},
     page_scales::PageScales,
-    queries::copy_queries,
+    queries::{LoadedQueries, copy_queries},
     row_hooks::RowHooks,
     row_table::RowTable,
     softmax,
@@ -140,7 +140,11 @@ impl<'c, 'k> SplitQBody<'c, 'k> {
         self.rows.fill(self.cta, self.current, (first_row, rows));
         self.hooks.fill(self.cta, self.current, (first_row, rows));
         let (q, to) = (&self.cta.params.q, self.cta.at(self.layout.split_q.q));
-        copy_queries((self.cta, self.current), (first_row, rows), (q, self.cta.layout.q), to);
+        let at = (self.cta, self.current);
+        match self.cta.q.size() {
+            1 => LoadedQueries::load(at, (first_row, rows), (q, self.cta.layout.q), to).store(self.cta),
+            _ => copy_queries(at, (first_row, rows), (q, self.cta.layout.q), to),
+        }
         self.look_up(first);
         for load in 0..self.layout.split_q.num_stages - 1 {
             if load.is_multiple_of(2) {

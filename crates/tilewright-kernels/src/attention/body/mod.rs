@@ -98,12 +98,12 @@ impl Bodies {
 
 /// Whether `cp.async` can copy queries and keys: addresses and strides must be multiples of 16 bytes, those of the output of 8.
 /// Scales may differ between heads, and between pages only in 8-bit caches. Called on every run, so it must not allocate.
-fn accepts_copies(params: &AttentionParams, qo: Dtype, kv: Dtype) -> bool {
+fn accepts_copies(params: &AttentionParams, [q, o, kv]: [Dtype; 3]) -> bool {
     let per_page = params.k_scale.is_per_page() || params.v_scale.is_per_page();
     (kv.size() == 1 || !per_page)
-        && params.q.is_aligned(16, qo.size())
+        && params.q.is_aligned(16, q.size())
         && params.k.is_aligned(16, kv.size())
-        && params.o.is_aligned(8, qo.size())
+        && params.o.is_aligned(8, o.size())
 }
 
 #[cfg(test)]

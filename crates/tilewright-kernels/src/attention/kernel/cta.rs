@@ -7,9 +7,12 @@ use super::{
     query_row::QueryHead,
     row_hooks::RowHooks,
 };
-use crate::attention::{
-    items::{WorkItem, WorkItemRegs},
-    params::{AttentionParamRegs, KvLayout},
+use crate::{
+    attention::{
+        items::{WorkItem, WorkItemRegs},
+        params::{AttentionParamRegs, KvLayout},
+    },
+    tile::halves::halves,
 };
 use std::f32::consts::LOG2_E;
 use tilewright::{Dtype, attention::variant::Hook};
@@ -36,6 +39,8 @@ pub(crate) struct MmaCta<'k> {
     /// Threads per CTA.
     pub(crate) threads: usize,
     pub(crate) params: AttentionParamRegs<'k>,
+    /// The dtype of queries.
+    pub(crate) q: Dtype,
     /// The dtype of the cache.
     pub(crate) kv: Dtype,
     pub(crate) arch: u32,
@@ -91,11 +96,11 @@ impl<'k> MmaCta<'k> {
     pub(crate) fn new(
         k: &'k Builder,
         (threads, arch): (u32, u32),
-        (qo, kv): (Dtype, Dtype),
+        [q, o, kv]: [Dtype; 3],
         mla: bool,
         layout: CtaLayout,
     ) -> Self {
-        let elements = if qo == Dtype::F16 { Elements::F16 } else { Elements::Bf16 };
+        let elements = if o == Dtype::F16 { Elements::F16 } else { Elements::Bf16 };
         let params = AttentionParamRegs::declare(k, mla);
         let arena = k.shared("arena", layout.bytes / 4, 128);
         Self {
@@ -104,6 +109,7 @@ impl<'k> MmaCta<'k> {
             elements,
             threads: threads as usize,
             params,
+            q,
             kv,
             arch,
             barrier: None,
@@ -137,6 +143,12 @@ impl<'k> MmaCta<'k> {
     /// The CTA with another dtype of products and outputs.
     pub(crate) fn with_elements(self, elements: Elements) -> Self {
         Self { elements, ..self }
+    }
+
+    /// Widens four elements of 8 bits to two words of the dtype of products.
+    pub(crate) fn halves(&self, from: Dtype, word: Value<'k, u32>) -> [Value<'k, u32>; 2] {
+        let to = if self.elements == Elements::F16 { Dtype::F16 } else { Dtype::Bf16 };
+        halves((from, to), self.arch, word)
     }
 
     /// Barrier of the CTA's threads that process items.

@@ -14,12 +14,7 @@ use super::{
     layout::RowFormat,
     tile_loader::TileLoader,
 };
-use crate::tile::halves::halves;
-use tilewright::Dtype;
-use tilewright_ptx::{
-    build::{Shared, Value},
-    isa::matrix::Elements,
-};
+use tilewright_ptx::build::Shared;
 
 /// The keys or the values of a KV tile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,14 +90,9 @@ impl<'k> Dequantizer<'k> {
             };
             let words: Vec<_> = chunks.iter().map(load).collect();
             for ((row, chunk), [low, high]) in chunks.into_iter().zip(words) {
-                let ([a, b], [c, d]) = (self.halves(low), self.halves(high));
+                let [[a, b], [c, d]] = [low, high].map(|word| self.cta.halves(self.cta.kv, word));
                 to.plus((row * format.stride + chunk * 16) / 4).store_vector([a, b, c, d]);
             }
         });
-    }
-
-    fn halves(&self, word: Value<'k, u32>) -> [Value<'k, u32>; 2] {
-        let to = if self.cta.elements == Elements::F16 { Dtype::F16 } else { Dtype::Bf16 };
-        halves((self.cta.kv, to), self.cta.arch, word)
     }
 }

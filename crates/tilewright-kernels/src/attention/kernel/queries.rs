@@ -38,7 +38,7 @@ type LoadedChunk<'k> = (usize, [Var<'k, u32>; 4]);
 /// Query rows in registers, on their way to shared memory.
 pub(crate) struct LoadedQueries<'k> {
     to: Shared<'k, u32>,
-    /// This thread's chunks.
+    /// This thread's chunks; of queries of e4m3, which are converted when they are stored, the first two words.
     chunks: Vec<LoadedChunk<'k>>,
     is_in_tile: Value<'k, bool>,
     partition: ThreadPartition<'k>,
@@ -47,11 +47,11 @@ pub(crate) struct LoadedQueries<'k> {
 }
 
 impl<'k> LoadedQueries<'k> {
-    /// Loads the first `count` query rows of an item for `to`; rows beyond the item's last are 0. In contrast to [`copy_queries`]
-    /// it does not use the groups of asynchronous copies.
+    /// Loads `count` query rows of an item from `begin` on for `to`; rows beyond the item's last are 0. In contrast to
+    /// [`copy_queries`] it does not use the groups of asynchronous copies.
     pub(crate) fn load(
         (cta, current): (&MmaCta<'k>, &CurrentItem<'k>),
-        count: usize,
+        (begin, count): (Value<'k, u32>, usize),
         (q, format): (&RowTensorRegs<'k>, RowFormat),
         to: Shared<'k, u32>,
     ) -> Self {
@@ -60,14 +60,19 @@ impl<'k> LoadedQueries<'k> {
         let partition = ThreadPartition::new(k.thread(), cta.threads, format.chunks);
         let mut chunks = Vec::new();
         for first in (0..count).step_by(partition.rows_at_once) {
-            let row = partition.row + first as u32;
+            let row = begin + partition.row + first as u32;
             let head = cta.query_head(&item, row.min(rows - 1));
-            let from = Global::<u16>::new(q.address).at_wide(head.offset_in(q)).at(partition.chunk << 3);
+            let size = cta.q.size();
+            let of_head = q.address + head.offset_in(q) * size as u64;
+            let from = Global::<u32>::new(of_head).at(partition.chunk * (2 * size) as u32);
             for chunk in (0..format.chunks).step_by(partition.lanes) {
                 let words = std::array::from_fn(|_| k.var::<u32>("query", 0));
                 k.when(row.lt(rows) & exists(k, format, partition.chunk + chunk as u32), || {
-                    let loaded = from.cast::<u32>().plus(chunk * 4).load_vector::<4>();
-                    words.iter().zip(loaded).for_each(|(word, loaded)| word.set(loaded));
+                    let from = from.plus(chunk * 2 * size);
+                    let set = |loaded: &[Value<'k, u32>]| {
+                        words.iter().zip(loaded).for_each(|(word, loaded)| word.set(*loaded));
+                    };
+                    if size == 1 { set(&from.load_vector::<2>()) } else { set(&from.load_vector::<4>()) }
                 });
                 chunks.push((first * format.stride + chunk * 16, words));
             }
@@ -78,17 +83,25 @@ impl<'k> LoadedQueries<'k> {
     }
 
     /// Stores the rows; valid after a barrier.
-    pub(crate) fn store(self, k: &'k Builder) {
-        k.when(self.is_in_tile, || self.store_chunks(&self.chunks, Var::get));
+    pub(crate) fn store(self, cta: &MmaCta<'k>) {
+        cta.k.when(self.is_in_tile, || {
+            self.store_chunks(&self.chunks, |words| {
+                if cta.q.size() > 1 {
+                    return words;
+                }
+                let [[a, b], [c, d]] = [words[0], words[1]].map(|word| cta.halves(cta.q, word));
+                [a, b, c, d]
+            });
+        });
     }
 
     fn store_chunks(
         &self,
         chunks: &[LoadedChunk<'k>],
-        element_pair: impl Fn(Var<'k, u32>) -> Value<'k, u32>,
+        convert: impl Fn([Value<'k, u32>; 4]) -> [Value<'k, u32>; 4],
     ) {
         for (byte, words) in chunks {
-            self.to.plus(byte / 4).store_vector(words.map(&element_pair));
+            self.to.plus(byte / 4).store_vector(convert(words.map(|word| word.get())));
         }
     }
 
@@ -103,7 +116,7 @@ impl<'k> LoadedQueries<'k> {
             let of_row = masks.fold(of_thread, |max, mask: u32| max.max(max.shuffle_xor(mask)));
             let factor = F16Factor::new(of_row);
             k.when(self.is_in_tile, || {
-                self.store_chunks(chunks, |word| factor.convert(word.get()));
+                self.store_chunks(chunks, |words| words.map(|word| factor.convert(word)));
                 let row = self.partition.row + (at * self.partition.rows_at_once) as u32;
                 k.when(self.partition.chunk.eq(0), || inverses.at(row).store(factor.inverse));
             });

@@ -30,6 +30,8 @@ pub(crate) enum Scales {
 #[derive(Debug, Clone)]
 pub(crate) struct Case {
     pub(crate) qo: Dtype,
+    /// Queries are e4m3.
+    pub(crate) fp8: bool,
     pub(crate) kv: Dtype,
     pub(crate) scales: Scales,
     pub(crate) dim: HeadDim,
@@ -58,7 +60,9 @@ pub(crate) struct Case {
     pub(crate) growth: f64,
     /// Factor of the queries; the scale of the logits is divided by it.
     pub(crate) query_factor: f64,
-    /// Non-finite keys: request, key, value.
+    /// Values of the last 128 keys of a segment, and of all others, instead of noise.
+    pub(crate) constant_values: Option<(f64, f64)>,
+    /// Non-finite keys: request, key, value. NaN of positive sign is in the key, too.
     pub(crate) spoiled: Vec<(usize, usize, f64)>,
     pub(crate) arch: u32,
     /// Items of any number of rows are computed by `wgmma`, or by `mla_wgmma` if the case is latent.
@@ -85,6 +89,7 @@ impl Case {
     pub(crate) fn new(dim: usize, heads: (usize, usize), lengths: &[(usize, usize)]) -> Self {
         Self {
             qo: Dtype::Bf16,
+            fp8: false,
             kv: Dtype::Bf16,
             scales: Scales::One,
             dim: HeadDim::same(dim),
@@ -102,6 +107,7 @@ impl Case {
             second: 0,
             growth: 1.0,
             query_factor: 1.0,
+            constant_values: None,
             spoiled: Vec::new(),
             arch: 90,
             wgmma: false,
@@ -140,12 +146,12 @@ impl Case {
 
     pub(crate) fn config(&self, bodies: Bodies) -> MmaConfig {
         let device = DeviceLimits::of_arch(self.arch);
-        MmaConfig { qo: self.qo, kv: self.kv, head_dim: self.dim, bodies, device }
+        MmaConfig { q: self.q(), o: self.qo, kv: self.kv, head_dim: self.dim, bodies, device }
     }
 
     pub(crate) fn wgmma_config(&self, variant: &ExpressionVariant) -> WgmmaConfig {
         let any_mask = self.bits.is_some() || self.layout == KvLayout::Blocks || variant.is_live(Hook::Mask);
-        WgmmaConfig { dtype: self.qo, kv: self.kv, head_dim: self.dim, any_mask }
+        WgmmaConfig { q: self.q(), o: self.qo, kv: self.kv, head_dim: self.dim, any_mask }
     }
 
     pub(crate) fn latent_config(&self, bodies: Bodies) -> mla::MlaConfig {
@@ -175,6 +181,16 @@ impl Case {
             (_, true) => self.wgmma_config(variant).accepts(params),
             _ => self.config(Bodies::Both).accepts(params),
         }
+    }
+
+    /// The dtype of queries.
+    pub(crate) fn q(&self) -> Dtype {
+        if self.fp8 { Dtype::E4m3 } else { self.qo }
+    }
+
+    /// Elements between heads of queries or outputs: 16 bytes at least.
+    pub(crate) fn padding(&self) -> usize {
+        16 / self.q().size()
     }
 
     pub(crate) fn group(&self) -> usize {

@@ -102,7 +102,18 @@ impl World {
 
     /// Relative error of weights and outputs.
     fn precision(&self) -> f64 {
-        if self.case.qo == Dtype::F16 { 1.0 / 1024.0 } else { 1.0 / 128.0 }
+        match self.case.qo {
+            // weights of e4m3 have 4 significant bits
+            _ if self.case.fp8 && self.case.wgmma => 1.0 / 16.0,
+            Dtype::F16 => 1.0 / 1024.0,
+            _ => 1.0 / 128.0,
+        }
+    }
+
+    /// Absolute error of a weight, relative to the largest, below the normal numbers of its dtype: weights of e4m3 are multiples of
+    /// 2^-9, and the largest is 2^8.
+    fn underflow(&self) -> f64 {
+        if self.case.fp8 && self.case.wgmma { 2.0_f64.powi(-18) } else { 0.0 }
     }
 
     /// Arguments of the definition for the keys of a row, by position.
@@ -121,14 +132,16 @@ impl World {
     ) -> (f64, Vec<f64>, Vec<f64>) {
         let (case, dim) = (&self.case, self.case.dim);
         let q = self.row(dim.qk, case.first_row(request) + row, head);
-        let q: Vec<f64> = (0..dim.qk).map(|d| self.number(&self.q, case.qo, q + d)).collect();
+        let q: Vec<f64> = (0..dim.qk).map(|d| self.number(&self.q, case.q(), q + d)).collect();
         let kv_head = head / case.group();
         let place = self.place_at((request, row, head));
         let mut keys = self.keys(request, row);
         keys.retain(|(segment, key)| (definition.visible)(place(self.position(segment, *key))));
         let logit = |&(segment, key): &(&Segment, usize)| {
             let k = self.element(dim.qk, segment, (key, kv_head));
-            let dot: f64 = q.iter().zip(k..).map(|(q, at)| q * self.number(&self.k, case.kv, at)).sum();
+            let products: Vec<f64> =
+                q.iter().zip(k..).map(|(q, at)| q * self.number(&self.k, case.kv, at)).collect();
+            let dot = if case.fp8 && case.wgmma { narrow_sum(&products) } else { products.iter().sum() };
             let factor = self.factor(0, segment, (key, kv_head));
             (definition.logit)(place(self.position(segment, key)), dot * self.scale() * factor)
         };
@@ -144,12 +157,12 @@ impl World {
             let v = self.element(dim.vo, segment, (*key, kv_head));
             let (factor, weight) = (self.factor(1, segment, (*key, kv_head)), (logit - max).exp() / sum);
             for (d, (mean, size)) in means.iter_mut().zip(&mut sizes).enumerate() {
-                let term = weight * (self.number(&self.v, case.kv, v + d) * factor);
-                *mean += term;
-                *size += term.abs();
+                let value = self.number(&self.v, case.kv, v + d) * factor;
+                *mean += weight * value;
+                *size += (weight * self.precision() + self.underflow() / sum) * value.abs();
             }
         }
-        let errors = sizes.iter().map(|size| size * self.precision() + 1e-6).collect();
+        let errors = sizes.iter().map(|size| size + 1e-6).collect();
         (lse, means, errors)
     }
 
@@ -172,4 +185,18 @@ impl World {
     fn number(&self, of: &[u8], dtype: Dtype, at: usize) -> f64 {
         number(dtype, &of[at * dtype.size()..][..dtype.size()])
     }
+}
+
+/// The sum of products of 8-bit floats by tensor cores, 32 at a time: products and the sum so far are truncated to multiples of 2^-13
+/// of the largest one's power of two.
+fn narrow_sum(products: &[f64]) -> f64 {
+    products.chunks(32).fold(0.0, |sum, products| {
+        let addends = || products.iter().copied().chain([sum]);
+        let largest = addends().fold(0.0_f64, |max, addend| max.max(addend.abs()));
+        if largest == 0.0 || !addends().all(f64::is_finite) {
+            return addends().sum();
+        }
+        let unit = 2.0_f64.powi(largest.log2().floor() as i32 - 13);
+        addends().map(|addend| (addend / unit).trunc() * unit).sum()
+    })
 }

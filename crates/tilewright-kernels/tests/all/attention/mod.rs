@@ -2,6 +2,7 @@
 
 mod bytes;
 mod case;
+mod fp8;
 mod halves;
 mod hooks;
 mod judge;

@@ -186,7 +186,7 @@ impl World {
 
     /// First element of a query or output row.
     pub(crate) fn row(&self, dim: usize, row: usize, head: usize) -> usize {
-        (row * self.case.heads.0 + head) * (dim + 8)
+        (row * self.case.heads.0 + head) * (dim + self.case.padding())
     }
 
     /// Magnitude of a key, by its relative position in the segment.
@@ -196,8 +196,8 @@ impl World {
 
     fn fill(&mut self) {
         let (case, dim) = (self.case.clone(), self.case.dim);
-        let elements = case.num_rows() * case.heads.0 * (dim.qk + 8);
-        self.q = (0..elements).flat_map(|at| bytes(case.qo, case.query_factor * noise(1, at))).collect();
+        let elements = case.num_rows() * case.heads.0 * (dim.qk + case.padding());
+        self.q = (0..elements).flat_map(|at| bytes(case.q(), case.query_factor * noise(1, at))).collect();
         // memory outside of keys is NaN, or the maximum of the dtype if it has no NaN
         let poison = |dim: usize| bytes(case.kv, f64::NAN).repeat(self.pool(dim));
         let (mut k, mut v) = (poison(dim.qk), poison(dim.vo));
@@ -209,6 +209,10 @@ impl World {
                     let magnitude = self.magnitude(seed == 2, key as f64 / segment.len as f64);
                     let number =
                         |d: usize| magnitude * noise(seed + 8 * number as u64, (key * 64 + head) * 512 + d);
+                    let constant = case.constant_values.filter(|_| seed == 3);
+                    let constant =
+                        constant.map(|(last, others)| if key + 128 < segment.len { others } else { last });
+                    let number = |d: usize| constant.unwrap_or_else(|| number(d));
                     let row: Vec<u8> = (0..dim).flat_map(|d| bytes(case.kv, number(d))).collect();
                     pool[at..][..row.len()].copy_from_slice(&row);
                 }
@@ -219,7 +223,7 @@ impl World {
             let at = self.element(dim.vo, &self.segments[number], (key, 0)) + key % dim.vo;
             v[at * size..][..size].copy_from_slice(&bytes(case.kv, value));
             let at = self.element(dim.qk, &self.segments[number], (key, 0));
-            if value.is_nan() {
+            if value.is_nan() && value.is_sign_positive() {
                 k[at * size..][..size].copy_from_slice(&bytes(case.kv, value));
             }
         }
@@ -235,7 +239,7 @@ impl World {
         let mut memory = Memory::new();
         let schedule = Schedule::new(self);
         let rows = case.num_rows() * case.heads.0;
-        let o_elements = rows * (dim.vo + 8);
+        let o_elements = rows * (dim.vo + case.padding());
         let (o, lse) = (memory.alloc(o_elements * 2), memory.alloc(rows * 4));
         let partial_o = memory.alloc(schedule.partial_rows * dim.vo * 4);
         let (q, k, v, pe) = self.tensors(&mut memory);
@@ -283,7 +287,7 @@ impl World {
         let mut found = vec![0; o_elements * 2];
         // padding between heads must stay unwritten
         for at in 0..rows {
-            let first = at * (dim.vo + 8);
+            let first = at * (dim.vo + case.padding());
             let words = memory.read::<u16>(o + 2 * first as u64, dim.vo)?;
             let bytes = words.iter().flat_map(|word| word.to_le_bytes());
             found[2 * first..].iter_mut().zip(bytes).for_each(|(to, byte)| *to = byte);
@@ -337,7 +341,8 @@ impl World {
             KvLayout::Blocks => (1, self.num_pages() * self.slots()),
             _ => (self.num_pages(), self.slots()),
         };
-        kv_map(tensor, [pages, slots, self.case.heads.1, dim].map(|dim| dim as u64), box_rows)
+        let size = self.case.kv.size();
+        kv_map((tensor, size), [pages, slots, self.case.heads.1, dim].map(|dim| dim as u64), box_rows)
     }
 
     /// Query, key and value tensors, and the positional part of latent attention.
@@ -364,7 +369,7 @@ impl World {
 
     /// Queries or outputs.
     fn rows_at(&self, address: u64, dim: usize) -> RowTensor {
-        let head = dim as u64 + 8;
+        let head = (dim + self.case.padding()) as u64;
         RowTensor { address, row: self.case.heads.0 as u64 * head, head }
     }
 

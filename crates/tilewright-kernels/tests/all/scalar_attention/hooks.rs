@@ -197,13 +197,13 @@ fn dumped_logits_are_those_of_attention() {
 fn rejects_unsupported_hooks() {
     let rope = Rope::new(DIM, 1e4).and_then(|rope| RotaryEmbedding::new(&rope)).expect("it is sound");
     let rope = ExpressionVariant::of(&rope).expect("it can be recorded");
-    let refused = |dtype_qo, head_dim, latent| {
-        let config = SimtConfig { dtype_qo, dtype_kv: Dtype::I8, head_dim, mla: latent };
+    let refused = |dtype_o, head_dim, latent| {
+        let config = SimtConfig { dtype_q: dtype_o, dtype_o, dtype_kv: Dtype::I8, head_dim, mla: latent };
         attention("attend", config, &rope).expect_err("refused").to_string()
     };
     assert_eq!(
         refused(Dtype::E4m3, (1025, 0), false),
-        "kernel attend: q/o dtype = e4m3, expected f32, f16 or bf16; head_dim.qk = 1025, expected 1..=1024; \
+        "kernel attend: o dtype = e4m3, expected f32, f16 or bf16; head_dim.qk = 1025, expected 1..=1024; \
          head_dim.vo = 0, expected 1..=1024; head_dim.qk = 1025, expected an even one: a hook needs pairs"
     );
     assert_eq!(

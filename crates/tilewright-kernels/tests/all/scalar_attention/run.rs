@@ -92,7 +92,8 @@ impl<'a> Case<'a> {
         let problem = &self.sample.problem;
         let dim = problem.head_dim();
         SimtConfig {
-            dtype_qo: problem.dtype_qo(),
+            dtype_q: problem.dtype_q(),
+            dtype_o: problem.dtype_o(),
             dtype_kv: problem.dtype_kv(),
             head_dim: (dim.qk as u32, dim.vo as u32),
             mla: problem.is_latent(),
@@ -184,20 +185,20 @@ impl<'a> Case<'a> {
     }
 
     fn outputs(&self, memory: &mut Memory) -> (u64, u64) {
-        let size = self.sample.problem.dtype_qo().size();
+        let size = self.sample.problem.dtype_o().size();
         let o = memory.alloc(self.rows() * self.o_stride() * size);
         (o, if self.has_lse { memory.alloc(self.rows() * 4) } else { 0 })
     }
 
     fn read(&self, memory: &Memory, o: u64, lse: u64) -> Outcome {
         let problem = &self.sample.problem;
-        let (vo, size) = (problem.head_dim().vo, problem.dtype_qo().size());
+        let (vo, size) = (problem.head_dim().vo, problem.dtype_o().size());
         let row = |row: usize| -> Vec<f32> {
             let at = o + (row * self.o_stride() * size) as u64;
             let gap = memory.read::<u16>(at + (vo * size) as u64, 3 * size / 2);
             assert!(gap.is_err(), "what lies between heads is not written");
             let whole = "every element is written";
-            match problem.dtype_qo() {
+            match problem.dtype_o() {
                 Dtype::F16 => {
                     memory.read::<half::f16>(at, vo).expect(whole).iter().map(|x| x.to_f32()).collect()
                 }
@@ -239,10 +240,10 @@ impl<'a> Case<'a> {
         let problem = &self.sample.problem;
         let (heads, dim, config) = (problem.heads(), problem.head_dim(), self.config());
         let (left, right) = self.mask_limits();
-        let q = Elements::new(config.dtype_qo, &self.sample.q);
+        let q = Elements::new(config.dtype_q, &self.sample.q);
         let q = upload(memory, q.data());
         let q = |first: usize| RowTensor {
-            address: q + (first * config.dtype_qo.size()) as u64,
+            address: q + (first * config.dtype_q.size()) as u64,
             row: (heads.qo * dim.qk) as u64,
             head: dim.qk as u64,
         };

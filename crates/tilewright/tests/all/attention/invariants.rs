@@ -38,7 +38,7 @@ fn problems(mask: Mask) -> [Problem; 3] {
 
 fn with_layout(problem: Problem, layout: KvLayout) -> Problem {
     Problem::builder(problem.heads(), problem.head_dim())
-        .dtypes(problem.dtype_qo(), problem.dtype_kv())
+        .dtypes(problem.dtype_o(), problem.dtype_kv())
         .mask(problem.mask())
         .layout(layout)
         .build()

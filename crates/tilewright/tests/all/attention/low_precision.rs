@@ -8,7 +8,7 @@ use crate::{
     storage::{Storage, Stored},
 };
 use tilewright::{
-    Attention, Backend, Batch, Dtype, E4m3, E5m2, HeadDim, Heads, KvCache, KvLayout, KvScales, Output,
+    Attention, Backend, Batch, Dtype, E4m3, E5m2, HeadDim, Heads, KvCache, KvLayout, KvScales, Mask, Output,
     Problem, Scale, View, Workspace, attention::Split, kv::QuantizedCache, reference::quant::decode,
 };
 
@@ -33,7 +33,7 @@ fn attend<B: Backend + Clone>(
     let indptr: Vec<i32> = (0..=requests as i32).collect();
     let attention = Attention::new(problem, backend.clone()).expect("the backend can do it");
     let plan = attention.plan(&Batch::ragged(&indptr, &indptr)).expect("the batch is sound");
-    let dtype = problem.dtype_qo();
+    let dtype = problem.dtype_o();
     let q = Elements::filled(dtype, requests * heads.qo * dim.qk, q);
     let mut o = Elements::filled(dtype, requests * heads.qo * dim.vo, f32::NAN);
     let mut lse = Elements::filled(Dtype::F32, requests * heads.qo, f32::NAN);
@@ -215,6 +215,45 @@ fn scaled_caches_agree_with_the_oracle<B: Backend + Clone>(backends: &[B]) {
     }
 }
 
+/// FP8 attention: decode steps and prompts, with keys in several KV tiles and items.
+pub(super) fn queries_of_e4m3_agree_with_the_oracle<B: Backend + Clone>(backends: &[B]) {
+    let lens: [&[Lens]; 3] =
+        [&[(1, 300), (40, 170), (3, 33), (2, 0)], &[(150, 290)], &[(1, 65), (1, 700), (0, 4)]];
+    let storages = [Storage::Paged(16), Storage::Ragged, Storage::Paged(5)];
+    for (number, dim) in crate::judge::subset([128, 64, 40].into_iter().enumerate()) {
+        for (at, lens) in crate::judge::subset(lens.into_iter().enumerate()) {
+            let dtype = [Dtype::Bf16, Dtype::F16, Dtype::F32][number];
+            let builder = Problem::builder(Heads { qo: 4, kv: 2 }, HeadDim::same(dim));
+            let builder = builder.dtypes(dtype, Dtype::E4m3).fp8_queries();
+            let problem = builder.mask([Mask::Causal, Mask::Full][at % 2]).build().expect("it is sound");
+            let sample = Sample::random(problem, lens, number as u64);
+            let (stored, expected) = (Stored::new(&sample, storages[at], 3), Expected::of(&sample));
+            for (backend, split) in
+                backends.iter().zip([Split::Balanced, Split::Fixed { tokens: 128 }].iter().cycle())
+            {
+                let outcome = run(backend, &sample, &stored, *split);
+                if let Err(text) = expected.check(&outcome) {
+                    panic!("{}: {problem}, {lens:?}: {text}", backend.describe());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn queries_of_e4m3_need_keys_of_e4m3() {
+    let builder = Problem::builder(Heads { qo: 1, kv: 1 }, HeadDim::same(8));
+    let builder = builder.dtypes(Dtype::Bf16, Dtype::Bf16).fp8_queries();
+    let text = "attention.problem: queries are e4m3 and the cache is bf16, expected e4m3";
+    assert_eq!(builder.build().expect_err("it is refused").to_string(), text);
+    let latent = Problem::latent(1, 8, 8).scale(1.0).dtypes(Dtype::Bf16, Dtype::E4m3).fp8_queries();
+    let text = "attention.problem: queries of latent attention are e4m3, expected bf16 as outputs";
+    assert_eq!(latent.build().expect_err("it is refused").to_string(), text);
+    let problem = Problem::builder(Heads { qo: 1, kv: 1 }, HeadDim::same(8)).dtypes(Dtype::Bf16, Dtype::E4m3);
+    let problem = problem.fp8_queries().build().expect("it is sound");
+    assert_eq!(problem.to_string(), "1/1 heads, head_dim 8, e4m3 q, bf16 o, e4m3 KV, NHD, causal");
+}
+
 #[test]
 fn queries_and_outputs_of_eight_bits() {
     for dtype in DTYPES {
@@ -229,5 +268,6 @@ crate::judge_backends!(
     every_pattern_is_exact_as_a_key,
     every_pattern_is_exact_in_16_bits,
     eight_bit_caches_agree_with_the_oracle,
-    scaled_caches_agree_with_the_oracle
+    scaled_caches_agree_with_the_oracle,
+    queries_of_e4m3_agree_with_the_oracle
 );

@@ -30,7 +30,7 @@ fn run_into<B: Backend>(
     const UNTOUCHED: f32 = 12345.0;
     let (rows, problem) = (plan.num_rows(), attention.problem());
     let len = rows * strides[0].max(strides[1] * HEADS.qo * 2);
-    let mut memory = Elements::filled(problem.dtype_qo(), len, UNTOUCHED);
+    let mut memory = Elements::filled(problem.dtype_o(), len, UNTOUCHED);
     let untouched = memory.to_f32()[0];
     let mut lse = Elements::filled(Dtype::F32, rows * HEADS.qo, f32::NAN);
     let mut workspace = Workspace::for_plan(plan);

@@ -51,7 +51,7 @@ impl MlaConfig {
     /// 8. Scales may differ between heads, not between pages. Called on every run, so it must not allocate.
     pub fn accepts(&self, params: &AttentionParams) -> bool {
         let size = self.dtype.size();
-        accepts_copies(params, self.dtype, self.dtype)
+        accepts_copies(params, [self.dtype; 3])
             && params.pe.is_some_and(|pe| pe.q.is_aligned(16, size) && pe.k.is_aligned(16, size))
     }
 

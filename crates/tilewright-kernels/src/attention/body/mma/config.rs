@@ -15,9 +15,11 @@ pub const KV_TOKENS: usize = 64;
 /// Compile-time configuration of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct MmaConfig {
-    /// The dtype of queries and outputs: f16 or bf16. Softmax weights are rounded to it.
-    pub qo: Dtype,
-    /// The dtype of keys and values: that of queries, or an 8-bit one.
+    /// The dtype of queries: that of outputs, or e4m3 over a cache of e4m3.
+    pub q: Dtype,
+    /// The dtype of outputs: f16 or bf16. Softmax weights are rounded to it.
+    pub o: Dtype,
+    /// The dtype of keys and values: that of outputs, or an 8-bit one.
     pub kv: Dtype,
     /// Elements per head.
     pub head_dim: HeadDim,
@@ -96,17 +98,21 @@ impl MmaConfig {
     /// Whether the kernel supports these arguments. Addresses and strides must be multiples of 16 bytes, those of the output of
     /// 8. Scales may differ between heads, and between pages only in 8-bit caches. Called on every run, so it must not allocate.
     pub fn accepts(&self, params: &AttentionParams) -> bool {
-        accepts_copies(params, self.qo, self.kv) && params.v.is_aligned(16, self.kv.size())
+        accepts_copies(params, [self.q, self.o, self.kv]) && params.v.is_aligned(16, self.kv.size())
     }
 
     /// Reasons why the configuration is unsupported; empty if it is supported.
     pub fn unsupported(&self) -> Vec<String> {
         let mut reasons: Vec<_> = self.device.unsupported_arch().into_iter().collect();
-        if !matches!(self.qo, Dtype::F16 | Dtype::Bf16) {
-            reasons.push(format!("queries are {}, expected f16 or bf16", self.qo));
+        if !matches!(self.o, Dtype::F16 | Dtype::Bf16) {
+            reasons.push(format!("outputs are {}, expected f16 or bf16", self.o));
         }
-        if self.kv != self.qo && self.kv.size() > 1 {
-            let text = format!("keys and values are {}, expected {} as queries, or 8 bits", self.kv, self.qo);
+        if self.q != self.o && (self.q, self.kv) != (Dtype::E4m3, Dtype::E4m3) {
+            reasons
+                .push(format!("queries are {}, expected {} as outputs, or e4m3 as a cache", self.q, self.o));
+        }
+        if self.kv != self.o && self.kv.size() > 1 {
+            let text = format!("keys and values are {}, expected {} as outputs, or 8 bits", self.kv, self.o);
             reasons.push(text);
         }
         let vector = 16 / self.kv.size();
@@ -132,15 +138,21 @@ mod tests {
     fn unsupported_configs_report_all_reasons() {
         let device = DeviceLimits::of_arch(90);
         let (bf16, bodies) = (Dtype::Bf16, Bodies::Both);
-        let bf16 = MmaConfig { qo: bf16, kv: bf16, head_dim: HeadDim::same(128), bodies, device };
+        let bf16 = MmaConfig { q: bf16, o: bf16, kv: bf16, head_dim: HeadDim::same(128), bodies, device };
         assert!(bf16.unsupported().is_empty());
-        let wrong =
-            MmaConfig { qo: Dtype::F32, kv: Dtype::Bf16, head_dim: HeadDim { qk: 33, vo: 512 }, ..bf16 };
+        let wrong = MmaConfig {
+            q: Dtype::E4m3,
+            o: Dtype::F32,
+            kv: Dtype::Bf16,
+            head_dim: HeadDim { qk: 33, vo: 512 },
+            ..bf16
+        };
         assert_eq!(
             wrong.unsupported(),
             [
-                "queries are f32, expected f16 or bf16",
-                "keys and values are bf16, expected f32 as queries, or 8 bits",
+                "outputs are f32, expected f16 or bf16",
+                "queries are e4m3, expected f32 as outputs, or e4m3 as a cache",
+                "keys and values are bf16, expected f32 as outputs, or 8 bits",
                 "head_dim qk = 33, expected a multiple of 8 in 16..=256",
                 "head_dim vo = 512, expected a multiple of 8 in 16..=256",
             ]
@@ -155,7 +167,8 @@ mod tests {
     fn aligned_params_are_accepted() {
         let (bf16, e4m3) = (Dtype::Bf16, Dtype::E4m3);
         let config = |kv| MmaConfig {
-            qo: bf16,
+            q: bf16,
+            o: bf16,
             kv,
             head_dim: HeadDim::same(64),
             bodies: Bodies::Both,

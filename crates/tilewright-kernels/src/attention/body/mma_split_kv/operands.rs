@@ -52,7 +52,7 @@ impl<'k> StageOperands<'k> {
         let is_8_bit = cta.kv.size() == 1;
         let elements = if is_8_bit { Elements::F16 } else { cta.elements };
         let fragments = FragmentLoader::new(cta.k, &cta.layout);
-        let scales_queries = elements != cta.elements;
+        let scales_queries = cta.q.size() > 1 && elements != cta.elements;
         Self { cta: cta.with_elements(elements), is_8_bit, scales_queries, layout: *layout, fragments }
     }
 
@@ -65,7 +65,7 @@ impl<'k> StageOperands<'k> {
     pub(super) fn store_queries(&self, queries: LoadedQueries<'k>) {
         match self.scales_queries {
             true => queries.store_as_f16(self.cta.k, self.cta.at(self.layout.row_factors)),
-            false => queries.store(self.cta.k),
+            false => queries.store(&self.cta),
         }
     }
 

@@ -75,7 +75,7 @@ impl<'k> SimtCta<'k, '_> {
         let (k, params, vo) = (self.k, &self.params, self.config.head_dim.1);
         let (state, rescale) = self.apply_update(row, state);
         let normalizer = self.normalizer(state.sum, rescale);
-        let dtype = self.config.dtype_qo;
+        let dtype = self.config.dtype_o;
         let to = elements::address_of(dtype, params.o.address, row.head().offset_in(&params.o));
         let hook = self.hooks.output.bind(&|input| row.input(input));
         k.repeat((self.lane, vo), 32, |dim| {

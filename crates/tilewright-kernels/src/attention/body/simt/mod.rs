@@ -57,8 +57,10 @@ const SMALL_ROWS_PER_WARP: u32 = 2;
 /// Compile-time configuration of a kernel, beside its variant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SimtConfig {
-    /// Dtype of queries and outputs: f32, f16 or bf16.
-    pub dtype_qo: Dtype,
+    /// Dtype of queries: any.
+    pub dtype_q: Dtype,
+    /// Dtype of outputs: f32, f16 or bf16.
+    pub dtype_o: Dtype,
     /// Dtype of keys and values: any.
     pub dtype_kv: Dtype,
     /// Elements of queries and keys, and of values and outputs, 1 to 1024 each.
@@ -111,10 +113,7 @@ impl SimtConfig {
         let in_range = |dim: u32| (1..=MAX_HEAD_DIM).contains(&dim);
         let needs_pairs = [Hook::Query, Hook::Key].into_iter().any(|hook| hooks.is_live(hook));
         let reasons = [
-            (
-                self.dtype_qo.is_cache_only(),
-                format!("q/o dtype = {}, expected f32, f16 or bf16", self.dtype_qo),
-            ),
+            (self.dtype_o.is_cache_only(), format!("o dtype = {}, expected f32, f16 or bf16", self.dtype_o)),
             (!in_range(qk), format!("head_dim.qk = {qk}, expected 1..={MAX_HEAD_DIM}")),
             (!in_range(vo), format!("head_dim.vo = {vo}, expected 1..={MAX_HEAD_DIM}")),
             (

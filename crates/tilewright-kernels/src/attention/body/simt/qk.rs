@@ -84,7 +84,7 @@ impl<'k> SimtCta<'k, '_> {
     /// Loads the block's queries to shared memory, each warp its rows; missing rows are 0.
     #[track_caller]
     pub(super) fn load_queries(&self, block: &RowBlock<'k>) {
-        let (k, params, dtype) = (self.k, &self.params, self.config.dtype_qo);
+        let (k, params, dtype) = (self.k, &self.params, self.config.dtype_q);
         let end = block.warp_first + block.per_warp;
         k.repeat((block.warp_first, end), 1, |r| {
             let exists = r.lt(block.warp_first + block.count);

@@ -21,13 +21,18 @@ const RESERVED: usize = 18 << 10;
 const SHARED: usize = 227 << 10;
 /// Maximum stages of a ring; more do not help.
 const MAX_STAGES: usize = 4;
+/// Stages of values before they are transposed.
+pub(super) const ROW_MAJOR_STAGES: usize = 2;
 
 /// Compile-time configuration of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct WgmmaConfig {
-    /// The dtype of queries and outputs: f16 or bf16. Softmax weights are rounded to it, or to f16 if the cache has 8 bits.
-    pub dtype: Dtype,
-    /// The dtype of keys and values: that of queries, or 8 bits.
+    /// The dtype of queries: that of outputs, or e4m3 over a cache of e4m3.
+    pub q: Dtype,
+    /// The dtype of outputs: f16 or bf16. Softmax weights are rounded to it, to f16 if keys and values are converted, or to e4m3 if
+    /// queries are e4m3.
+    pub o: Dtype,
+    /// The dtype of keys and values: that of outputs, or 8 bits.
     pub kv: Dtype,
     /// Elements per head.
     pub head_dim: HeadDim,
@@ -36,9 +41,19 @@ pub struct WgmmaConfig {
 }
 
 impl WgmmaConfig {
-    /// Whether keys and values are converted to f16.
-    pub(super) fn is_8_bit(&self) -> bool {
-        self.kv.size() == 1
+    /// Whether products are of 8 bits.
+    pub(super) fn is_fp8(&self) -> bool {
+        self.q.size() == 1
+    }
+
+    /// Whether keys and values of 8 bits are converted to f16.
+    pub(super) fn is_converted(&self) -> bool {
+        self.kv.size() == 1 && !self.is_fp8()
+    }
+
+    /// Registers per thread of consumers and producers: without those of a second tile of logits in flight, consumers leave more.
+    pub(super) fn registers(&self) -> (u32, u32) {
+        (232, 40)
     }
 
     /// Bytes of the buffer of keys or values that are converted.
@@ -48,22 +63,50 @@ impl WgmmaConfig {
 
     /// The same for KV tiles of `keys` keys.
     fn buffer_bytes_of(&self, keys: usize) -> usize {
-        if self.is_8_bit() { keys * self.qk().max(self.vo()) } else { 0 }
+        if self.is_converted() { keys * self.qk().max(self.vo()) } else { 0 }
     }
 
-    /// Columns of the tiles of queries and keys; those beyond the head are 0.
+    /// Columns of 16 bits of the tiles of queries and keys; those beyond the head are 0.
     pub(super) fn qk(&self) -> usize {
-        self.head_dim.qk.next_multiple_of(PANEL)
+        self.columns(self.head_dim.qk)
     }
 
-    /// Columns of the tiles of values.
+    /// Accumulators of outputs per row.
     pub(super) fn vo(&self) -> usize {
         self.head_dim.vo.next_multiple_of(PANEL)
+    }
+
+    /// Columns of 16 bits of a tile whose rows have `dim` elements.
+    pub(super) fn columns(&self, dim: usize) -> usize {
+        self.words_of_row(dim).next_multiple_of(PANEL)
+    }
+
+    /// Elements of 16 bits that a row of `dim` elements of a product takes.
+    pub(super) fn words_of_row(&self, dim: usize) -> usize {
+        if self.is_fp8() { dim / 2 } else { dim }
+    }
+
+    /// Steps of 32 bytes of a product of queries and keys.
+    pub(super) fn qk_steps(&self) -> usize {
+        if self.is_fp8() { self.head_dim.qk.div_ceil(32) } else { self.qk() / 16 }
+    }
+
+    /// Rows and columns of 16 bits of the tiles of values that `wgmma` reads: transposed if they have 8 bits.
+    pub(super) fn value_tile(&self) -> (usize, usize) {
+        let keys = self.kv_tokens();
+        if self.is_fp8() { (self.vo(), keys / 2) } else { (keys, self.vo()) }
+    }
+
+    /// The dtype to which softmax weights are rounded: that of 8-bit products, or `others`.
+    pub fn weights(&self, others: Dtype) -> Dtype {
+        if self.is_fp8() { self.q } else { others }
     }
 
     /// Keys per KV tile: the value for `ManyRows::kv_tokens`.
     pub fn kv_tokens(&self) -> usize {
         match self.qk().max(self.vo()) {
+            // a row of 8-bit values of the tile is a row of a panel
+            _ if self.is_fp8() => 128,
             // 96 logits and 32 accumulators per thread: the products of small heads are short beside the latency of a tile
             ..=64 => 192,
             // 64 logits and up to 64 accumulators
@@ -73,10 +116,14 @@ impl WgmmaConfig {
         }
     }
 
-    /// Bytes of a query tile, an output tile, of `stages` stages of `keys` keys and values, and of the buffer of keys or values.
+    /// Bytes of a query tile, an output tile, of `stages` stages of `keys` keys and values, of values before they are transposed, and
+    /// of the buffer of keys or values.
     fn tile_bytes(&self, keys: usize, stages: usize) -> usize {
         let output = if self.has_output_tile() { self.vo() } else { 0 };
-        2 * (Q_ROWS * (self.qk() + output) + stages * keys * (self.qk() + self.vo()))
+        let row_major =
+            if self.is_fp8() { ROW_MAJOR_STAGES * keys * self.columns(self.head_dim.vo) } else { 0 };
+        let values = self.words_of_row(self.vo());
+        2 * (Q_ROWS * (self.qk() + output) + stages * keys * (self.qk() + values) + row_major)
             + self.buffer_bytes_of(keys)
     }
 
@@ -93,7 +140,7 @@ impl WgmmaConfig {
 
     /// Whether a consumer keeps its queries in registers: it then reads a third less from shared memory.
     pub(super) fn has_queries_in_registers(&self) -> bool {
-        self.qk() <= 128 && self.vo() <= 128
+        !self.is_fp8() && self.qk() <= 128 && self.vo() <= 128
     }
 
     /// Reasons why the configuration is unsupported; empty if it is supported.
@@ -107,16 +154,20 @@ impl WgmmaConfig {
                 ));
             }
         }
-        if self.is_8_bit() {
+        if self.q != self.o && (self.q, self.kv) != (Dtype::E4m3, Dtype::E4m3) {
+            reasons
+                .push(format!("queries are {}, expected {} as outputs, or e4m3 as a cache", self.q, self.o));
+        }
+        if self.kv.size() == 1 {
             let HeadDim { qk, vo } = self.head_dim;
-            if !self.has_queries_in_registers() || qk % 16 != 0 || vo % 16 != 0 {
+            if qk.max(vo) > 128 || qk % 16 != 0 || vo % 16 != 0 {
                 reasons.push(format!(
                     "head_dim ({qk}, {vo}) with a cache of {}, expected multiples of 16 up to 128",
                     self.kv
                 ));
             }
-        } else if self.kv != self.dtype {
-            reasons.push(format!("the cache is {}, expected {} or 8 bits", self.kv, self.dtype));
+        } else if self.kv != self.o {
+            reasons.push(format!("the cache is {}, expected {} or 8 bits", self.kv, self.o));
         }
         reasons
     }
@@ -124,19 +175,18 @@ impl WgmmaConfig {
     /// Whether the kernel supports these arguments: addresses and strides are multiples of 16 bytes. Called on every run, so it must
     /// not allocate.
     pub fn accepts(&self, params: &AttentionParams) -> bool {
-        let size = self.dtype.size();
         (self.any_mask || (params.layout != KvLayout::Blocks && params.plan.mask_bits == 0))
             && !params.k_scale.is_per_page()
             && !params.v_scale.is_per_page()
             && [params.k, params.v].iter().all(|tensor| tensor.is_aligned(16, self.kv.size()))
-            && params.q.is_aligned(16, size)
-            && params.o.is_aligned(16, size)
+            && params.q.is_aligned(16, self.q.size())
+            && params.o.is_aligned(16, self.o.size())
     }
 
     /// Keys per box of a tensor map: the largest power of two that divides a page, or block, and a KV tile; 1 if keys and values are
     /// converted.
     pub fn box_rows(&self, params: &AttentionParams) -> u32 {
-        if self.is_8_bit() {
+        if self.is_converted() {
             return 1;
         }
         let tile = self.kv_tokens() as u32;
@@ -157,7 +207,7 @@ impl WgmmaConfig {
             ranges: common.take(Q_ROWS * 8),
             visible: common.take(Q_ROWS * 8 * words_per_row),
             buffer: common.take(self.buffer_bytes()),
-            rows: common.take(if self.is_8_bit() { 8 * (THREADS - CONSUMERS) as usize } else { 0 }),
+            rows: common.take(if self.is_converted() { 8 * (THREADS - CONSUMERS) as usize } else { 0 }),
             nonfinite_masks: common.take(self.kv_tokens() * self.vo() / 8 * 2),
             bytes: common.0,
         }

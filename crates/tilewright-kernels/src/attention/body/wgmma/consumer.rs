@@ -20,8 +20,6 @@ use tilewright_ptx::{
     isa::matrix::{Elements, Major},
 };
 
-/// Registers per thread.
-const REGISTERS: u32 = 232;
 /// Threads that process items.
 const THREADS: u32 = super::CONSUMERS;
 
@@ -37,7 +35,9 @@ pub(super) struct Consumer<'c, 'k> {
     /// Factors of the logits of both rows, if queries are converted to f16.
     row_factors: Option<[Var<'k, f32>; 2]>,
     pub(super) logits: Vec<AccFragment<'k>>,
-    /// Four words per 16 keys.
+    /// Logits of the next tile, if they are computed beside the exponentials of this one.
+    pub(super) next_logits: Vec<AccFragment<'k>>,
+    /// Four words per 16 keys, or per 32 if products have 8 bits.
     pub(super) weights: Vec<Var<'k, u32>>,
     /// Accumulators, references of the logits, and sums of weights.
     pub(super) state: RowTile<'k>,
@@ -48,27 +48,32 @@ pub(super) struct Consumer<'c, 'k> {
     pub(super) unmasked: [Var<'k, u32>; 2],
     /// Whether the item is processed again, because outputs were not finite.
     pub(super) careful: Var<'k, u32>,
-    keys: Cursor<'k>,
+    pub(super) keys: Cursor<'k>,
     pub(super) values: Cursor<'k>,
 }
 
 impl<'c, 'k> Consumer<'c, 'k> {
     pub(super) fn new(shared: &'c WgmmaCta<'k>, hooks: &'c RowHooks<'k, 'c>) -> Self {
         let (k, config) = (shared.k, &shared.config);
-        k.setmaxnreg_inc(REGISTERS);
+        k.setmaxnreg_inc(config.registers().0);
         let sum = [0, 1].map(|_| k.var("sum", 0.0));
         let fragment = |_| std::array::from_fn(|_| k.unset_var("s"));
-        let steps = if config.has_queries_in_registers() { config.qk() / 16 } else { 0 };
+        let steps = if config.has_queries_in_registers() { config.qk_steps() } else { 0 };
         Self {
             shared,
             hooks,
             k,
             number: (k.thread() >> 7).of_lane(0).named("consumer"),
             queries: (0..steps).map(|_| [0; 4].map(|_| k.unset_var("q"))).collect(),
-            row_factors: (config.is_8_bit() && config.dtype != Dtype::F16)
+            row_factors: (config.is_converted() && config.o != Dtype::F16)
                 .then(|| [0, 1].map(|_| k.var("row_factor", 1.0))),
             logits: (0..config.kv_tokens() / 8).map(fragment).collect(),
-            weights: (0..config.kv_tokens() / 4).map(|_| k.unset_var("p")).collect(),
+            next_logits: (0..if config.is_fp8() { config.kv_tokens() / 8 } else { 0 })
+                .map(fragment)
+                .collect(),
+            weights: (0..config.kv_tokens() / if config.is_fp8() { 8 } else { 4 })
+                .map(|_| k.unset_var("p"))
+                .collect(),
             state: RowTile::of_columns(&shared.cta, config.vo() / 16, sum.map(ThreadScalar::Register)),
             sum,
             error: [0, 1].map(|_| k.var("error", 0.0)),
@@ -127,14 +132,17 @@ impl<'c, 'k> Consumer<'c, 'k> {
         self.state.max.iter().for_each(|max| max.set(f32::NEG_INFINITY));
         self.state.o.iter().flatten().for_each(|o| o.set(0.0));
         self.load_queries(queries);
+        if self.shared.config.is_fp8() {
+            return self.process_fp8(current, (first, end));
+        }
         k.when(end.gt(first), || {
             let tile = k.var("tile", end - 1);
             self.keys.wait_full();
-            self.multiply_keys();
+            self.multiply_keys(&self.logits);
             let hook = self.prepare_mask(current, tile.get(), Masked::Any);
             k.wgmma_wait(0);
             self.release(self.keys);
-            self.mask(current, tile.get(), Masked::Any, hook.as_ref());
+            self.mask(current, (tile.get(), &self.logits), Masked::Any, hook.as_ref());
             self.softmax(current, || ());
             k.loop_(|| {
                 k.break_if(tile.get().eq(first));
@@ -190,13 +198,13 @@ impl<'c, 'k> Consumer<'c, 'k> {
     fn next_tile(&self, current: &CurrentItem<'k>, tile: Var<'k, u32>, masked: Masked) {
         let k = self.k;
         self.keys.wait_full();
-        self.multiply_keys();
+        self.multiply_keys(&self.logits);
         self.multiply_values(current, tile.get(), masked);
         tile.set(tile.get() - 1);
         let hook = self.prepare_mask(current, tile.get(), masked);
         k.wgmma_wait(1);
         self.release(self.keys);
-        self.mask(current, tile.get(), masked, hook.as_ref());
+        self.mask(current, (tile.get(), &self.logits), masked, hook.as_ref());
         self.softmax(current, || self.release(self.values));
     }
 
@@ -251,19 +259,19 @@ impl<'c, 'k> Consumer<'c, 'k> {
         }
     }
 
-    fn elements(&self) -> (Elements, Elements) {
+    pub(super) fn elements(&self) -> (Elements, Elements) {
         let elements = self.shared.products().elements;
         (elements, elements)
     }
 
     /// Starts `S = Q · Kᵀ`.
-    fn multiply_keys(&self) {
+    pub(super) fn multiply_keys(&self, logits: &[AccFragment<'k>]) {
         let k = self.k;
         let keys = self.shared.keys.0.stage(self.keys.stage()).rows_descriptor();
-        let logits: Vec<_> = self.logits.iter().flatten().copied().collect();
+        let logits: Vec<_> = logits.iter().flatten().copied().collect();
         k.wgmma_fence();
         let q = self.queries.is_empty().then(|| self.query_tile().rows_descriptor());
-        for step in 0..self.shared.config.qk() / 16 {
+        for step in 0..self.shared.config.qk_steps() {
             let left = match q {
                 Some(q) => WgmmaLeft::Shared(q.depth_step(step), Major::K),
                 None => WgmmaLeft::Registers(self.queries[step].map(|word| word.get())),
@@ -293,7 +301,7 @@ impl<'c, 'k> Consumer<'c, 'k> {
     }
 
     /// One thread of the warpgroup releases the stage.
-    fn release(&self, cursor: Cursor<'k>) {
+    pub(super) fn release(&self, cursor: Cursor<'k>) {
         let k = self.k;
         k.when((k.thread() & 127).eq(0), || cursor.release());
         cursor.advance();

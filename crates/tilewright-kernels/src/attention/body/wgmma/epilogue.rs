@@ -2,7 +2,7 @@
 //!
 //! Outputs are staged in shared memory, 16 rows per warp, so that a row is written in adjacent pieces of 16 bytes.
 
-use super::{WgmmaCta, consumer::Consumer};
+use super::{WgmmaCta, consumer::Consumer, fp8::WEIGHT_UNIT};
 use crate::{
     attention::{
         items::NONE,
@@ -40,12 +40,18 @@ impl<'k> Consumer<'_, 'k> {
         let (k, item, cta) = (self.k, current.load(), &self.shared.cta);
         let v_scale = page_scales::item_scale(cta, cta.params.v_scale, item.kv_head);
         let scales = self.logit_scales(current);
+        let is_fp8 = self.shared.config.is_fp8();
+        let in_units = |value: Value<'k, f32>| if is_fp8 { value * WEIGHT_UNIT } else { value };
         let halves = [0, 1].map(|half| {
-            let sum = reduce::quad_sum(self.sum[half].get());
+            let sum = in_units(reduce::quad_sum(self.sum[half].get()));
             let stats = SoftmaxStats::new(self.state.max[half].get() * scales[half], sum);
             // the largest weights are rounded in outputs: all threads of a row have their errors
-            let rounded = sum + self.error[half].get();
-            HalfRows { half, stats, v_scale: v_scale * (sum * rounded.recip()).unless(sum.eq(0.0), 1.0) }
+            let rounded = sum + in_units(self.error[half].get());
+            HalfRows {
+                half,
+                stats,
+                v_scale: in_units(v_scale) * (sum * rounded.recip()).unless(sum.eq(0.0), 1.0),
+            }
         });
         k.when_else(
             item.partial.ne(NONE),

@@ -10,7 +10,7 @@ use crate::attention::{
 };
 use crate::tile::{Cursor, SharedTile};
 use tilewright_ptx::{
-    build::{Value, Var},
+    build::{Barrier, Value, Var},
     isa::sync::Fence,
 };
 
@@ -47,18 +47,21 @@ impl<'k> Producer<'_, 'k> {
 
     /// Loads keys or values of a KV tile into the next stage. Parts of page [`NONE`] are zero-filled.
     pub(super) fn load(&self, item: &WorkItemRegs<'k>, tensor: Tensor, at: KvTile<'k>) {
-        if self.shared.config.is_8_bit() {
+        if self.shared.config.is_converted() {
             return self.load_bytes(item, tensor, at);
         }
         let (shared, k) = (self.shared, self.k);
-        let (tile, cursor) = self.tiles_of(tensor);
+        let (tile, cursor) = self.loaded_tiles_of(tensor);
         cursor.wait_empty();
         let stage = tile.stage(cursor.stage());
         k.when_else(
             self.by_rows,
             || {
                 (0..self.parts()).for_each(|part| self.copy_part(item, tensor, at, part));
-                self.hand_over(tensor, cursor.stage());
+                match (tensor, &self.row_major) {
+                    (Tensor::Values, Some(_)) => self.hand_over_row_major(cursor.full()),
+                    _ => self.hand_over(tensor, cursor.stage()),
+                }
             },
             || {
                 let full = cursor.full();
@@ -72,6 +75,19 @@ impl<'k> Producer<'_, 'k> {
             },
         );
         cursor.advance();
+        if let (Tensor::Values, Some(row_major)) = (tensor, &self.row_major) {
+            self.transpose_pending(row_major);
+            let present = item.kv_len - at.index * shared.config.kv_tokens() as u32;
+            row_major.set_pending(present);
+        }
+    }
+
+    /// The stages to which a tensor is loaded, and the next one.
+    fn loaded_tiles_of(&self, tensor: Tensor) -> (SharedTile<'k>, Cursor<'k>) {
+        match (tensor, self.shared.row_major, &self.row_major) {
+            (Tensor::Values, Some((tile, _)), Some(row_major)) => (tile, row_major.write),
+            _ => self.tiles_of(tensor),
+        }
     }
 
     /// The stages of a tensor, and the next one.
@@ -101,7 +117,7 @@ impl<'k> Producer<'_, 'k> {
 
     /// Starts the copies of a part of a tile of keys or values to the current stage, one row per lane.
     fn copy_part(&self, item: &WorkItemRegs<'k>, tensor: Tensor, tile: KvTile<'k>, part: usize) {
-        let (tiles, cursor) = self.tiles_of(tensor);
+        let (tiles, cursor) = self.loaded_tiles_of(tensor);
         let to = tiles.stage(cursor.stage());
         let row = self.source_row(item, tensor, tile, part);
         let first = self.part_begin[part].of_lane(0);
@@ -122,7 +138,7 @@ impl<'k> Producer<'_, 'k> {
         let from = [&params.k, &params.v][tensor as usize];
         let (page, slot) = self.location(item, tile, part);
         let mut exists = self.has_part(part) & tile.pages[part].get().ne(NONE);
-        if config.is_8_bit() {
+        if config.is_converted() {
             // ragged tensors, which have no page `NONE`, are copied by rows, too
             exists = self.key(tile.index, part).lt(item.kv_end) & exists;
         }
@@ -131,16 +147,16 @@ impl<'k> Producer<'_, 'k> {
         SourceRow { address, exists, dim: self.dim(tensor) }
     }
 
-    /// Elements of a key or a value.
+    /// Elements of a key or a value, in words of 16 bits if products have 8 bits.
     pub(super) fn dim(&self, tensor: Tensor) -> usize {
-        let head_dim = self.shared.config.head_dim;
-        if tensor == Tensor::Keys { head_dim.qk } else { head_dim.vo }
+        let config = &self.shared.config;
+        config.words_of_row(if tensor == Tensor::Keys { config.head_dim.qk } else { config.head_dim.vo })
     }
 
     /// Columns of the tiles of keys or values.
     pub(super) fn columns(&self, tensor: Tensor) -> usize {
         let config = &self.shared.config;
-        if tensor == Tensor::Keys { config.qk() } else { config.vo() }
+        if tensor == Tensor::Keys { config.qk() } else { config.columns(config.head_dim.vo) }
     }
 
     /// Hands over the previous tile of copied rows, and remembers this one: its copies remain in flight.
@@ -153,7 +169,7 @@ impl<'k> Producer<'_, 'k> {
 
     /// Hands over all tiles of copied rows.
     pub(super) fn hand_over_all(&self) {
-        if self.shared.config.is_8_bit() {
+        if self.shared.config.is_converted() {
             return self.convert_pending();
         }
         self.k.when(self.by_rows, || {
@@ -161,6 +177,16 @@ impl<'k> Producer<'_, 'k> {
             self.arrive_at_pending();
             self.pending.set(0);
         });
+        self.row_major.iter().for_each(|row_major| self.transpose_pending(row_major));
+    }
+
+    /// Hands over the previous tile of copied keys, and these values when their copies have arrived.
+    fn hand_over_row_major(&self, full: Barrier<'k>) {
+        self.k.arrive_after_copies(full);
+        self.k.commit_copies();
+        self.k.wait_copies(1);
+        self.arrive_at_pending();
+        self.pending.set(0);
     }
 
     pub(super) fn arrive_at_pending(&self) {

@@ -5,7 +5,7 @@ use crate::attention::{
     items::NONE,
     kernel::{
         cta::{CurrentItem, ThreadPartition},
-        fragments::apply_mask,
+        fragments::{AccFragment, apply_mask},
         nonfinite::{self, NonfiniteMasks},
         row_hooks::TileLogits,
         row_table::{row_position, visible_range_at},
@@ -102,29 +102,29 @@ impl<'c, 'k> Consumer<'c, 'k> {
     pub(super) fn mask(
         &self,
         current: &CurrentItem<'k>,
-        tile: Value<'k, u32>,
+        (tile, logits): (Value<'k, u32>, &Vec<AccFragment<'k>>),
         masked: Masked,
         hook: Option<&TileLogits<'k, 'c>>,
     ) {
         let (k, first) = (self.k, self.first_key(tile));
-        hook.iter().for_each(|hook| hook.apply(std::slice::from_ref(&self.logits)));
+        hook.iter().for_each(|hook| hook.apply(std::slice::from_ref(logits)));
         k.when(masked.holds(self, tile), || {
             if !self.shared.config.any_mask {
-                return self.mask_by_range(first);
+                return self.mask_by_range(first, logits);
             }
             let by_words = self.is_masked_by_words(current);
-            k.when_else(by_words, || self.mask_by_words(), || self.mask_by_range(first));
+            k.when_else(by_words, || self.mask_by_words(logits), || self.mask_by_range(first, logits));
         });
     }
 
     /// Masks logits outside of the rows' ranges.
-    fn mask_by_range(&self, first: Value<'k, u32>) {
+    fn mask_by_range(&self, first: Value<'k, u32>, logits: &[AccFragment<'k>]) {
         let column = (first + sums::first_column(self.k.thread())).reinterpret::<i32>();
         let row = (self.number << 6) + sums::first_row(self.k.thread());
         let ranges =
             [0, 1].map(|half| self.range_table(row).plus(16 * half).load_vector::<2>().map(|at| at - column));
         let mask = |is_masked: &dyn Fn(usize, i32) -> Value<'k, bool>| {
-            for (fragment, logits) in self.logits.iter().enumerate() {
+            for (fragment, logits) in logits.iter().enumerate() {
                 for (i, logit) in logits.iter().enumerate() {
                     let is_masked = is_masked(i / 2, (8 * fragment + i % 2) as i32);
                     logit.set(logit.get().unless(is_masked, f32::NEG_INFINITY));
@@ -141,9 +141,9 @@ impl<'c, 'k> Consumer<'c, 'k> {
     }
 
     /// Masks logits by visible masks.
-    fn mask_by_words(&self) {
+    fn mask_by_words(&self, logits: &[AccFragment<'k>]) {
         let k = self.k;
-        for (part, logits) in self.logits.chunks(8).enumerate() {
+        for (part, logits) in logits.chunks(8).enumerate() {
             let visible = self.visible_of_rows(k.constant(part as u32));
             let all = (visible[0] & visible[1]).eq(u64::MAX);
             k.when(k.any(!all), || apply_mask(k, visible, logits));
@@ -197,7 +197,9 @@ impl<'c, 'k> Consumer<'c, 'k> {
         let at = |row: Value<'k, u32>, chunk: Value<'k, u32>| values.chunk(row, chunk).cast::<u32>();
         // slots after the segment's last key have any content; keys after the item's last are those of the cache
         let present = (current.load().kv_len - first).min(keys as u32);
-        k.when(present.lt(keys as u32), || {
+        // 8-bit values after the last key are zeroed when they are transposed
+        let must_zero = if config.is_fp8() { k.constant(false) } else { present.lt(keys as u32) };
+        k.when(must_zero, || {
             let (partition, zero) =
                 (ThreadPartition::new(k.thread(), cta.threads, chunks), k.constant(0_u32));
             k.repeat((present + partition.row, keys as u32), partition.rows_at_once as u32, |row| {
@@ -211,7 +213,12 @@ impl<'c, 'k> Consumer<'c, 'k> {
             // masks of the previous tile have been read
             cta.sync();
             let masks = cta.at(self.shared.arena.nonfinite_masks);
-            nonfinite::extract_chunks(cta, (k.thread(), cta.threads), (chunks, keys), (at, masks));
+            match config.is_fp8() {
+                true => self.extract_transposed(values, masks),
+                false => {
+                    nonfinite::extract_chunks(cta, (k.thread(), cta.threads), (chunks, keys), (at, masks))
+                }
+            }
             k.fence(Fence::ProxyAsyncShared);
             cta.sync();
             self.compute_visible(current, first);

@@ -22,16 +22,20 @@
 //! KV tiles that a row does not see in full are masked: by comparison with the row's range of keys, or, with mask bits or a mask
 //! hook, by words of 64 bits. Non-finite values of masked keys make outputs NaN, which the epilogue finds. The producer then passes
 //! the item again, to be processed carefully: non-finite values of these tiles are found and treated as in `kernel::nonfinite`.
+//!
+//! Products of 8 bits have a loop of their own, in `fp8`, and values that the producer transposes, in `transpose`.
 
 mod bytes;
 mod config;
 mod consumer;
 mod epilogue;
+mod fp8;
 mod kv_loads;
 mod masks;
 mod producer;
 pub(super) mod rows;
 pub(super) mod softmax;
+mod transpose;
 
 pub use config::{Q_ROWS, WgmmaConfig};
 
@@ -48,7 +52,7 @@ use crate::{
     tile::{Ring, SharedTile, panel_map},
     variant::Hooks,
 };
-use config::{ArenaOffsets, CONSUMERS, THREADS};
+use config::{ArenaOffsets, CONSUMERS, ROW_MAJOR_STAGES, THREADS};
 use consumer::Consumer;
 use producer::Producer;
 use tilewright::attention::variant::ExpressionVariant;
@@ -104,19 +108,24 @@ impl RunParams {
     }
 }
 
-/// The tensor map of keys or values `[pages, slots, kv_heads, dim]` of 16-bit elements; a ragged tensor is one page, whose stride
-/// may be 0. Kernels for 8-bit caches do not read it.
-pub fn kv_map(tensor: CacheTensor, [pages, slots, heads, dim]: [u64; 4], box_rows: u32) -> TensorMap {
+/// The tensor map of keys or values `[pages, slots, kv_heads, dim]` of elements of `size` bytes; a ragged tensor is one page, whose
+/// stride may be 0. Kernels that convert 8-bit caches do not read it.
+pub fn kv_map(
+    (tensor, size): (CacheTensor, usize),
+    [pages, slots, heads, dim]: [u64; 4],
+    box_rows: u32,
+) -> TensorMap {
     let page = if tensor.page == 0 { tensor.token * slots } else { tensor.page };
-    let strides = [tensor.token, tensor.head, page].map(|elements| 2 * elements);
-    panel_map(tensor.address, &[dim, slots, heads, pages], &strides, box_rows as usize)
+    let strides = [tensor.token, tensor.head, page].map(|elements| size as u64 * elements);
+    let columns = dim * size as u64 / 2;
+    panel_map(tensor.address, &[columns, slots, heads, pages], &strides, box_rows as usize)
 }
 
 /// Reasons why the kernel does not support a variant; empty if it does.
 pub fn unsupported_variant(config: &WgmmaConfig, variant: &ExpressionVariant) -> Vec<String> {
     let device = DeviceLimits::of_arch(ARCH);
-    let WgmmaConfig { dtype, kv, head_dim, .. } = *config;
-    let of_mma = mma::MmaConfig { qo: dtype, kv, head_dim, bodies: super::Bodies::Both, device };
+    let WgmmaConfig { q, o, kv, head_dim, .. } = *config;
+    let of_mma = mma::MmaConfig { q, o, kv, head_dim, bodies: super::Bodies::Both, device };
     mma::unsupported_variant(&of_mma, variant)
 }
 
@@ -163,7 +172,10 @@ struct WgmmaCta<'k> {
     /// Staged outputs, if they do not have the queries' tile.
     output: Option<SharedTile<'k>>,
     keys: (SharedTile<'k>, Ring<'k>),
+    /// Transposed if they have 8 bits.
     values: (SharedTile<'k>, Ring<'k>),
+    /// Values of 8 bits before they are transposed.
+    row_major: Option<(SharedTile<'k>, Ring<'k>)>,
     /// Two slots of items: written by a producer warp, released by all warps.
     items: SlotBarriers<'k>,
     /// The query tile: written by the producer threads, released by the consumer warps.
@@ -226,7 +238,7 @@ impl<'k> WgmmaCta<'k> {
         let (mut layout, mut taken) = CtaLayout::new(q, v, stored);
         let arena = config.arena(&mut taken);
         layout.bytes = arena.bytes;
-        let cta = MmaCta::new(k, (THREADS, ARCH), (config.dtype, config.kv), false, layout);
+        let cta = MmaCta::new(k, (THREADS, ARCH), [config.q, config.o, config.kv], false, layout);
         let (keys, stages) = (config.kv_tokens(), config.stages());
         let [runs, started, ctas] = ["runs", "started", "ctas"].map(|name| k.param::<u32>(name));
         Self {
@@ -247,9 +259,13 @@ impl<'k> WgmmaCta<'k> {
                 .then(|| SharedTile::new(k, "output_tile", (Q_ROWS, config.vo()), 1)),
             keys: (SharedTile::new(k, "keys", (keys, config.qk()), stages), Ring::new(k, "keys", stages)),
             values: (
-                SharedTile::new(k, "values", (keys, config.vo()), stages),
+                SharedTile::new(k, "values", config.value_tile(), stages),
                 Ring::new(k, "values", stages),
             ),
+            row_major: config.is_fp8().then(|| {
+                let (shape, stages) = ((keys, config.columns(config.head_dim.vo)), ROW_MAJOR_STAGES);
+                (SharedTile::new(k, "row_major", shape, stages), Ring::new(k, "row_major", stages))
+            }),
             items: SlotBarriers::new(k, "item", 1),
             queries: SlotBarriers::new(k, "queries", 0),
         }
@@ -260,7 +276,13 @@ impl<'k> WgmmaCta<'k> {
         k.when(k.thread().eq(0), || {
             let producers = self.by_rows().select::<u32>(producer::THREADS, 1);
             self.keys.1.init(k, (producers, 2));
-            self.values.1.init(k, (producers, 2));
+            match self.row_major {
+                Some((_, ring)) => {
+                    ring.init(k, (producers, producer::WARPS));
+                    self.values.1.init(k, (producer::THREADS, 2));
+                }
+                None => self.values.1.init(k, (producers, 2)),
+            }
             self.items.init(k, (32, warps + producer::WARPS));
             self.queries.init(k, (producer::THREADS, warps));
             for slot in 0..2_u32 {
@@ -275,12 +297,16 @@ impl<'k> WgmmaCta<'k> {
     /// Whether keys and values are copied by rows, not boxes.
     #[track_caller]
     fn by_rows(&self) -> Value<'k, bool> {
-        if self.config.is_8_bit() { self.k.constant(true) } else { self.box_shift.lt(3) }
+        if self.config.is_converted() { self.k.constant(true) } else { self.box_shift.lt(3) }
     }
 
-    /// The CTA with the dtype of products, whose keys and values are not those of the cache if it has 8 bits.
+    /// The CTA with the dtype of products, whose keys and values are not those of the cache if they are converted.
     fn products(&self) -> MmaCta<'k> {
-        if self.config.is_8_bit() { self.cta.with_elements(Elements::F16) } else { self.cta }
+        match () {
+            () if self.config.is_fp8() => self.cta.with_elements(Elements::E4m3),
+            () if self.config.is_converted() => self.cta.with_elements(Elements::F16),
+            () => self.cta,
+        }
     }
 
     /// The words of this CTA's `n`-th item, and after them whether there is one.

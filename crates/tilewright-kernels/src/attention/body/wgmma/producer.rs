@@ -10,6 +10,7 @@ use super::{
     CONSUMERS, PRODUCERS, WgmmaCta, bytes,
     kv_loads::{KvTile, Pages, Tensor},
     rows::{self, SourceRow, copy_rows},
+    transpose::RowMajor,
 };
 use crate::{
     attention::{
@@ -26,8 +27,6 @@ use tilewright_ptx::{
     },
 };
 
-/// Registers per thread.
-const REGISTERS: u32 = 40;
 /// Threads of the warpgroup.
 pub(super) const THREADS: u32 = 128;
 /// Its warps.
@@ -50,6 +49,8 @@ pub(super) struct Producer<'c, 'k> {
     pub(super) warp: Value<'k, u32>,
     pub(super) keys: Cursor<'k>,
     pub(super) values: Cursor<'k>,
+    /// Values before they are transposed, if they are.
+    pub(super) row_major: Option<RowMajor<'k>>,
     /// The number drawn for the run after the next one, in lane 0 of the drawing warp.
     drawn: Var<'k, u32>,
     /// Whether there is a next item.
@@ -87,11 +88,11 @@ impl<'k> ItemTiles<'k> {
 impl<'c, 'k> Producer<'c, 'k> {
     pub(super) fn new(shared: &'c WgmmaCta<'k>) -> Self {
         let k = shared.k;
-        k.setmaxnreg_dec(REGISTERS);
+        k.setmaxnreg_dec(shared.config.registers().1);
         let thread = (k.thread() - CONSUMERS).named("producer");
         let warp = (thread >> 5).of_lane(0).named("producer_warp");
         let by_rows = shared.by_rows();
-        let part_begin = match shared.config.is_8_bit() {
+        let part_begin = match shared.config.is_converted() {
             true => bytes::first_row_of_units(k.lane(), warp),
             false => by_rows.select::<u32>(thread, (k.lane() * WARPS + warp) << shared.box_shift),
         };
@@ -105,6 +106,7 @@ impl<'c, 'k> Producer<'c, 'k> {
             pending: k.var("pending", 0),
             keys: shared.keys.1.cursor(k),
             values: shared.values.1.cursor(k),
+            row_major: shared.row_major.map(|(_, ring)| RowMajor::new(k, ring)),
             drawn: k.var("drawn", 0),
             has_next: k.var("has_next", false),
             repeats: k.var("repeats", false),
@@ -288,9 +290,9 @@ impl<'c, 'k> Producer<'c, 'k> {
         shared.queries.wait_empty(n);
         let head = QueryHead::of_row(params, (item.qo_begin, item.kv_head), row.min(rows - 1));
         let row = SourceRow {
-            address: params.q.address + head.offset_in(&params.q) * 2,
+            address: params.q.address + head.offset_in(&params.q) * shared.config.q.size() as u64,
             exists: row.lt(rows),
-            dim: shared.config.head_dim.qk,
+            dim: shared.config.words_of_row(shared.config.head_dim.qk),
         };
         let to = shared.q.from_row(self.warp * rows::ROWS);
         copy_rows(k, row, to, shared.config.qk(), rows::UNROLLED);

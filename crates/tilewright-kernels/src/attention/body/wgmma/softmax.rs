@@ -134,7 +134,8 @@ impl<'k> Exponentials<'_, 'k> {
             (half, [0, 1].map(|i| self.logits[fragment][2 * half + i]))
         };
         let mut sums: [[Option<Value<'k, f32>>; 2]; 2] = Default::default();
-        let pairs = self.weights.len();
+        let pairs = 2 * self.logits.len();
+        let mut lower: [Option<Value<'k, u16>>; 2] = Default::default();
         for at in 0..AHEAD + pairs + BEHIND {
             if at < pairs {
                 let (half, logits) = pair(at);
@@ -149,7 +150,16 @@ impl<'k> Exponentials<'_, 'k> {
             if let Some(at) = at.checked_sub(AHEAD + BEHIND) {
                 let (half, weights) = pair(at);
                 let weights = weights.map(|weight| weight.get());
-                self.weights[at].set(round_pair(self.cta, weights[0], weights[1]).0);
+                match self.cta.elements {
+                    Elements::E4m3 => {
+                        let pair = self.cta.k.e4m3x2(weights[0], weights[1]).reinterpret::<u16>();
+                        match lower[half].take() {
+                            None => lower[half] = Some(pair),
+                            Some(low) => self.weights[2 * (at / 4) + half].set(self.cta.k.pack16(low, pair)),
+                        }
+                    }
+                    _ => self.weights[at].set(round_pair(self.cta, weights[0], weights[1]).0),
+                }
                 for (sum, weight) in sums[half].iter_mut().zip(weights) {
                     *sum = Some(sum.map_or(weight, |sum| sum + weight));
                 }

@@ -223,7 +223,7 @@ fn is_supported(problem: &Problem) -> bool {
         Dtype::E4m3 | Dtype::E5m2 | Dtype::I8 => (2 * DEPTH, 32),
         Dtype::F32 | Dtype::F16 => return false,
     };
-    problem.dtype_qo() == Dtype::Bf16 && dim.qk.is_multiple_of(qk) && dim.vo.is_multiple_of(vo)
+    problem.dtype_q() == Dtype::Bf16 && dim.qk.is_multiple_of(qk) && dim.vo.is_multiple_of(vo)
 }
 
 /// The dtype to which softmax weights are rounded before P·V.
