@@ -11,6 +11,8 @@ import torch
 WORKSPACE = 512 << 20
 SETS = 3
 TOLERANCE = 2e-2
+# of products of 8 bits, whose weights have 4 significant bits
+FP8_TOLERANCE = 1e-1
 
 
 def noise(*shape, dtype=torch.bfloat16):
@@ -33,6 +35,8 @@ def dense(case):
     lens, causal = case["qo_lens"], case["causal"]
     if case["kv_lens"] != lens or len(set(lens)) > 1 or case["window"] is not None or case["sinks"]:
         return {}
+    if case["fp8"]:
+        return cudnn_fp8(case)
     batch, length = len(lens), lens[0]
 
     def of(backend, set):
@@ -50,9 +54,57 @@ def dense(case):
     return {name: lambda set, backend=backend: of(backend, set) for name, backend in backends.items()}
 
 
+def cudnn_fp8(case):
+    """cuDNN with queries, keys, values and outputs of e4m3, if its Python frontend is installed."""
+    try:
+        import cudnn
+    except ImportError as why:
+        print(f"cudnn fp8: {why}", file=sys.stderr)
+        return {}
+    (qo, kv), dim, batch, length = case["heads"], case["head_dim"], len(case["qo_lens"]), case["qo_lens"][0]
+
+    def of(set):
+        e4m3, f32 = cudnn.data_type.FP8_E4M3, cudnn.data_type.FLOAT
+        handle = cudnn.create_handle()
+        graph = cudnn.pygraph(handle=handle, io_data_type=e4m3, intermediate_data_type=f32, compute_data_type=f32)
+        views = [x.view(batch, length, -1, dim).transpose(1, 2) for x in set[:3]]
+        q, k, v = (graph.tensor(dim=x.shape, stride=x.stride(), data_type=e4m3) for x in views)
+        names = ["descale_q", "descale_k", "descale_v", "descale_s", "scale_s", "scale_o"]
+        scales = {name: graph.tensor(dim=[1] * 4, stride=[1] * 4, data_type=f32) for name in names}
+        o, _, *maxima = graph.sdpa_fp8(
+            q=q, k=k, v=v, **scales, generate_stats=False, attn_scale=dim**-0.5, use_causal_mask=case["causal"]
+        )
+        out = torch.empty(batch, length, qo, dim, device=DEVICE, dtype=torch.float8_e4m3fn).transpose(1, 2)
+        o.set_output(True).set_dim(list(out.shape)).set_stride(list(out.stride())).set_data_type(e4m3)
+        for maximum in maxima:
+            maximum.set_output(True).set_dim([1] * 4).set_stride([1] * 4).set_data_type(f32)
+        graph.validate()
+        graph.build_operation_graph()
+        graph.create_execution_plans([cudnn.heur_mode.A])
+        graph.check_support()
+        graph.build_plans()
+        one = torch.ones(1, 1, 1, 1, device=DEVICE)
+        space = torch.empty(graph.get_workspace_size(), dtype=torch.uint8, device=DEVICE)
+        pack = dict(zip((q, k, v), views)) | {tensor: one for tensor in scales.values()} | {o: out}
+        pack |= {maximum: torch.empty(1, 1, 1, 1, device=DEVICE) for maximum in maxima}
+        # S of e4m3 uses the range of the dtype
+        pack[scales["scale_s"]], pack[scales["descale_s"]] = 256 * one, one / 256
+
+        def call():
+            cudnn.set_stream(handle=handle, stream=torch.cuda.current_stream().cuda_stream)
+            graph.execute(pack, space, handle=handle)
+            return out
+
+        return call, lambda o: o.transpose(1, 2).reshape(batch * length, qo, dim)
+
+    return {"cudnn": of}
+
+
 def plan_of(case):
-    window = case["window"]
-    plan = {"causal": case["causal"], "q_data_type": torch.bfloat16, "window_left": -1 if window is None else window}
+    window, queries = case["window"], torch.float8_e4m3fn if case["fp8"] else torch.bfloat16
+    plan = {"causal": case["causal"], "q_data_type": queries, "window_left": -1 if window is None else window}
+    if case["fp8"]:
+        plan["o_data_type"] = torch.bfloat16
     return plan | {"kv_data_type": DTYPES[case["kv"]]}
 
 
@@ -66,15 +118,21 @@ def identity(o):
 def ragged(case):
     (qo, kv), dim, vo = case["heads"], case["head_dim"], case["head_dim_vo"]
     made = {}
-    for backend in ("fa2", "fa3"):
+    for backend in ("fa3",) if case["fp8"] else ("fa2", "fa3"):
         if case["sinks"]:
             continue
         wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace(), "NHD", backend=backend)
         wrapper.plan(indptr(case["qo_lens"]), indptr(case["kv_lens"]), qo, kv, dim, head_dim_vo=vo, **plan_of(case))
-        made[f"flashinfer {backend}"] = lambda set, w=wrapper: (lambda: w.run(*set[:3]), identity)
+        made[f"flashinfer {backend}"] = lambda set, w=wrapper: (lambda: w.run(*set[:3], *scales(case)), identity)
     if case["sinks"]:
         made |= sinks(case, None)
     return made
+
+
+def scales(case):
+    """Scales of queries, keys and values, which FlashInfer expects with queries of e4m3."""
+    qo, kv = case["heads"]
+    return [torch.ones(heads, device=DEVICE) for heads in (qo, kv, kv)] if case["fp8"] else []
 
 
 def sinks(case, page):
@@ -126,7 +184,10 @@ def paged(case):
         except Exception as why:
             print(f"flashinfer {backend}: {str(why)[-200:]}", file=sys.stderr)
             continue
-        made[f"flashinfer {backend}"] = lambda set, w=wrapper: (lambda: w.run(set[0], (set[1], set[2])), identity)
+        made[f"flashinfer {backend}"] = lambda set, w=wrapper: (
+            lambda: w.run(set[0], (set[1], set[2]), *scales(case)),
+            identity,
+        )
     if min(case["qo_lens"]) > 1:
         return made
     if max(case["qo_lens"]) > 1:
@@ -236,7 +297,7 @@ def inputs(case):
         return latent_inputs(case)
     (qo, kv), dim, vo, page = case["heads"], case["head_dim"], case["head_dim_vo"], case["page_size"]
     dtype = DTYPES[case["kv"]]
-    q = noise(sum(case["qo_lens"]), qo, dim)
+    q = noise(sum(case["qo_lens"]), qo, dim, dtype=torch.float8_e4m3fn if case["fp8"] else torch.bfloat16)
     tokens = (sum(case["kv_lens"]),) if page is None else (num_pages(case), page)
     k, v = noise(*tokens, kv, dim).to(dtype), noise(*tokens, kv, vo).to(dtype)
     return q, k, v, torch.rand(qo, device=DEVICE)
@@ -265,7 +326,7 @@ def build(case):
             found = calls[0][1](calls[0][0]()).float()
             expected = found if expected is None else expected
             error = ((found - expected).norm() / expected.norm()).item()
-            if not error < TOLERANCE:
+            if not error < (FP8_TOLERANCE if case["fp8"] else TOLERANCE):
                 print(f"{name}: differs by {error:.2e}", file=sys.stderr)
                 continue
             graphs[name] = graphed([call for call, _ in calls])

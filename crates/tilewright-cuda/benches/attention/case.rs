@@ -29,7 +29,7 @@ impl Lens {
     }
 }
 
-/// The dtype of the cache; queries are bf16.
+/// The dtype of the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Kv {
@@ -40,7 +40,7 @@ pub(crate) enum Kv {
     Int8,
 }
 
-/// One case: attention with bf16 queries.
+/// One case: attention with outputs of bf16.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Case {
@@ -56,6 +56,9 @@ pub(crate) struct Case {
     pub(crate) latent: Option<usize>,
     #[serde(default)]
     pub(crate) kv: Kv,
+    /// Whether queries are e4m3 instead of bf16.
+    #[serde(default)]
+    pub(crate) fp8: bool,
     /// Tokens per page; without it, the tensors are ragged.
     pub(crate) page_size: Option<usize>,
     pub(crate) qo_lens: Lens,
@@ -100,6 +103,15 @@ impl Case {
         if self.kv == Kv::Bf16 { 2 } else { 1 }
     }
 
+    /// The dtype of queries.
+    pub(crate) fn q(&self) -> Kv {
+        if self.fp8 { Kv::E4m3 } else { Kv::Bf16 }
+    }
+
+    fn q_bytes(&self) -> usize {
+        if self.fp8 { 1 } else { 2 }
+    }
+
     /// The dtype of the cache.
     pub(crate) fn kv_dtype(&self) -> tilewright::Dtype {
         match self.kv {
@@ -126,8 +138,8 @@ impl Case {
         let tokens = self.lens().map(seen).sum::<usize>() - repeated;
         let rows: usize = self.qo_lens.all().iter().sum();
         let of_key = self.latent.map_or(self.head_dim + self.vo(), |beside| self.head_dim + beside);
-        let of_row = self.head_dim + self.vo() + self.latent.unwrap_or(0);
-        (tokens * kv * of_key * self.kv_bytes() + rows * qo * of_row * 2) as f64
+        let of_query = (self.head_dim + self.latent.unwrap_or(0)) * self.q_bytes();
+        (tokens * kv * of_key * self.kv_bytes() + rows * qo * (of_query + self.vo() * 2)) as f64
     }
 
     /// Floating-point operations on visible pairs of row and key.
@@ -141,9 +153,9 @@ impl Case {
         (of_pair * self.heads[0] * self.lens().map(pairs).sum::<usize>()) as f64
     }
 
-    /// The least time on an H200: 4.40 TB/s of gathered pages, 690 TFLOP/s of products in bf16.
+    /// The least time on an H200: 4.40 TB/s of gathered pages, 690 TFLOP/s of products in bf16, 1,266 in e4m3.
     pub(crate) fn floor(&self) -> f64 {
-        (self.bytes() / 4.40e12).max(self.flops() / 690e12)
+        (self.bytes() / 4.40e12).max(self.flops() / if self.fp8 { 1266e12 } else { 690e12 })
     }
 
     pub(crate) fn mask(&self) -> tilewright::Mask {
@@ -173,7 +185,7 @@ impl Case {
     pub(crate) fn request(&self) -> String {
         let of_case = serde_json::json!({
             "heads": self.heads, "head_dim": self.head_dim, "head_dim_vo": self.vo(), "latent": self.latent,
-            "kv": self.kv, "page_size": self.page_size, "qo_lens": self.qo_lens.all(),
+            "kv": self.kv, "fp8": self.fp8, "page_size": self.page_size, "qo_lens": self.qo_lens.all(),
             "kv_lens": self.kv_lens.all(), "causal": !self.full, "window": self.window,
             "shared": self.shared, "sinks": self.variant == VariantKind::Sinks, "has_peers": self.has_peers(),
         });

@@ -99,7 +99,8 @@ fn operator(gpu: &Cuda, case: &Case) -> Result<Attention<Cuda>, Box<dyn Error>> 
         Some(beside) => Problem::latent(qo, dim, beside).scale(1.0 / 192_f32.sqrt()),
         None => Problem::builder(Heads { qo, kv }, HeadDim { qk: dim, vo: case.vo() }),
     };
-    let problem = problem.dtypes(Dtype::Bf16, kv_dtype).mask(case.mask()).build()?;
+    let problem = problem.dtypes(Dtype::Bf16, kv_dtype).mask(case.mask());
+    let problem = if case.fp8 { problem.fp8_queries() } else { problem }.build()?;
     let sinks: Vec<f32> = (0..qo).map(|head| head as f32 / qo as f32).collect();
     let attention = match case.variant {
         VariantKind::Plain => Attention::new(problem, gpu.clone())?,
@@ -150,11 +151,11 @@ impl Ours {
         };
         let (keys, values) = (cache_shape(dim), cache_shape(vo));
         let bytes = |shape: &[usize]| shape.iter().product::<usize>() * kv_dtype.size();
-        let row_bytes = rows * qo * dim * 2;
+        let row_bytes = rows * qo * dim * if case.fp8 { 1 } else { 2 };
         let set = |_| {
             Ok(Tensors {
                 // both parts of latent queries, one after the other
-                q: noise(gpu, row_bytes + row_bytes / dim * case.latent.unwrap_or(0), Kv::Bf16)?,
+                q: noise(gpu, row_bytes + row_bytes / dim * case.latent.unwrap_or(0), case.q())?,
                 k: noise(gpu, bytes(&keys), case.kv)?,
                 v: noise(gpu, bytes(&values), case.kv)?,
                 o: gpu.allocate(rows * qo * vo * 2)?,
@@ -197,7 +198,8 @@ impl Ours {
             k: tensors.k.view(self.kv_dtype, 0, keys)?,
             v: tensors.v.view(self.kv_dtype, 0, values)?,
         };
-        self.attention.run(&self.plan, tensors.q.view(Dtype::Bf16, 0, rows)?, kv, out)
+        let q = tensors.q.view(self.attention.problem().dtype_q(), 0, rows)?;
+        self.attention.run(&self.plan, q, kv, out)
     }
 
     /// The body that the operator chose.
