@@ -12,9 +12,6 @@ use crate::{
     gemm::{GatedLinear, PackedLinear},
 };
 
-/// Tiles are handed out in chunks of adjacent ones, this many per thread, so that other threads take over those of a delayed one.
-const CHUNKS_PER_THREAD: usize = 8;
-
 pub(in crate::cpu) fn packed_linear(cpu: &Cpu, operator: PackedLinear<'_>) {
     let x = F32Rows::new(operator.x);
     let (direct, rounded): (Vec<_>, Vec<_>) =
@@ -55,24 +52,19 @@ fn run(cpu: &Cpu, x: View<'_>, products: &[Product<'_>]) {
     };
     let counts: Vec<usize> = products.iter().map(num_tasks).collect();
     let total: usize = counts.iter().sum();
-    // A thread prefetches from the next tile. A block has no next one, and is long.
-    let chunk = if products.iter().all(in_tiles) { total / (cpu.threads() * CHUNKS_PER_THREAD) } else { 1 };
-    let chunk = chunk.max(1);
-    cpu.for_each(total.div_ceil(chunk), std::iter::repeat_n((), cpu.threads()), |at, ()| {
-        for mut task in at * chunk..total.min((at + 1) * chunk) {
-            let found = products.iter().zip(&counts).find(|&(_, &count)| {
-                let found = task < count;
-                task -= if found { 0 } else { count };
-                found
+    cpu.for_each(total, std::iter::repeat_n((), cpu.threads()), |mut task, ()| {
+        let found = products.iter().zip(&counts).find(|&(_, &count)| {
+            let found = task < count;
+            task -= if found { 0 } else { count };
+            found
+        });
+        let Some((product, _)) = found else { return };
+        if in_tiles(product) {
+            product.multiply_tile(&input, task);
+        } else {
+            with_scratch(BLOCK_SCRATCH, |scratch| {
+                product.multiply_block(&input, &blocks(product).get(task), scratch);
             });
-            let Some((product, _)) = found else { return };
-            if in_tiles(product) {
-                product.multiply_tile(&input, task);
-            } else {
-                with_scratch(BLOCK_SCRATCH, |scratch| {
-                    product.multiply_block(&input, &blocks(product).get(task), scratch);
-                });
-            }
         }
     });
 }

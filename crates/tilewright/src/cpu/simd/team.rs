@@ -4,6 +4,9 @@
 //! 2. A member that sees an open generation joins by incrementing the word's count, executes, and decrements the count.
 //! 3. When the caller has no work left, it closes the generation and waits for the members that joined, no others.
 //!
+//! Each thread that has a core owns a contiguous range of task indices, which it takes in ascending order, so that a task can prefetch
+//! for the next one. A thread whose range is empty takes the last index of the longest range.
+//!
 //! Members are therefore optional: a member that sleeps or is descheduled delays no job. A member spins for [`SPIN`] after its
 //! last job, then parks. The caller wakes parked members only for jobs that last longer than a wake-up, and members beyond the
 //! number of cores, which never spin, only for long jobs.
@@ -11,10 +14,11 @@
 use std::{
     any::Any,
     fmt,
+    ops::Range,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, TryLockError,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread::{self, Thread},
     time::{Duration, Instant},
@@ -38,11 +42,7 @@ const GENERATION: u64 = 1 << 33;
 type TeamWork<'a> = dyn Fn(&mut TaskIndices<'_>) + Sync + 'a;
 
 /// A job, with its lifetime erased; valid while its generation is open or a member has joined it.
-#[derive(Clone, Copy)]
-struct Job {
-    work: &'static TeamWork<'static>,
-    count: usize,
-}
+type Job = &'static TeamWork<'static>;
 
 /// The threads of a team. Dropping it ends them.
 pub(crate) struct Team {
@@ -56,8 +56,8 @@ pub(crate) struct Team {
 
 struct TeamState {
     state: CacheLine<AtomicU64>,
-    /// The next task of the job.
-    next: CacheLine<AtomicUsize>,
+    /// The tasks of the job that no thread has taken: one range for the caller, then one per spinning member.
+    ranges: Vec<IndexRange>,
     job: Mutex<Option<Job>>,
     parked: Vec<AtomicBool>,
     stopped: AtomicBool,
@@ -68,10 +68,14 @@ struct TeamState {
 #[repr(align(128))]
 struct CacheLine<T>(T);
 
+/// Task indices that no thread has taken: the first in the low 32 bits, the end in the high ones.
+struct IndexRange(CacheLine<AtomicU64>);
+
 /// The task indices of a job, as one thread takes them.
 pub(crate) struct TaskIndices<'a> {
-    next: &'a AtomicUsize,
-    count: usize,
+    ranges: &'a [IndexRange],
+    /// The range of this thread; a member beyond the number of cores has none.
+    own: usize,
     /// Wakes parked members; only in the calling thread.
     recruiter: Option<Recruiter<'a>>,
 }
@@ -90,7 +94,7 @@ impl Team {
         let num_spinning = threads.min(cores) - 1;
         let shared = Arc::new(TeamState {
             state: CacheLine(AtomicU64::new(0)),
-            next: CacheLine(AtomicUsize::new(0)),
+            ranges: (0..=num_spinning).map(|_| IndexRange::new(0..0)).collect(),
             job: Mutex::new(None),
             parked: (1..threads).map(|_| AtomicBool::new(false)).collect(),
             stopped: AtomicBool::new(false),
@@ -112,25 +116,30 @@ impl Team {
     }
 
     /// Calls `work` on the calling thread and on members that are awake or woken, and returns when all calls have returned. The
-    /// calls share the indices `0..count`. A call from a task, or while another thread uses the team, has no members.
+    /// calls share the indices `0..count`, at most 2³² - 1. A call from a task, or while another thread uses the team, has no
+    /// members.
     pub(crate) fn run(&self, count: usize, work: &TeamWork<'_>) {
+        assert!(u32::try_from(count).is_ok(), "a job has at most 2^32 - 1 tasks");
         let Some(busy) = self.reserve().filter(|_| count > 1) else {
-            let next = AtomicUsize::new(0);
-            return work(&mut TaskIndices { next: &next, count, recruiter: None });
+            let ranges = &[IndexRange::new(0..count)];
+            return work(&mut TaskIndices { ranges, own: 0, recruiter: None });
         };
         // SAFETY: only the lifetime changes. A member uses `work` only between joining an open generation and leaving it, and
         // `Close` ends the generation and waits for all joined members before this function returns or unwinds.
         let work = unsafe { std::mem::transmute::<&TeamWork<'_>, &'static TeamWork<'static>>(work) };
         let shared = &*self.shared;
-        *lock(&shared.job) = Some(Job { work, count });
+        *lock(&shared.job) = Some(work);
         *lock(&shared.panic) = None;
-        shared.next.0.store(0, Ordering::Relaxed);
+        let owners = shared.ranges.len();
+        for (owner, range) in shared.ranges.iter().enumerate() {
+            range.set(count * owner / owners..count * (owner + 1) / owners);
+        }
         // The previous generation is closed and has no members, so no other thread changes the word.
         let state = shared.state.0.load(Ordering::Relaxed);
         shared.state.0.store(state.wrapping_add(GENERATION) | OPEN, Ordering::SeqCst);
         let close = Close(shared);
         let recruiter = Some(Recruiter { team: self, start: Instant::now(), awake: 0 });
-        work(&mut TaskIndices { next: &shared.next.0, count, recruiter });
+        work(&mut TaskIndices { ranges: &shared.ranges, own: 0, recruiter });
         drop(close);
         drop(busy);
         let panic = lock(&shared.panic).take();
@@ -193,7 +202,7 @@ impl TeamState {
                     .is_ok()
                 {
                     seen = state / GENERATION;
-                    self.execute();
+                    self.execute(index + 1);
                     self.state.0.fetch_sub(1, Ordering::Release);
                     (idle_since, polls) = (Instant::now(), 0);
                 }
@@ -220,12 +229,12 @@ impl TeamState {
         self.parked[index].store(false, Ordering::SeqCst);
     }
 
-    /// Executes the job that this member has joined.
-    fn execute(&self) {
-        let Some(Job { work, count }) = *lock(&self.job) else { return };
-        let mut indices = TaskIndices { next: &self.next.0, count, recruiter: None };
+    /// Executes the job that this member has joined; `own` is the index of its range.
+    fn execute(&self, own: usize) {
+        let Some(work) = *lock(&self.job) else { return };
+        let mut indices = TaskIndices { ranges: &self.ranges, own, recruiter: None };
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| work(&mut indices))) {
-            self.next.0.store(count, Ordering::Relaxed);
+            self.ranges.iter().for_each(|range| range.set(0..0));
             *lock(&self.panic) = Some(panic);
         }
     }
@@ -238,8 +247,68 @@ impl Iterator for TaskIndices<'_> {
         if let Some(recruiter) = &mut self.recruiter {
             recruiter.wake_due();
         }
-        let index = self.next.fetch_add(1, Ordering::Relaxed);
-        (index < self.count).then_some(index)
+        let own = self.ranges.get(self.own).and_then(|range| range.take(End::First));
+        own.or_else(|| self.take_from_others())
+    }
+}
+
+impl TaskIndices<'_> {
+    /// The last index of the longest range.
+    fn take_from_others(&self) -> Option<usize> {
+        loop {
+            let longest = self.ranges.iter().max_by_key(|range| range.len())?;
+            if longest.len() == 0 {
+                return None;
+            }
+            // another thread may have emptied it meanwhile
+            if let Some(index) = longest.take(End::Last) {
+                return Some(index);
+            }
+        }
+    }
+}
+
+/// The end of a range from which an index is taken.
+#[derive(Clone, Copy)]
+enum End {
+    First,
+    Last,
+}
+
+impl IndexRange {
+    fn new(range: Range<usize>) -> Self {
+        let new = Self(CacheLine(AtomicU64::new(0)));
+        new.set(range);
+        new
+    }
+
+    fn set(&self, range: Range<usize>) {
+        self.0.0.store((range.end as u64) << 32 | range.start as u64, Ordering::Relaxed);
+    }
+
+    fn bounds(word: u64) -> Range<u64> {
+        word & u64::from(u32::MAX)..word >> 32
+    }
+
+    fn len(&self) -> u64 {
+        let Range { start, end } = Self::bounds(self.0.0.load(Ordering::Relaxed));
+        end - start
+    }
+
+    fn take(&self, from: End) -> Option<usize> {
+        let rest = |word: u64| {
+            let taken = match from {
+                End::First => word + 1,
+                End::Last => word.wrapping_sub(1 << 32),
+            };
+            (!Self::bounds(word).is_empty()).then_some(taken)
+        };
+        let Range { start, end } =
+            Self::bounds(self.0.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, rest).ok()?);
+        Some(match from {
+            End::First => start,
+            End::Last => end - 1,
+        } as usize)
     }
 }
 
