@@ -3,11 +3,11 @@
 mod import;
 mod packed;
 
-pub(crate) use packed::PanelMut;
 pub use packed::{
     GROUP, GatedLinear, PANEL_FEATURES, PackedLinear, PackedMatrix, PackedProduct, PackedWeight,
     WeightFormat, pack,
 };
+pub(crate) use packed::{INT4_INPUTS, PanelMut};
 
 use crate::{
     Backend, Dtype, Error, Operator, Result, View, ViewMut,

@@ -1,8 +1,9 @@
 //! Weight matrices in panels of 16 output features, as a CPU reads them: one sequential stream per panel.
 //!
 //! Layout `[ceil(out_features / 16), ceil(in_features / 2), 2, 16]`, zero-padded, cache-line aligned. Quantized matrices store
-//! symmetric integers with one bf16 scale per feature and group of [`GROUP`] inputs; the last group may be shorter. An int4
-//! pair of inputs shares bytes: the even input in the low nibbles, plus 8.
+//! symmetric integers with one bf16 scale per feature and group of [`GROUP`] inputs; the last group may be shorter. int4 stores
+//! `[ceil(out_features / 16), ceil(in_features / 8), 16]` words of 8 inputs, each plus 8: the even inputs in the low half of a word,
+//! the odd ones in its high half. One shift makes a pair of inputs the indices of a 16-bit table lookup.
 //!
 //! Invariant: every stored weight is exact in f32 (8 bits of scale times at most 8 bits of integer), so a packed matrix and the
 //! f32 matrix of [`PackedMatrix::row`] give the same bits. The exception is int4 on a CPU with bf16 dot products: these round the
@@ -25,6 +26,8 @@ const PACK: &str = "gemm.pack";
 pub const PANEL_FEATURES: usize = 16;
 /// Inputs that share a scale.
 pub const GROUP: usize = 32;
+/// Inputs of an int4 word.
+pub(crate) const INT4_INPUTS: usize = 8;
 /// Alignment of the first panel, in bytes.
 const ALIGN: usize = 64;
 
@@ -50,12 +53,12 @@ impl WeightFormat {
         if self == Self::Int4 { (-8, 7) } else { (-127, 127) }
     }
 
-    /// Bytes of a panel's pair of inputs.
-    pub(crate) fn pair_bytes(self) -> usize {
+    /// Bytes of a panel of `inputs` inputs.
+    fn panel_bytes(self, inputs: usize) -> usize {
         match self {
-            Self::Float(dtype) => 2 * PANEL_FEATURES * dtype.size(),
-            Self::Int8 => 2 * PANEL_FEATURES,
-            Self::Int4 => PANEL_FEATURES,
+            Self::Float(dtype) => inputs.next_multiple_of(2) * PANEL_FEATURES * dtype.size(),
+            Self::Int8 => inputs.next_multiple_of(2) * PANEL_FEATURES,
+            Self::Int4 => inputs.next_multiple_of(INT4_INPUTS) * PANEL_FEATURES / 2,
         }
     }
 }
@@ -73,7 +76,7 @@ pub struct PackedMatrix {
 
 /// One panel, writable.
 pub(crate) struct PanelMut<'a> {
-    /// The bytes of the panel, `[pairs, pair_bytes]`.
+    /// The bytes of the panel.
     pub(crate) weights: &'a mut [u8],
     /// `[groups, 16]`
     pub(crate) scales: &'a mut [bf16],
@@ -83,8 +86,8 @@ impl PanelMut<'_> {
     /// Writes an integer of a quantized format, once, to a panel of zeros.
     pub(crate) fn set_integer(&mut self, format: WeightFormat, lane: usize, input: usize, integer: i8) {
         if format == WeightFormat::Int4 {
-            let nibble = (integer + 8).cast_unsigned();
-            self.weights[input / 2 * PANEL_FEATURES + lane] |= nibble << (input % 2 * 4);
+            let (byte, shift) = nibble(lane, input);
+            self.weights[byte] |= (integer + 8).cast_unsigned() << shift;
         } else {
             self.weights[input * PANEL_FEATURES + lane] = integer.cast_unsigned();
         }
@@ -99,7 +102,7 @@ impl PackedMatrix {
     pub(crate) fn zeroed(format: WeightFormat, shape: [usize; 2]) -> Result<Self> {
         let [features, inputs] = shape;
         let panels = features.div_ceil(PANEL_FEATURES);
-        let bytes = panels * inputs.div_ceil(2) * format.pair_bytes();
+        let bytes = panels * format.panel_bytes(inputs);
         let groups = if format.is_quantized() { inputs.div_ceil(GROUP) } else { 0 };
         let refused = |()| {
             let text = format!("{bytes} bytes of packed weights need memory that this machine does not give");
@@ -130,7 +133,7 @@ impl PackedMatrix {
     }
 
     pub(crate) fn panel_bytes(&self) -> usize {
-        self.shape[1].div_ceil(2) * self.format.pair_bytes()
+        self.format.panel_bytes(self.shape[1])
     }
 
     /// Scales per panel.
@@ -177,12 +180,17 @@ impl PackedMatrix {
             WeightFormat::Float(_) => read::<bf16>(weights, input * PANEL_FEATURES + lane),
             WeightFormat::Int8 => f32::from(weights[input * PANEL_FEATURES + lane].cast_signed()) * scale(),
             WeightFormat::Int4 => {
-                let byte = weights[input / 2 * PANEL_FEATURES + lane];
-                let nibble = if input.is_multiple_of(2) { byte & 15 } else { byte >> 4 };
-                (f32::from(nibble) - 8.0) * scale()
+                let (byte, shift) = nibble(lane, input);
+                (f32::from(weights[byte] >> shift & 15) - 8.0) * scale()
             }
         }
     }
+}
+
+/// The byte of an int4 weight in its panel, and the position of its lowest bit there.
+fn nibble(lane: usize, input: usize) -> (usize, usize) {
+    let (word, pair) = (input / INT4_INPUTS * PANEL_FEATURES + lane, input % INT4_INPUTS / 2);
+    (word * size_of::<u32>() + input % 2 * 2 + pair / 2, pair % 2 * 4)
 }
 
 /// Element `at` of a panel.

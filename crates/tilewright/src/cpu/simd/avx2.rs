@@ -307,12 +307,15 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn load_nibbles(self, from: *const u8) -> [__m256; 2] {
-        // SAFETY: `self` proves AVX2; `from` is readable for `LANES` bytes.
+    unsafe fn load_nibbles(self, from: *const u32, bit: usize) -> [__m256; 2] {
+        // SAFETY: `self` proves AVX2; `from` is readable for `LANES` words.
         unsafe {
-            let bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(from.cast()));
-            let nibbles = [_mm256_and_si256(bytes, _mm256_set1_epi32(15)), _mm256_srli_epi32::<4>(bytes)];
-            nibbles.map(|nibble| _mm256_cvtepi32_ps(_mm256_sub_epi32(nibble, _mm256_set1_epi32(8))))
+            let words = _mm256_loadu_si256(from.cast());
+            [bit, bit + 16].map(|bit| {
+                let shifted = _mm256_srl_epi32(words, _mm_cvtsi64_si128(bit as i64));
+                let nibbles = _mm256_and_si256(shifted, _mm256_set1_epi32(15));
+                _mm256_cvtepi32_ps(_mm256_sub_epi32(nibbles, _mm256_set1_epi32(8)))
+            })
         }
     }
 

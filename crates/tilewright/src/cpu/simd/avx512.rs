@@ -318,14 +318,16 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn load_nibbles(self, from: *const u8) -> [__m512; 2] {
-        // SAFETY: `self` proves AVX-512; `from` is readable for `LANES` bytes.
+    unsafe fn load_nibbles(self, from: *const u32, bit: usize) -> [__m512; 2] {
+        // SAFETY: `self` proves AVX-512; `from` is readable for `LANES` words.
         unsafe {
-            let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast()));
+            let words = _mm512_loadu_si512(from.cast());
+            let even = _mm512_srl_epi32(words, _mm_cvtsi64_si128(bit as i64));
             let values =
                 _mm512_setr_ps(-8., -7., -6., -5., -4., -3., -2., -1., 0., 1., 2., 3., 4., 5., 6., 7.);
             // the permutation ignores the upper bits of an index
-            [bytes, _mm512_srli_epi32::<4>(bytes)].map(|nibbles| _mm512_permutexvar_ps(nibbles, values))
+            let odd = _mm512_srli_epi32::<16>(even);
+            [_mm512_permutexvar_ps(even, values), _mm512_permutexvar_ps(odd, values)]
         }
     }
 

@@ -235,11 +235,11 @@ pub(crate) trait Simd: Copy {
     /// # Safety
     /// `from` is readable for `LANES` elements.
     unsafe fn load_i8(self, from: *const i8) -> Self::V;
-    /// The lower and the upper nibble of `LANES` bytes, minus 8.
+    /// The four bits from bit `bit` on, and from `bit + 16` on, of `LANES` words, minus 8.
     ///
     /// # Safety
-    /// `from` is readable for `LANES` bytes.
-    unsafe fn load_nibbles(self, from: *const u8) -> [Self::V; 2];
+    /// `from` is readable for `LANES` words.
+    unsafe fn load_nibbles(self, from: *const u32, bit: usize) -> [Self::V; 2];
     /// Widens the four e4m3 values of each lane, the lowest byte first.
     fn split_e4m3(self, fours: Self::V) -> [Self::V; 4];
     /// Widens the four e5m2 values of each lane, the lowest byte first.

@@ -1,7 +1,7 @@
 //! The elements of packed panels, and how a register of them is loaded as f32.
 
 use super::Simd;
-use crate::gemm::{GROUP, PANEL_FEATURES};
+use crate::gemm::{GROUP, INT4_INPUTS, PANEL_FEATURES};
 use half::{bf16, f16};
 
 /// Bytes of weights that are prefetched ahead. A panel is too short for the prefetchers of the hardware, so this goes on in the
@@ -10,16 +10,16 @@ const PREFETCH: usize = 2048;
 
 /// The elements of a panel.
 pub(super) trait PanelFormat {
-    /// Bytes of the 16 weights of two inputs.
+    /// Bytes per two inputs.
     const PAIR_BYTES: usize;
     const HAS_SCALES: bool;
     const GROUPS_AHEAD: usize = PREFETCH / (GROUP / 2 * Self::PAIR_BYTES);
 
-    /// Register `vector` of both inputs of a pair, without scales.
+    /// Register `vector` of both inputs of pair number `pair` of `group`, without scales.
     ///
     /// # Safety
-    /// `PAIR_BYTES` are readable at `pair`, and `vector < PANEL_FEATURES / LANES`.
-    unsafe fn load<S: Simd>(simd: S, pair: *const u8, vector: usize) -> [S::V; 2];
+    /// The pair is inside a panel, whose group begins at `group`, and `vector < PANEL_FEATURES / LANES`.
+    unsafe fn load<S: Simd>(simd: S, group: *const u8, pair: usize, vector: usize) -> [S::V; 2];
 }
 
 pub(super) struct F32Panel;
@@ -29,13 +29,13 @@ pub(super) struct Int8Panel;
 pub(super) struct Int4Panel;
 
 macro_rules! panel_formats {
-    ($($Name:ident, $bytes:expr, $scales:literal, ($simd:ident, $pair:ident, $first:ident, $second:ident) => $load:expr);+ $(;)?) => {$(
+    ($($Name:ident, $bytes:expr, $scales:literal, ($simd:ident, $at:ident, $first:ident, $second:ident) => $load:expr);+ $(;)?) => {$(
         impl PanelFormat for $Name {
             const PAIR_BYTES: usize = $bytes;
             const HAS_SCALES: bool = $scales;
             #[inline(always)]
-            unsafe fn load<S: Simd>($simd: S, $pair: *const u8, vector: usize) -> [S::V; 2] {
-                let $first = vector * S::LANES;
+            unsafe fn load<S: Simd>($simd: S, group: *const u8, pair: usize, vector: usize) -> [S::V; 2] {
+                let ($at, $first) = (group.wrapping_add(pair * $bytes), vector * S::LANES);
                 let $second = $first + PANEL_FEATURES;
                 // SAFETY: both registers are inside the pair, upheld by the caller.
                 unsafe { $load }
@@ -44,16 +44,27 @@ macro_rules! panel_formats {
     )+};
 }
 panel_formats!(
-    F32Panel, 128, false, (simd, pair, first, second) =>
-        [simd.load(pair.cast::<f32>().add(first)), simd.load(pair.cast::<f32>().add(second))];
-    F16Panel, 64, false, (simd, pair, first, second) =>
-        [simd.load_f16(pair.cast::<f16>().add(first)), simd.load_f16(pair.cast::<f16>().add(second))];
-    Bf16Panel, 64, false, (simd, pair, first, second) =>
-        [simd.load_bf16(pair.cast::<bf16>().add(first)), simd.load_bf16(pair.cast::<bf16>().add(second))];
-    Int8Panel, 32, true, (simd, pair, first, second) =>
-        [simd.load_i8(pair.cast::<i8>().add(first)), simd.load_i8(pair.cast::<i8>().add(second))];
-    Int4Panel, 16, true, (simd, pair, first, _second) => simd.load_nibbles(pair.add(first));
+    F32Panel, 128, false, (simd, at, first, second) =>
+        [simd.load(at.cast::<f32>().add(first)), simd.load(at.cast::<f32>().add(second))];
+    F16Panel, 64, false, (simd, at, first, second) =>
+        [simd.load_f16(at.cast::<f16>().add(first)), simd.load_f16(at.cast::<f16>().add(second))];
+    Bf16Panel, 64, false, (simd, at, first, second) =>
+        [simd.load_bf16(at.cast::<bf16>().add(first)), simd.load_bf16(at.cast::<bf16>().add(second))];
+    Int8Panel, 32, true, (simd, at, first, second) =>
+        [simd.load_i8(at.cast::<i8>().add(first)), simd.load_i8(at.cast::<i8>().add(second))];
 );
+
+impl PanelFormat for Int4Panel {
+    const PAIR_BYTES: usize = PANEL_FEATURES;
+    const HAS_SCALES: bool = true;
+    #[inline(always)]
+    unsafe fn load<S: Simd>(simd: S, group: *const u8, pair: usize, vector: usize) -> [S::V; 2] {
+        const PAIRS: usize = INT4_INPUTS / 2;
+        let words = group.cast::<u32>().wrapping_add(pair / PAIRS * PANEL_FEATURES + vector * S::LANES);
+        // SAFETY: a panel has whole words.
+        unsafe { simd.load_nibbles(words, 4 * (pair % PAIRS)) }
+    }
+}
 
 /// Calls a function generic over the format of a matrix.
 macro_rules! with_format {

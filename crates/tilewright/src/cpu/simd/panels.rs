@@ -77,10 +77,11 @@ impl<'a> PanelRef<'a> {
         unsafe { simd.load_bf16(scales.as_ptr().add(vector * S::LANES)) }
     }
 
-    /// The pair that begins at the even `input`.
+    /// The group that begins at the input `start`.
     #[inline(always)]
-    fn pair<F: PanelFormat>(self, input: usize) -> *const u8 {
-        self.weights[input / 2 * F::PAIR_BYTES..][..F::PAIR_BYTES].as_ptr()
+    fn group<F: PanelFormat>(self, inputs: &Range<usize>) -> *const u8 {
+        let (start, end) = (inputs.start / 2, inputs.end.div_ceil(2));
+        self.weights[start * F::PAIR_BYTES..end * F::PAIR_BYTES].as_ptr()
     }
 }
 
@@ -211,12 +212,11 @@ impl<const ROWS: usize, const REGISTERS: usize> RegisterBlock<'_, ROWS, REGISTER
         for first in inputs.clone().step_by(GROUP) {
             let group = first..inputs.end.min(first + GROUP);
             let mut scales = [simd.splat(1.0); REGISTERS];
-            let (mut pairs, mut ahead) = ([std::ptr::null(); REGISTERS], [std::ptr::null(); REGISTERS]);
+            let (mut groups, mut ahead) = ([std::ptr::null(); REGISTERS], [std::ptr::null(); REGISTERS]);
             for v in 0..REGISTERS {
                 ahead[v] = self.prefetch_group::<S, F>(simd, first / GROUP + F::GROUPS_AHEAD, v);
                 scales[v] = self.panels[v].scale::<S, F>(simd, first, self.vectors[v]);
-                let (first, end) = (first / 2, group.end.div_ceil(2));
-                pairs[v] = self.panels[v].weights[first * F::PAIR_BYTES..end * F::PAIR_BYTES].as_ptr();
+                groups[v] = self.panels[v].group::<F>(&group);
             }
             let mut x = [std::ptr::null(); ROWS];
             for (x, row) in x.iter_mut().zip(self.x) {
@@ -226,7 +226,7 @@ impl<const ROWS: usize, const REGISTERS: usize> RegisterBlock<'_, ROWS, REGISTER
                 prefetch_pair::<S, F>(simd, &ahead, pair);
                 // SAFETY: the pair is inside the group, in all rows and registers.
                 unsafe {
-                    let [even, odd] = self.load_pair::<S, F>(simd, &pairs, pair, &scales);
+                    let [even, odd] = self.load_pair::<S, F>(simd, &groups, pair, &scales);
                     add_products(simd, &mut sums, &x, 2 * pair, &even);
                     add_products(simd, &mut sums, &x, 2 * pair + 1, &odd);
                 }
@@ -235,7 +235,7 @@ impl<const ROWS: usize, const REGISTERS: usize> RegisterBlock<'_, ROWS, REGISTER
                 let last = group.len() - 1;
                 // SAFETY: the input is inside the group, and panels are padded to whole pairs.
                 unsafe {
-                    let [weights, _] = self.load_pair::<S, F>(simd, &pairs, last / 2, &scales);
+                    let [weights, _] = self.load_pair::<S, F>(simd, &groups, last / 2, &scales);
                     add_products(simd, &mut sums, &x, last, &weights);
                 }
             }
@@ -260,23 +260,22 @@ impl<const ROWS: usize, const REGISTERS: usize> RegisterBlock<'_, ROWS, REGISTER
         panel.weights.as_ptr().wrapping_add(group * bytes)
     }
 
-    /// The weights of a pair of inputs, per input and register.
+    /// The weights of pair number `pair` of a group, per input and register.
     ///
     /// # Safety
-    /// Each of `pairs` is readable for `pair + 1` pairs.
+    /// The group has the pair.
     #[inline(always)]
     unsafe fn load_pair<S: Simd, F: PanelFormat>(
         &self,
         simd: S,
-        pairs: &[*const u8; REGISTERS],
+        groups: &[*const u8; REGISTERS],
         pair: usize,
         scales: &[S::V; REGISTERS],
     ) -> [[S::V; REGISTERS]; 2] {
         let mut weights = [[simd.splat(0.0); REGISTERS]; 2];
         for v in 0..REGISTERS {
-            let at = pairs[v].wrapping_add(pair * F::PAIR_BYTES);
             // SAFETY: upheld by the caller.
-            let [even, odd] = unsafe { F::load(simd, at, self.vectors[v]) };
+            let [even, odd] = unsafe { F::load(simd, groups[v], pair, self.vectors[v]) };
             (weights[0][v], weights[1][v]) = (even, odd);
             if F::HAS_SCALES {
                 // exact, because scales and integers have few bits
@@ -342,11 +341,13 @@ fn widen_panels<S: Simd, F: PanelFormat>(simd: S, task: WidenPanelsTask<'_>) {
             let column = column * PANEL_FEATURES + vector * S::LANES;
             for first in task.inputs.clone().step_by(GROUP) {
                 let scale = panel.scale::<S, F>(simd, first, vector);
-                for input in (first..task.inputs.end.min(first + GROUP)).step_by(2) {
+                let inputs = first..task.inputs.end.min(first + GROUP);
+                let group = panel.group::<F>(&inputs);
+                for input in inputs.step_by(2) {
                     let to = &mut task.to[(input - task.inputs.start) * task.stride + column..];
                     // SAFETY: the pair is in bounds; `to` has the rows of both inputs, as `run` has checked.
                     unsafe {
-                        let loaded = F::load(simd, panel.pair::<F>(input), vector);
+                        let loaded = F::load(simd, group, (input - first) / 2, vector);
                         let [even, odd] = scaled::<S, F>(simd, loaded, scale);
                         simd.store(to.as_mut_ptr(), even);
                         simd.store(to[task.stride..].as_mut_ptr(), odd);

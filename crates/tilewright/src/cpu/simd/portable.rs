@@ -248,10 +248,10 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    unsafe fn load_nibbles(self, from: *const u8) -> [Self::V; 2] {
-        // SAFETY: `from` is readable for `LANES` bytes.
-        let byte = |i: usize| unsafe { *from.add(i) };
-        [lanewise(|i| f32::from(byte(i) & 15) - 8.0), lanewise(|i| f32::from(byte(i) >> 4) - 8.0)]
+    unsafe fn load_nibbles(self, from: *const u32, bit: usize) -> [Self::V; 2] {
+        // SAFETY: `from` is readable for `LANES` words.
+        let word = |i: usize| unsafe { from.add(i).read_unaligned() };
+        [bit, bit + 16].map(|bit| lanewise(|i| (word(i) >> bit & 15) as f32 - 8.0))
     }
 
     #[inline(always)]

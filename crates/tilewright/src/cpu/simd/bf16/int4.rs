@@ -17,17 +17,17 @@ use crate::{
         panel_formats::{Int4Panel, PanelFormat},
         panels::{TILE_FEATURES, TILE_PANELS, TILE_ROWS},
     },
-    gemm::{GROUP, PANEL_FEATURES, PackedMatrix},
+    gemm::{GROUP, INT4_INPUTS, PANEL_FEATURES, PackedMatrix},
 };
 use half::bf16;
 use std::{arch::x86_64::*, ops::Range};
 
 /// Rows whose sums are in registers.
 const ROWS: usize = 4;
-/// Bytes of a pair of inputs.
-const PAIR_BYTES: usize = Int4Panel::PAIR_BYTES;
+/// Bytes of the words of a panel, a cache line.
+const LINE: usize = PANEL_FEATURES * size_of::<u32>();
 /// Bytes of a group of inputs.
-const GROUP_BYTES: usize = GROUP / 2 * PAIR_BYTES;
+const GROUP_BYTES: usize = GROUP / INT4_INPUTS * LINE;
 /// Groups that are prefetched ahead, in the panel that is multiplied next after the last ones.
 const GROUPS_AHEAD: usize = Int4Panel::GROUPS_AHEAD;
 
@@ -76,26 +76,26 @@ unsafe fn multiply<const ROWS: usize>(
     sums: &mut [[f32; TILE_FEATURES]],
 ) {
     let stride = x.len() / ROWS;
-    for first in (0..tile[0].0.len()).step_by(GROUP_BYTES) {
-        let group = first / GROUP_BYTES;
+    let groups = tile[0].0.len().div_ceil(GROUP_BYTES);
+    for group in 0..groups {
+        let (source, ahead) = match (group + GROUPS_AHEAD).checked_sub(groups) {
+            Some(ahead) => (following, ahead),
+            None => (tile, group + GROUPS_AHEAD),
+        };
+        let first = group * GROUP_BYTES;
         let bytes = (tile[0].0.len() - first).min(GROUP_BYTES);
-        let mut at = [std::ptr::null(); TILE_PANELS];
-        let mut ahead = [std::ptr::null(); TILE_PANELS];
+        let mut lines = [std::ptr::null(); TILE_PANELS];
+        let mut lines_ahead = [std::ptr::null(); TILE_PANELS];
         for v in 0..TILE_PANELS {
-            at[v] = tile[v].0[first..first + bytes].as_ptr();
-            let groups = tile[v].0.len().div_ceil(GROUP_BYTES);
-            let (panel, group) = match (group + GROUPS_AHEAD).checked_sub(groups) {
-                Some(group) => (following[v], group),
-                None => (tile[v], group + GROUPS_AHEAD),
-            };
-            ahead[v] = panel.0.as_ptr().wrapping_add(group * GROUP_BYTES).cast();
-            let scales: *const bf16 = panel.1.as_ptr().wrapping_add(group * PANEL_FEATURES);
+            lines[v] = tile[v].0[first..first + bytes].as_ptr();
+            lines_ahead[v] = source[v].0.as_ptr().wrapping_add(ahead * GROUP_BYTES).cast();
+            let scales: *const bf16 = source[v].1.as_ptr().wrapping_add(ahead * PANEL_FEATURES);
             // a hint, which is no access
             _mm_prefetch::<_MM_HINT_T1>(scales.cast());
         }
         let x = x[group * GROUP..(ROWS - 1) * stride + (group + 1) * GROUP].as_ptr();
-        // SAFETY: the pairs are in bounds of all panels, and of all rows, which are padded to groups.
-        let products = unsafe { add_group::<ROWS>(x, stride, &at, &ahead, bytes / PAIR_BYTES) };
+        // SAFETY: the lines are in bounds of all panels, and of all rows, which are padded to groups.
+        let products = unsafe { add_group::<ROWS>(x, stride, &lines, &lines_ahead, bytes / LINE) };
         for v in 0..TILE_PANELS {
             let scales = &tile[v].1[group * PANEL_FEATURES..][..PANEL_FEATURES];
             // SAFETY: both have 16 elements.
@@ -111,43 +111,43 @@ unsafe fn multiply<const ROWS: usize>(
     }
 }
 
-/// The products of `num_pairs` pairs of inputs, without scales. Prefetches as many from `ahead`.
+/// The products of `num_lines` lines of weights, without scales. Prefetches as many from `ahead`.
 ///
 /// # Safety
-/// The machine has AVX-512 with BF16; `x` is readable for the pairs in each of `ROWS` rows, `at` for the pairs.
+/// The machine has AVX-512 with BF16; `x` is readable for the inputs in each of `ROWS` rows, `lines` for the weights.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 unsafe fn add_group<const ROWS: usize>(
     x: *const bf16,
     stride: usize,
-    at: &[*const u8; TILE_PANELS],
+    lines: &[*const u8; TILE_PANELS],
     ahead: &[*const i8; TILE_PANELS],
-    num_pairs: usize,
+    num_lines: usize,
 ) -> [[__m512; TILE_PANELS]; ROWS] {
-    const LINE: usize = 64;
     // SAFETY: the table has 64 bytes.
     let integers = unsafe { _mm512_loadu_si512(INTEGERS.as_ptr().cast()) };
     let mut products = [[_mm512_setzero_ps(); TILE_PANELS]; ROWS];
-    for pair in 0..num_pairs {
-        if (pair * PAIR_BYTES).is_multiple_of(LINE) {
-            for ahead in ahead {
-                _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(pair * PAIR_BYTES));
-            }
-        }
-        let mut weights = [_mm512_setzero_ps(); TILE_PANELS];
+    for line in 0..num_lines {
+        let mut words = [_mm512_setzero_si512(); TILE_PANELS];
         for v in 0..TILE_PANELS {
+            _mm_prefetch::<_MM_HINT_T1>(ahead[v].wrapping_add(line * LINE));
             // SAFETY: upheld by the caller.
-            let bytes = unsafe { _mm_loadu_si128(at[v].add(pair * PAIR_BYTES).cast()) };
-            let low = _mm512_cvtepu8_epi32(bytes);
-            // the even input's nibble in bits 0..4 of each word pair, the odd input's in bits 16..20
-            let nibbles = _mm512_or_si512(low, _mm512_slli_epi32::<12>(low));
-            weights[v] = _mm512_castsi512_ps(_mm512_permutexvar_epi16(nibbles, integers));
+            words[v] = unsafe { _mm512_loadu_si512(lines[v].add(line * LINE).cast()) };
         }
-        for (r, products) in products.iter_mut().enumerate() {
-            // SAFETY: upheld by the caller.
-            let x = unsafe { x.add(r * stride + 2 * pair).cast::<i32>().read_unaligned() };
-            for (product, weights) in products.iter_mut().zip(weights) {
-                *product = dot(*product, _mm512_set1_epi32(x), weights);
+        for pair in 0..INT4_INPUTS / 2 {
+            let mut weights = [_mm512_setzero_ps(); TILE_PANELS];
+            for (weights, words) in weights.iter_mut().zip(&mut words) {
+                // the lookup uses the low bits of both halves of a word
+                *weights = _mm512_castsi512_ps(_mm512_permutexvar_epi16(*words, integers));
+                *words = _mm512_srli_epi32::<4>(*words);
+            }
+            let inputs = line * INT4_INPUTS + 2 * pair;
+            for (r, products) in products.iter_mut().enumerate() {
+                // SAFETY: upheld by the caller.
+                let x = unsafe { x.add(r * stride + inputs).cast::<i32>().read_unaligned() };
+                for (product, weights) in products.iter_mut().zip(weights) {
+                    *product = dot(*product, _mm512_set1_epi32(x), weights);
+                }
             }
         }
     }
