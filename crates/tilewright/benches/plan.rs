@@ -84,6 +84,7 @@ impl PlanCase {
             cut_overhead: 6,
             tile_load: 16,
             workers: self.workers,
+            shares: self.workers,
             scratch: 0,
             weights: Dtype::Bf16,
             many_rows: None,

@@ -56,6 +56,9 @@ pub struct Tiling {
     pub tile_load: usize,
     /// Work items in flight at once: CTAs on a GPU, bins of items for CPU threads.
     pub workers: usize,
+    /// Equal shares of the cost of a fixed split: an item of several KV heads costs at most one, rounded up to whole heads, so that
+    /// heads occupy all threads.
+    pub shares: usize,
     /// Scratch of all workers, in f32 elements.
     pub scratch: usize,
     /// Dtype to which softmax weights may be rounded before `P · V` (see `Attention::weights_dtype`); their sums stay

@@ -51,6 +51,7 @@ pub(super) fn tiling(cpu: &Cpu, problem: &Problem) -> Result<Tiling> {
         cut_overhead: 2,
         tile_load: TILE_LOAD_ROWS.div_ceil(problem.heads().group()),
         workers: threads * BINS_PER_THREAD,
+        shares: threads,
         scratch: threads * scratch_len(problem),
         weights: bf16::weights_dtype(cpu.isa, problem),
         many_rows: None,

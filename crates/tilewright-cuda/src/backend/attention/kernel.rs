@@ -80,6 +80,7 @@ pub(super) fn tiling(limits: &Limits, problem: &Problem) -> Result<Tiling> {
     }
     let choice = choose(&input(limits, problem, None, Alignment::Vectors));
     let (kernel, many_rows) = (choice.kernel, choice.many_rows);
+    let workers = (limits.multiprocessors * kernel.ctas_per_sm() / kernel.ctas_per_item()).max(1) as usize;
     Ok(Tiling {
         q_rows: kernel.q_rows(),
         kv_heads: 1,
@@ -87,7 +88,8 @@ pub(super) fn tiling(limits: &Limits, problem: &Problem) -> Result<Tiling> {
         segment_overhead: SEGMENT_OVERHEAD,
         cut_overhead: cut_overhead(&kernel, problem),
         tile_load: kernel.tile_load_rows().div_ceil(problem.heads().group()),
-        workers: (limits.multiprocessors * kernel.ctas_per_sm() / kernel.ctas_per_item()).max(1) as usize,
+        workers,
+        shares: workers,
         scratch: 0,
         weights: choice.weights(),
         many_rows: many_rows.map(|config| many_rows_tiling(limits, problem, &config)),

@@ -54,6 +54,7 @@ impl Case {
             cut_overhead: 6,
             tile_load: 16,
             workers: 132,
+            shares: 132,
             scratch: 0,
             weights: Dtype::Bf16,
             many_rows: None,

@@ -60,8 +60,8 @@ struct SegmentUnits {
     num_tiles: u32,
     /// Whether its rows also have other segments.
     shared: bool,
-    /// Whether its units are split only at a worker's quota, and write the output directly if they are not.
-    uncut: bool,
+    /// Pieces of all tiles for one head.
+    pieces: u32,
     /// Cost of all tiles for one head.
     cost: usize,
     /// The tile of a segment with a single one, the common case; others are in [`Scratch`].
@@ -69,6 +69,12 @@ struct SegmentUnits {
 }
 
 impl SegmentUnits {
+    /// Whether its units are split only at a worker's quota, and write the output directly if they are not.
+    #[inline]
+    fn uncut(&self) -> bool {
+        !self.shared && self.pieces == self.num_tiles
+    }
+
     /// Whether the units of two segments of one query tile each have equal rows and KV tiles, and items of one KV head.
     fn costs_as(&self, other: &Self) -> bool {
         let rows = |of: &Self| of.query_tile.qo.1 - of.query_tile.qo.0;
@@ -103,15 +109,15 @@ pub(super) fn cut(
         shared |= segment.shared;
     }
     check_items(inputs.operator, units)?;
-    // without a balanced KV split, heads are the only way to occupy all workers
-    if inputs.split != Split::Balanced {
-        cutter.max_heads = cutter.max_heads.min(units.div_ceil(inputs.tiling.workers)).max(1);
-    }
     scratch.segment_units.clear();
     scratch.query_tiles.clear();
     scratch.segment_units.reserve(inputs.requests.segments.len());
     scratch.query_tiles.reserve(query_tiles);
-    let (cost, pieces) = cutter.measure(scratch);
+    let (cost, mut pieces) = cutter.measure(scratch);
+    // without a balanced KV split, heads are the only way to occupy all workers
+    if inputs.split != Split::Balanced && cutter.max_heads > 1 {
+        pieces = cutter.limit_heads(cost, scratch);
+    }
     cutter.quota = cutter.quota_of(cost, &scratch.segment_units);
     check_items(inputs.operator, pieces)?;
     // a balanced split adds at most one item per quota boundary
@@ -244,12 +250,24 @@ impl<'a> Cutter<'a> {
                 heads: heads as u32,
                 num_tiles,
                 shared: segment.shared,
-                uncut: !segment.shared && pieces == num_tiles as usize,
+                pieces: u32::try_from(pieces).unwrap_or(u32::MAX),
                 cost,
                 query_tile,
             });
         }
         (all, num_pieces)
+    }
+
+    /// Limits the heads of an item to its share of the cost of a batch, `all`. Returns the number of pieces.
+    fn limit_heads(&self, all: usize, scratch: &mut Scratch) -> usize {
+        let mut num_pieces = 0_usize;
+        for units in &mut scratch.segment_units {
+            let share = all.div_ceil(self.inputs.tiling.shares.max(1) * units.cost.max(1)).max(1);
+            units.heads = units.heads.min(u32::try_from(share).unwrap_or(u32::MAX));
+            let groups = (units.kv_heads.1 - units.kv_heads.0).div_ceil(units.heads) as usize;
+            num_pieces = num_pieces.saturating_add(groups.saturating_mul(units.pieces as usize));
+        }
+        num_pieces
     }
 
     /// The cost per worker of a batch of cost `all`.
@@ -311,7 +329,7 @@ impl<'a> Cutter<'a> {
     /// multiple of an item's heads.
     #[inline]
     fn heads_within_quota(&self, units: &SegmentUnits, heads: u32) -> u32 {
-        if !units.uncut {
+        if !units.uncut() {
             return 0;
         }
         if self.begin + heads as usize * units.cost <= self.worker_end {

@@ -66,6 +66,7 @@ fn planner(generator: &mut Generator) -> (Planner, Split) {
         cut_overhead: generator.below(9),
         tile_load: generator.below(9),
         workers: generator.pick(&[1, 3, 16, 132]),
+        shares: generator.pick(&[1, 2, 5, 132]),
         scratch: generator.below(100),
         weights: Dtype::F32,
         many_rows: None,

@@ -57,6 +57,7 @@ impl PlanCase {
             cut_overhead: generator.below(9),
             tile_load: generator.below(9),
             workers: generator.pick(&[1, 2, 3, 8, 16, 132, 264]),
+            shares: generator.pick(&[1, 2, 3, 16, 264]),
             scratch: generator.below(100),
             weights: tilewright::Dtype::F32,
             many_rows: None,
@@ -445,6 +446,7 @@ fn a_level_must_pay_for_the_launch_of_its_kernel() {
         cut_overhead: 3,
         tile_load: 40,
         workers: 264,
+        shares: 264,
         scratch: 0,
         weights: tilewright::Dtype::F32,
         many_rows: Some(many),
@@ -457,4 +459,32 @@ fn a_level_must_pay_for_the_launch_of_its_kernel() {
     };
     assert_eq!([16, 64].map(|requests| is_level(requests, Some(many))), [false, true]);
     assert!(is_level(16, None));
+}
+
+#[test]
+fn items_of_a_fixed_split_have_the_heads_of_a_share() {
+    let problem =
+        Problem::builder(Heads { qo: 16, kv: 8 }, HeadDim::same(128)).build().expect("a valid problem");
+    let tiling = Tiling {
+        q_rows: 384,
+        kv_heads: 8,
+        kv_tokens: 64,
+        segment_overhead: 1,
+        cut_overhead: 2,
+        tile_load: 4,
+        workers: 32,
+        shares: 2,
+        scratch: 0,
+        weights: tilewright::Dtype::F32,
+        many_rows: None,
+    };
+    let heads = |kv_lens: &[usize]| {
+        let lens = kv_lens.iter().map(|&len| (1, len)).collect();
+        let case = PlanCase { problem, tiling, split: Split::Fixed { tokens: 2048 }, lens, page_size: 16 };
+        case.plan().schedule().items.iter().map(|item| item.kv_heads.len()).collect::<Vec<_>>()
+    };
+    assert_eq!(heads(&[150]), [4, 4], "one request occupies both threads");
+    assert_eq!(heads(&[150; 4]), [8; 4], "the heads of a token are read together");
+    // 8 heads of 1 + 31 tiles and twice 8 of 1 + 3: a share is 160, which 5 heads of 32 fill
+    assert_eq!(heads(&[1984, 150, 150]), [5, 3, 8, 8], "a long request does not occupy one thread alone");
 }

@@ -19,6 +19,7 @@ fn planner() -> Planner {
         cut_overhead: 4,
         tile_load: 3,
         workers: 5,
+        shares: 5,
         scratch: 0,
         weights: Dtype::F32,
         many_rows: None,

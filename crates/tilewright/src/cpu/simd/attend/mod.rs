@@ -112,6 +112,7 @@ impl QueryTile<'_, '_> {
         let (kv, heads) = (&ctx.item.kv, ctx.item.kv_heads.len());
         let (begin, end) = (kv.start as usize, kv.end as usize);
         let mut next = ctx.locate(begin, end);
+        self.prefetch_tokens(simd, &next, 0..next.tokens);
         for start in (begin..end).step_by(KV_TOKENS) {
             let now = next;
             next = ctx.locate(start + KV_TOKENS, end);
@@ -149,15 +150,22 @@ impl QueryTile<'_, '_> {
     /// because they are adjacent in memory.
     #[inline(always)]
     fn prefetch_next_tile<S: Simd>(&self, simd: S, keys: &KvTile<'_>, part: usize) {
-        let (params, next, heads) = (self.ctx.params, keys.next, self.ctx.item.kv_heads.len());
+        let (next, heads) = (keys.next, self.ctx.item.kv_heads.len());
+        let share = |part: usize| next.tokens * part / (8 * heads);
+        self.prefetch_tokens(simd, next, share(8 * keys.head + part)..share(8 * keys.head + part + 1));
+    }
+
+    /// Prefetches keys and values of `tokens`.
+    #[inline(always)]
+    fn prefetch_tokens<S: Simd>(&self, simd: S, location: &KvLocation, tokens: Range<usize>) {
+        let (params, heads) = (self.ctx.params, self.ctx.item.kv_heads.len());
         let dim = params.plan.problem.head_dim();
         let width = if params.inputs.k_pe.is_some() { dim.vo } else { dim.qk };
-        let share = |part: usize| next.tokens * part / (8 * heads);
-        for token in share(8 * keys.head + part)..share(8 * keys.head + part + 1) {
+        for token in tokens {
             for head in 0..heads {
                 let (k, v) = self.ctx.heads_from(head);
-                gather::prefetch(simd, k, next.k[token], width);
-                gather::prefetch(simd, v, next.v[token], dim.vo);
+                gather::prefetch(simd, k, location.k[token], width);
+                gather::prefetch(simd, v, location.v[token], dim.vo);
             }
         }
     }
