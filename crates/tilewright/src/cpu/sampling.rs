@@ -10,7 +10,7 @@ pub(super) mod top_k;
 
 use super::threshold::{search, ties_within};
 use crate::{
-    Cpu, Element, Error, Operator, ViewMut,
+    Cpu, Dtype, Element, Error, Operator, ViewMut,
     rows::{Rows, rows_mut, widen, widen_row},
     sampling::{
         Filter, FilterOrder, SamplingDistribution, SamplingParams, ScoreFilter, Scores, TensorDistribution,
@@ -25,11 +25,17 @@ const LANES: usize = 16;
 pub(super) fn sample(cpu: &Cpu, operator: TokenSampling<'_>) {
     let name = operator.name();
     let TokenSampling { scores, params, out } = operator;
-    let view = scores.view();
+    let (view, logits) = (scores.view(), f32_logits(&scores));
     cpu.each_row(out.iter_mut().collect(), view.shape()[1], Vec::new, |weights, row, out| {
-        widen_row(view, row, weights);
-        **out = sample_row(&scores, weights, &params[row])
-            .map_err(|why| Error::new(name, format!("request {row}: {why}")));
+        let sampled = match &logits {
+            // nothing to change in the row, so it is not copied
+            Some(logits) if params[row].temperature == 0.0 => greedy(logits.get(row)),
+            _ => {
+                widen_row(view, row, weights);
+                sample_row(&scores, weights, &params[row])
+            }
+        };
+        **out = sampled.map_err(|why| Error::new(name, format!("request {row}: {why}")));
     });
 }
 
@@ -130,6 +136,14 @@ fn filter_row<T: Element>(filter: Filter<'_>, row: usize, values: &mut [f32], ou
                 *out = T::from_f32(if value >= floor { value } else { f32::NEG_INFINITY });
             }
         }
+    }
+}
+
+/// The rows of f32 logits.
+fn f32_logits<'a>(scores: &Scores<'a>) -> Option<Rows<'a, f32>> {
+    match scores {
+        Scores::Logits(view) if view.dtype() == Dtype::F32 => Some(Rows::new(*view)),
+        _ => None,
     }
 }
 
