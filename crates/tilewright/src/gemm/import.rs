@@ -1,14 +1,15 @@
 //! Packed matrices from integers and scales that were quantized elsewhere, such as in a checkpoint.
 
-use super::packed::{GROUP, PANEL_FEATURES, PackedMatrix, WeightFormat};
+use super::packed::{GROUP, PANEL_FEATURES, PackedMatrix, PanelMut, WeightFormat};
 use crate::{Error, Result, ensure};
 use half::bf16;
+use std::{panic::resume_unwind, thread};
 
 const OPERATOR: &str = "gemm.from_groups";
 
 impl PackedMatrix {
     /// A quantized matrix `[out_features, in_features]` whose scale and integers for output feature `f` and inputs
-    /// `32 g .. 32 (g + 1)` are `group(f, g)`. No weight is rounded.
+    /// `32 g .. 32 (g + 1)` are `group(f, g)`, which all cores call. No weight is rounded.
     ///
     /// # Errors
     /// When `format` is a float format, `in_features` is not a multiple of [`GROUP`], an integer is outside the range of `format`, or
@@ -16,7 +17,7 @@ impl PackedMatrix {
     pub fn from_groups(
         format: WeightFormat,
         [features, inputs]: [usize; 2],
-        group: impl Fn(usize, usize) -> (bf16, [i8; GROUP]),
+        group: impl Fn(usize, usize) -> (bf16, [i8; GROUP]) + Sync,
     ) -> Result<Self> {
         if let WeightFormat::Float(dtype) = format {
             return Err(Error::new(OPERATOR, format!("format = {dtype}, expected int8 or int4")));
@@ -27,25 +28,44 @@ impl PackedMatrix {
             OPERATOR,
             "in_features = {inputs} is not a multiple of {GROUP}, the inputs of a scale"
         );
-        let groups = inputs / GROUP;
         let mut packed = Self::zeroed(format, [features, inputs])?;
+        let fill = |panel: &mut PanelMut<'_>, feature: usize| {
+            for index in 0..inputs / GROUP {
+                let (scale, integers) = group(feature, index);
+                if let Some(integer) = integers.iter().find(|integer| !(low..=high).contains(*integer)) {
+                    let message = format!(
+                        "feature {feature}, group {index}: integer = {integer}, expected {low} to {high}"
+                    );
+                    return Err(Error::new(OPERATOR, message));
+                }
+                let lane = feature % PANEL_FEATURES;
+                panel.scales[index * PANEL_FEATURES + lane] = scale;
+                for (input, integer) in (index * GROUP..).zip(integers) {
+                    panel.set_integer(format, lane, input, integer);
+                }
+            }
+            Ok(())
+        };
         let mut panels = packed.panels_mut();
-        for (feature, index) in
-            (0..features).flat_map(|feature| (0..groups).map(move |index| (feature, index)))
-        {
-            let (scale, integers) = group(feature, index);
-            if let Some(integer) = integers.iter().find(|integer| !(low..=high).contains(*integer)) {
-                let message = format!(
-                    "feature {feature}, group {index}: integer = {integer}, expected {low} to {high}"
-                );
-                return Err(Error::new(OPERATOR, message));
-            }
-            let (panel, lane) = (&mut panels[feature / PANEL_FEATURES], feature % PANEL_FEATURES);
-            panel.scales[index * PANEL_FEATURES + lane] = scale;
-            for (input, integer) in (index * GROUP..).zip(integers) {
-                panel.set_integer(format, lane, input, integer);
-            }
-        }
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let chunk = panels.len().div_ceil(cores).max(1);
+        let fill = &fill;
+        thread::scope(|scope| {
+            let threads: Vec<_> = panels
+                .chunks_mut(chunk)
+                .enumerate()
+                .map(|(at, panels)| {
+                    let rows = at * chunk * PANEL_FEATURES..features;
+                    scope.spawn(move || {
+                        let mut rows = rows.zip(0..panels.len() * PANEL_FEATURES);
+                        rows.try_for_each(|(feature, at)| fill(&mut panels[at / PANEL_FEATURES], feature))
+                    })
+                })
+                .collect();
+            let results =
+                threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
+            results.collect::<Result<()>>()
+        })?;
         Ok(packed)
     }
 }
