@@ -17,7 +17,7 @@ use clap::Parser;
 use std::{error::Error, fmt::Write, path::PathBuf, sync::Arc, time::Instant};
 use tilewright::{
     Attention, Batch, Dtype, HeadDim, Heads, Mask, PageTable, Plan, Problem,
-    attention::{Capacity, DeviceBatch, Split},
+    attention::{Capacity, DeviceBatch, DevicePages, Split},
 };
 use tilewright_cuda::{Cuda, Device, Gpu, machine::Machine};
 
@@ -160,14 +160,17 @@ impl Case {
         let batch = DeviceBatch {
             num_requests: num_requests?,
             qo_indptr: qo_indptr?,
-            kv_indptr: kv_indptr?,
-            last_page_len: last_page_len?,
-            indices: indices?,
+            pages: DevicePages::Lists {
+                kv_indptr: kv_indptr?,
+                last_page_len: last_page_len?,
+                indices: indices?,
+            },
         };
         let none = PageTable::new(&[0], &[] as &[i32; 0], &[] as &[i32; 0], PAGE_SIZE);
         let capacity = Capacity::decode(requests, self.indices.len());
-        let plan = attention.plan_with_capacity(&capacity, &Batch::paged(&[0], none), Split::Balanced)?;
-        let plan: Plan = attention.plan_on_device(plan, batch)?;
+        let mut plan: Plan =
+            attention.plan_with_capacity(&capacity, &Batch::paged(&[0], none), Split::Balanced)?;
+        attention.plan_on_device(&mut plan, batch)?;
         if attention.refusals_on_device(&plan)? != 0 {
             return Err("the device refuses the batch".into());
         }

@@ -161,7 +161,7 @@ impl<M: Machine> Backend for Staged<M> {
         self.0.prepare(plan, previous)
     }
 
-    fn plan_on_device(&self, plan: Plan, batch: DeviceBatch) -> Result<Plan> {
+    fn plan_on_device(&self, plan: &mut Plan, batch: DeviceBatch) -> Result<()> {
         self.0.plan_on_device(plan, batch)
     }
 

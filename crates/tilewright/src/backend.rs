@@ -222,7 +222,7 @@ pub trait Backend {
     ///
     /// # Errors
     /// As there.
-    fn plan_on_device(&self, plan: Plan, batch: DeviceBatch) -> Result<Plan> {
+    fn plan_on_device(&self, plan: &mut Plan, batch: DeviceBatch) -> Result<()> {
         let _ = (plan, batch);
         Err(unsupported(PLAN_ON_DEVICE, &self.describe()))
     }

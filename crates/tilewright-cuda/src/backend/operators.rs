@@ -108,7 +108,7 @@ impl<M: Machine> Backend for Gpu<M> {
         self.run_attention(operator.plan, &operator.inputs, &operator.out) // checks the device of each tensor
     }
 
-    fn plan_on_device(&self, plan: Plan, batch: DeviceBatch) -> Result<Plan> {
+    fn plan_on_device(&self, plan: &mut Plan, batch: DeviceBatch) -> Result<()> {
         Self::plan_on_device(self, plan, batch)
     }
 

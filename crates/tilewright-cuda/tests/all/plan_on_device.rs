@@ -9,16 +9,16 @@ mod words;
 use case::{Case, Generator};
 use std::sync::Arc;
 use tilewright::{
-    Attention, Batch, HeadDim, Heads, KvCache, Mask, Output, PageTable, Plan, Problem, Result, View, ViewMut,
+    Attention, Backend, Batch, HeadDim, Heads, KvCache, Mask, Output, PageTable, Plan, Problem, Result, View, ViewMut,
     Workspace,
-    attention::{Capacity, DeviceBatch, Split},
+    attention::{Capacity, DeviceBatch, DevicePages, Split},
     tensor::DeviceMemory,
 };
 use tilewright_cuda::{Gpu, Staged, machine::Machine};
 use tilewright_kernels::attention::{
     items::{MergeItem, MergeSource, WorkItem},
     params::PlanArrays,
-    plan_device::{PlanDeviceParams, plan_device},
+    plan_device::{LengthError, plan_device},
 };
 use words::Arrays;
 
@@ -41,6 +41,7 @@ macro_rules! judge_backends {
 judge_backends!(
     words_equal_those_of_the_host,
     plans_of_device_and_host_compute_equal_results,
+    a_plan_is_bound_to_block_tables_one_after_another,
     unsupported_plans_are_rejected_with_all_reasons,
     too_small_arrays_are_rejected_by_name
 );
@@ -78,12 +79,6 @@ fn run<M: Machine>(attention: &Attention<Staged<M>>, plan: &Plan) -> Result<Vec<
 fn planned<M: Machine>(gpu: &Gpu<M>, case: &Case) {
     let (plan, machine) = (case.plan(), gpu.machine());
     let (schedule, room) = (plan.schedule(), plan.array_sizes());
-    let batch = [
-        upload(gpu, &[case.num_requests]),
-        upload(gpu, &case.qo_indptr),
-        upload(gpu, &case.kv_indptr),
-        upload(gpu, &[&case.last_page_len[..], &[0]].concat()),
-    ];
     let array = |bytes: usize| gpu.allocate(bytes.max(16)).expect("there is room");
     let arrays = [
         array(WorkItem::BYTES * room.items),
@@ -107,13 +102,13 @@ fn planned<M: Machine>(gpu: &Gpu<M>, case: &Case) {
         num_requests,
         ..PlanArrays::default()
     };
-    let call = PlanDeviceParams {
-        batch: batch.each_ref().map(DeviceMemory::address),
-        plan: of_plan,
-        flags,
-        config: case.shape(),
+    let mut batch = Vec::new();
+    let mut upload = |values: &[i32]| {
+        batch.push(upload(gpu, values));
+        batch[batch.len() - 1].address()
     };
-    let kernel = machine.load(&plan_device("plan_device").unwrap()).unwrap();
+    let call = case.params(&mut upload, of_plan, flags);
+    let kernel = machine.load(&plan_device(call.kernel().name(), call.kernel()).unwrap()).unwrap();
     machine.launch(&kernel, call.grid(), &call.args()).unwrap();
     let words = |at: u64, len: usize| {
         let mut bytes = vec![0; 4 * len];
@@ -129,7 +124,7 @@ fn planned<M: Machine>(gpu: &Gpu<M>, case: &Case) {
         sources: words(sources, 2 * schedule.sources.len()),
         requests: words(requests, 2 * room.requests),
     };
-    assert_eq!(found, Arrays::of(&plan, case.capacity.requests), "{case:?}");
+    assert_eq!(found, Arrays::of(&plan, case), "{case:?}");
 }
 
 /// The tests of the kernel itself run many more cases in the simulator.
@@ -140,6 +135,9 @@ fn words_equal_those_of_the_host<M: Machine>(Staged(gpu): &Staged<M>) {
     let mut many = Case::new(&lens, 16);
     many.tiling.workers = 264;
     planned(gpu, &many);
+    let decode: Vec<_> = (0..1500).map(|r| (1, if r == 7 { 30_000 } else { 1 + r % 200 })).collect();
+    planned(gpu, &Case::new(&decode, 16));
+    planned(gpu, &Case::new(&decode, 16).in_block_table(1));
     let mut wide = Case::new(&[(1, 3000), (70, 900), (0, 20), (1, 2000)], 16);
     wide.tiling.tile_load = 1 << 30;
     planned(gpu, &wide);
@@ -155,8 +153,9 @@ fn plans_of_device_and_host_compute_equal_results<M: Machine>(staged: &Staged<M>
     let indices: Vec<i32> = (0..PAGES as i32).rev().collect();
     // arrays with the length of the capacity; their contents are arbitrary
     let batch = batch(gpu, 4, &indices);
-    let device = attention.plan_with_capacity(&capacity, &empty, Split::Balanced).unwrap();
-    let device = attention.plan_on_device(device, batch.clone()).unwrap();
+    let mut device = attention.plan_with_capacity(&capacity, &empty, Split::Balanced).unwrap();
+    attention.plan_on_device(&mut device, batch.clone()).unwrap();
+    let DevicePages::Lists { kv_indptr, last_page_len, .. } = &batch.pages else { unreachable!() };
     assert!(run(&attention, &device).unwrap().iter().all(|&o| o == -7.0), "no request, no row");
 
     let write = |memory: &DeviceMemory, values: &[i32]| {
@@ -168,8 +167,8 @@ fn plans_of_device_and_host_compute_equal_results<M: Machine>(staged: &Staged<M>
     ] {
         write(&batch.num_requests, &[last.len() as i32]);
         write(&batch.qo_indptr, &qo);
-        write(&batch.kv_indptr, &kv);
-        write(&batch.last_page_len, &last);
+        write(kv_indptr, &kv);
+        write(last_page_len, &last);
         attention.replan_on_device(&device).unwrap();
         assert_eq!(attention.refusals_on_device(&device).unwrap(), 0);
         let used = &indices[..kv[kv.len() - 1] as usize];
@@ -181,17 +180,76 @@ fn plans_of_device_and_host_compute_equal_results<M: Machine>(staged: &Staged<M>
     assert_eq!(attention.refusals_on_device(&device).unwrap(), 1);
 }
 
+fn zeros<M: Machine>(gpu: &Gpu<M>, len: usize) -> Arc<DeviceMemory> {
+    Arc::new(upload(gpu, &vec![0; len]))
+}
+
 /// Arrays for `requests` requests and these pages, without any request.
 fn batch<M: Machine>(gpu: &Gpu<M>, requests: usize, indices: &[i32]) -> DeviceBatch {
-    let array = |values: &[i32]| Arc::new(upload(gpu, values));
-    let zeros = |len: usize| array(&vec![0; len]);
+    let zeros = |len: usize| zeros(gpu, len);
     DeviceBatch {
         num_requests: zeros(1),
         qo_indptr: zeros(requests + 1),
-        kv_indptr: zeros(requests + 1),
-        last_page_len: zeros(requests),
-        indices: array(indices),
+        pages: DevicePages::Lists {
+            kv_indptr: zeros(requests + 1),
+            last_page_len: zeros(requests),
+            indices: Arc::new(upload(gpu, indices)),
+        },
     }
+}
+
+/// The second binding uses the memory of the first, so it can be recorded; replays plan the lengths of their time.
+fn a_plan_is_bound_to_block_tables_one_after_another<M: Machine>(staged: &Staged<M>) {
+    let gpu = &staged.0;
+    let attention = Attention::new(problem(), staged.clone()).unwrap();
+    let none = PageTable::new(&[0], &[] as &[i32; 0], &[] as &[i32; 0], 4);
+    let empty = Batch::paged(&[0], none);
+    let capacity = Capacity::new(3, ROWS, 0);
+    let mut plan = attention.plan_with_capacity(&capacity, &empty, Split::Balanced).unwrap();
+    let array = |values: &[i32]| Arc::new(upload(gpu, values));
+    let block_table = |lens: [i32; 3], columns: usize| DeviceBatch {
+        num_requests: array(&[3]),
+        qo_indptr: array(&[0, 1, 2, ROWS as i32]),
+        pages: DevicePages::BlockTable {
+            seq_lens: array(&lens),
+            block_tables: array(&table(columns).concat()),
+            columns,
+        },
+    };
+    let expected = |lens: [i32; 3]| {
+        let (mut indptr, mut indices, mut last) = (vec![0], Vec::new(), Vec::new());
+        for (len, row) in lens.into_iter().zip(table(5)) {
+            let pages = (len as usize).div_ceil(4);
+            indices.extend_from_slice(&row[..pages]);
+            indptr.push(indices.len() as i32);
+            last.push(if len == 0 { 0 } else { (len - 1) % 4 + 1 });
+        }
+        let batch = Batch::paged(&[0, 1, 2, ROWS as i32], PageTable::new(&indptr, &indices, &last, 4));
+        run(&attention, &attention.plan(&batch).unwrap()).unwrap()
+    };
+    for (lens, columns) in [([7, 0, 20], 5), ([3, 16, 8], 4)] {
+        attention.plan_on_device(&mut plan, block_table(lens, columns)).unwrap();
+        assert_eq!(attention.refusals_on_device(&plan).unwrap(), 0);
+        assert_eq!(run(&attention, &plan).unwrap(), expected(lens));
+    }
+    let batch = block_table([1, 1, 6], 2);
+    let DevicePages::BlockTable { seq_lens, .. } = &batch.pages else { unreachable!() };
+    let seq_lens = seq_lens.clone();
+    let recorded = gpu.record(&mut || attention.plan_on_device(&mut plan, batch.clone()));
+    let recorded = recorded.unwrap().expect("the machine records");
+    for lens in [[1, 1, 6], [8, 5, 4]] {
+        gpu.machine().write(seq_lens.address(), bytemuck::cast_slice(&lens)).unwrap();
+        recorded.replay().unwrap();
+        assert_eq!(run(&attention, &plan).unwrap(), expected(lens));
+    }
+    gpu.machine().write(seq_lens.address(), bytemuck::cast_slice(&[9, 5, 4])).unwrap();
+    attention.replan_on_device(&plan).unwrap();
+    assert_eq!(attention.refusals_on_device(&plan).unwrap(), LengthError::Keys as u32);
+}
+
+/// Rows of pages; those of fewer columns are the first ones.
+fn table(columns: usize) -> [Vec<i32>; 3] {
+    [0, 1, 2].map(|r: i32| (0..columns as i32).map(|page| (5 * r + 3 * page + 1) % PAGES as i32).collect())
 }
 
 fn too_small_arrays_are_rejected_by_name<M: Machine>(staged: &Staged<M>) {
@@ -201,15 +259,32 @@ fn too_small_arrays_are_rejected_by_name<M: Machine>(staged: &Staged<M>) {
     let none = PageTable::new(&[0], &[] as &[i32; 0], &[] as &[i32; 0], 4);
     let short = || Arc::new(upload(gpu, &[0; 3]));
     let (right, nothing) = (batch(gpu, 4, &[0; PAGES]), Arc::new(gpu.allocate(1).unwrap()));
+    let lists = |short_array: usize| {
+        let array = |at: usize, len: usize| if at == short_array { short() } else { zeros(gpu, len) };
+        let (kv_indptr, last_page_len, indices) = (array(0, 5), array(1, 4), array(2, PAGES));
+        DevicePages::Lists { kv_indptr, last_page_len, indices }
+    };
+    let table = |lens: usize, entries: usize, columns: usize| DevicePages::BlockTable {
+        seq_lens: zeros(gpu, lens),
+        block_tables: zeros(gpu, entries),
+        columns,
+    };
     for (batch, expected) in [
         (DeviceBatch { num_requests: nothing, ..right.clone() }, "num_requests: 1 bytes at "),
         (DeviceBatch { qo_indptr: short(), ..right.clone() }, "qo_indptr: 12 bytes at "),
-        (DeviceBatch { kv_indptr: short(), ..right.clone() }, "expected at least 20, for 5 numbers"),
-        (DeviceBatch { last_page_len: short(), ..right.clone() }, "last_page_len: 12 bytes at "),
-        (DeviceBatch { indices: short(), ..right.clone() }, "expected at least 48, for 12 numbers"),
+        (DeviceBatch { pages: lists(0), ..right.clone() }, "expected at least 20, for 5 numbers"),
+        (DeviceBatch { pages: lists(1), ..right.clone() }, "last_page_len: 12 bytes at "),
+        (DeviceBatch { pages: lists(2), ..right.clone() }, "expected at least 48, for 12 numbers"),
+        (DeviceBatch { pages: table(3, 12, 3), ..right.clone() }, "seq_lens: 12 bytes at "),
+        (DeviceBatch { pages: table(4, 11, 3), ..right.clone() }, "block_tables: 44 bytes at "),
+        (
+            DeviceBatch { pages: table(4, 12, 1 << 30), ..right.clone() },
+            "block_tables: 4 rows of 1073741824 columns, the most is 2147483647 entries",
+        ),
     ] {
-        let plan = attention.plan_with_capacity(&capacity, &Batch::paged(&[0], none), Split::Balanced);
-        let why = attention.plan_on_device(plan.unwrap(), batch).unwrap_err().to_string();
+        let mut plan =
+            attention.plan_with_capacity(&capacity, &Batch::paged(&[0], none), Split::Balanced).unwrap();
+        let why = attention.plan_on_device(&mut plan, batch).unwrap_err().to_string();
         assert!(why.starts_with("attention.plan_on_device: ") && why.contains(expected), "{why}");
     }
 }
@@ -217,20 +292,21 @@ fn too_small_arrays_are_rejected_by_name<M: Machine>(staged: &Staged<M>) {
 fn unsupported_plans_are_rejected_with_all_reasons<M: Machine>(staged: &Staged<M>) {
     let gpu = &staged.0;
     let attention = Attention::new(problem(), staged.clone()).unwrap();
-    let capacity = Capacity::new(2000, 3000, PAGES).with_levels(1);
-    let plan = attention.plan_with_capacity(&capacity, &Batch::ragged(&[0], &[0]), Split::Never).unwrap();
+    let capacity = Capacity::new(5000, 3000, PAGES).with_levels(1);
+    let ragged = Batch::ragged(&[0], &[0]);
+    let mut plan = attention.plan_with_capacity(&capacity, &ragged, Split::Never).unwrap();
     let batch = batch(gpu, 4, &[0; PAGES]);
-    let why = attention.plan_on_device(plan, batch.clone()).unwrap_err().to_string();
+    let why = attention.plan_on_device(&mut plan, batch.clone()).unwrap_err().to_string();
     for reason in [
         "attention.plan_on_device: keys divided never, expected balanced; keys that are not in pages; ",
         "1 levels, the most is 0",
-        "2000 requests, the most is 1024",
+        "5000 requests, the most is 4096",
     ] {
         assert!(why.contains(reason), "{why}");
     }
-    let plain = attention.plan(&Batch::ragged(&[0], &[0])).unwrap();
+    let mut plain = attention.plan(&Batch::ragged(&[0], &[0])).unwrap();
     let why = attention.replan_on_device(&plain).unwrap_err().to_string();
     assert_eq!(why, "attention.plan_on_device: the plan is not made of lengths on the device");
-    let why = attention.plan_on_device(plain, batch).unwrap_err().to_string();
+    let why = attention.plan_on_device(&mut plain, batch).unwrap_err().to_string();
     assert_eq!(why, "attention.plan_on_device: the plan has no fixed capacity");
 }

@@ -9,7 +9,7 @@ use crate::attention::{
         simt,
         wgmma::{self, WgmmaConfig},
     },
-    plan_device::plan_device,
+    plan_device::{PlanKernel, plan_device},
 };
 use tilewright::{
     Dtype, HeadDim, Heads, Mask, Problem,
@@ -19,7 +19,9 @@ use tilewright::{
 use tilewright_ptx::verify::Invalid;
 
 pub(super) fn all() -> Vec<KernelEntry> {
-    let plans = vec![entry_with("plan_device".to_owned(), ALL, plan_device)];
+    let plans = PlanKernel::ALL
+        .map(|kernel| entry_with(kernel.name().to_owned(), ALL, move |name| plan_device(name, kernel)))
+        .into();
     [many_rows(), attentions(), latents(), latents_wgmma(), scalars(), plans].into_iter().flatten().collect()
 }
 

@@ -30,7 +30,7 @@ pub use capacity::{ArraySizes, Capacity};
 pub use cascade::SharedPrefix;
 pub use mask::MaskBits;
 pub use mask::{BitOrder, PackedMask, TreeMask, packbits, segment_packbits};
-pub use on_device::{DeviceBatch, packbits_on_device, segment_packbits_on_device};
+pub use on_device::{DeviceBatch, DevicePages, packbits_on_device, segment_packbits_on_device};
 pub use plan::{Explanation, Plan, Workspace};
 pub use planner::Planner;
 pub use problem::{HeadDim, Heads, Mask, Problem, ProblemBuilder};

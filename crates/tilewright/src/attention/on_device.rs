@@ -4,36 +4,56 @@ use super::{Attention, BitOrder, Index, Plan};
 use crate::{Backend, Error, Result, tensor::DeviceMemory};
 use std::sync::Arc;
 
-/// A paged batch in device memory: i32 arrays as in [`crate::PageTable`], sized for the capacity of the plan. The plan holds
-/// a reference to each. The host does not see their contents: the kernel checks all of them except the page indices, which must
-/// be valid pages of the cache.
+/// A paged batch in device memory: i32 arrays, sized for the capacity of the plan. The plan holds a reference to each. The host
+/// does not see their contents: the kernel checks all of them except the page indices, which must be valid pages of the cache.
 #[derive(Debug, Clone)]
 pub struct DeviceBatch {
     /// `[1]`: the number of requests, at most the capacity's.
     pub num_requests: Arc<DeviceMemory>,
-    /// `[num_requests + 1]`
+    /// `[num_requests + 1]`: request `r` has query rows `qo_indptr[r]..qo_indptr[r + 1]`.
     pub qo_indptr: Arc<DeviceMemory>,
-    /// `[num_requests + 1]`
-    pub kv_indptr: Arc<DeviceMemory>,
-    /// `[num_requests]`
-    pub last_page_len: Arc<DeviceMemory>,
-    /// `[kv_indptr[num_requests]]`: read in place by each run.
-    pub indices: Arc<DeviceMemory>,
+    /// The pages of each request.
+    pub pages: DevicePages,
+}
+
+/// Pages and lengths in device memory.
+#[derive(Debug, Clone)]
+pub enum DevicePages {
+    /// Lists of pages, as in [`crate::PageTable`]. Planning copies the page indices into the plan. `kv_indptr` may start above 0,
+    /// and requests without pages may have any `last_page_len`.
+    Lists {
+        /// `[num_requests + 1]`
+        kv_indptr: Arc<DeviceMemory>,
+        /// `[num_requests]`
+        last_page_len: Arc<DeviceMemory>,
+        /// As many as the capacity has pages: `kv_indptr[num_requests]` of them are used.
+        indices: Arc<DeviceMemory>,
+    },
+    /// A block table, which runs read in place. The capacity of the plan in pages has no effect and may be 0.
+    BlockTable {
+        /// `[num_requests]`: tokens of each request, at most `columns` pages of them.
+        seq_lens: Arc<DeviceMemory>,
+        /// `[num_requests, columns]`: row `r` begins with the pages of request `r`.
+        block_tables: Arc<DeviceMemory>,
+        /// Columns of `block_tables`.
+        columns: usize,
+    },
 }
 
 impl<B: Backend> Attention<B> {
-    /// Binds `plan` to a batch on the device, and plans it for the first time. `plan` comes from
-    /// [`Attention::plan_with_capacity`] with any paged batch, for example an empty one. The tensors of its runs have as many
-    /// rows as the capacity.
+    /// Binds `plan` to a batch on the device, and plans it. `plan` comes from [`Attention::plan_with_capacity`] with any paged
+    /// batch, for example an empty one. The tensors of its runs have as many rows as the capacity. A plan that is bound to another
+    /// batch is bound anew with one launch, which does not block and can be recorded.
     ///
     /// # Errors
     /// When the backend does not plan on the device, the plan has no fixed capacity or exceeds the limits of the backend, or an
-    /// array is too short or in other memory. The error lists all reasons.
-    pub fn plan_on_device(&self, plan: Plan, batch: DeviceBatch) -> Result<Plan> {
+    /// array is too short or in other memory. The error lists all reasons, and the plan is unchanged.
+    pub fn plan_on_device(&self, plan: &mut Plan, batch: DeviceBatch) -> Result<()> {
         self.backend.plan_on_device(plan, batch)
     }
 
-    /// Plans the current contents of the batch's arrays with one launch, which does not block and can be recorded.
+    /// Plans the current contents of the batch's arrays with one launch, after a copy of lists of pages. It does not block and can
+    /// be recorded.
     ///
     /// # Errors
     /// When the plan is not one of [`Attention::plan_on_device`], or the device rejects the launch.

@@ -100,11 +100,9 @@ impl Plan {
         self.prepared.0.as_ref()
     }
 
-    /// Replaces the backend's data; for backends that build plans on the device.
-    #[must_use]
-    pub fn with_prepared(mut self, prepared: Opaque) -> Self {
-        self.prepared = PreparedData(Some(prepared));
-        self
+    /// The backend's data, to be replaced; for backends that build plans on the device.
+    pub fn prepared_mut(&mut self) -> &mut Option<Opaque> {
+        &mut self.prepared.0
     }
 
     /// The KV split policy.

@@ -17,7 +17,7 @@
 
 use tilewright::{
     Plan,
-    attention::{KvSource, Schedule, Segment},
+    attention::{ArraySizes, KvSource, Schedule, Segment},
 };
 use tilewright_kernels::attention::{
     body::{Bodies, MAX_SPLIT_KV_ROWS},
@@ -70,7 +70,7 @@ impl PlanLayout {
         // struct fields are evaluated in the order written here
         let offsets = PlanArrays {
             worker_indptr: array(4 * worker_bounds(plan)),
-            arrival_counters: array(4 * (2 * capacity.merges + 3)),
+            arrival_counters: array(counter_bytes(&capacity)),
             requests: array(RequestRows::BYTES * capacity.requests),
             num_requests: capacity.requests as u32,
             merges: array(MergeItem::BYTES * capacity.merges),
@@ -142,6 +142,11 @@ impl PlanLayout {
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut all[self.offsets.mask_bits as usize / 4..]);
         bytes[..bits.len()].copy_from_slice(bits);
     }
+}
+
+/// Bytes of the counters of merges, the ticket of runs and the list of large merges.
+pub(super) fn counter_bytes(sizes: &ArraySizes) -> usize {
+    4 * (2 * sizes.merges + 3)
 }
 
 /// Bounds of workers, and of items if there are runs.

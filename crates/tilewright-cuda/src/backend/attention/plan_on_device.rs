@@ -8,13 +8,14 @@ use crate::{backend::Gpu, machine::Machine};
 use std::sync::Arc;
 use tilewright::{
     Error, Mask, Plan, Problem, Result,
-    attention::{Capacity, DeviceBatch, Split, Tiling},
+    attention::{Capacity, DeviceBatch, DevicePages, Split, Tiling},
     tensor::DeviceMemory,
 };
 use tilewright_kernels::attention::{
     params::{KvLayout, UNLIMITED},
     plan_device::{
-        MAX_LEN, MAX_QUERY_TILES, MAX_REQUESTS, MAX_WORKERS, PlanConfig, PlanDeviceParams, plan_device,
+        KvLengths, MAX_LEN, MAX_QUERY_TILES, MAX_REQUESTS, MAX_WORKERS, PlanConfig, PlanDeviceParams,
+        plan_device,
     },
 };
 
@@ -24,63 +25,89 @@ const OPERATOR: &str = "attention.plan_on_device";
 #[derive(Debug)]
 pub(super) struct PlanLaunch {
     call: PlanDeviceParams,
+    /// Address and bytes of page indices to be copied into the plan.
+    copied_indices: Option<(u64, usize)>,
     flags: DeviceMemory,
     /// Kept alive for the kernel and the runs.
     _batch: DeviceBatch,
 }
 
+/// The addresses of a batch.
+#[derive(Debug, Clone, Copy)]
+struct BatchAddresses {
+    num_requests: u64,
+    qo_indptr: u64,
+    keys: KvLengths,
+    indices: u64,
+}
+
 impl<M: Machine> Gpu<M> {
-    /// Binds `plan` to a batch on the device, and plans it for the first time. `plan` comes from
+    /// Binds `plan` to a batch on the device, and plans it. `plan` comes from
     /// [`plan_with_capacity`](tilewright::Attention::plan_with_capacity) with any paged batch, for example an empty one, and
-    /// `Split::Balanced`. The tensors of its runs have as many rows as the capacity.
+    /// `Split::Balanced`. The tensors of its runs have as many rows as the capacity. The plan keeps its memory; its first binding
+    /// allocates a word.
     ///
     /// # Errors
-    /// If the plan has no capacity, levels or masks, or exceeds the kernel's limits (1,024 requests, 991 workers, 2,048 tiles of
+    /// If the plan has no capacity, levels or masks, or exceeds the kernel's limits (4,096 requests, 991 workers, 8,192 tiles of
     /// query rows, 2^28 rows); if its keys are not in pages. The error lists all reasons. If an array is on another device, not
     /// aligned to 4 bytes, or shorter than the capacity requires.
-    pub(in crate::backend) fn plan_on_device(&self, plan: Plan, batch: DeviceBatch) -> Result<Plan> {
+    pub(in crate::backend) fn plan_on_device(&self, plan: &mut Plan, batch: DeviceBatch) -> Result<()> {
         let prepared = plan.prepared().and_then(|prepared| prepared.downcast_ref::<DevicePlan>());
         let Some(before) = prepared else {
             return Err(Error::new(OPERATOR, "the plan was made without a device"));
         };
-        let shape = shape(&plan, before)?;
-        let [num_requests, qo_indptr, kv_indptr, last_page_len, indices] = self.arrays(&batch, &shape)?;
-        let plan_layout = flatten::PlanLayout::of(&plan);
-        let memory = self.allocate(plan_layout.bytes.max(1))?;
-        self.machine.fill(memory.address(), 0, plan_layout.bytes.max(1))?;
-        let (flags, mut args) = (self.allocate(4)?, plan_layout.at(memory.address()));
-        args.indices = indices;
-        let arrays = [num_requests, qo_indptr, kv_indptr, last_page_len];
-        let call = PlanDeviceParams { batch: arrays, plan: args, flags: flags.address(), config: shape };
-        let DevicePlan { layout, page_size, workers, items, runs, has_large_merges, partial_rows, .. } =
-            *before;
-        let large_merges = plan_layout.large_merges(memory.address());
-        let launch = Some(PlanLaunch { call, flags, _batch: batch });
-        let device_plan = DevicePlan {
-            args,
-            layout,
-            page_size,
-            workers,
-            items,
-            runs,
-            large_merges,
-            has_large_merges,
-            partial_rows,
-            launch,
-            memory,
+        let config = config(plan, before)?;
+        let addresses = self.batch_addresses(&batch, &config)?;
+        let (plan_layout, sizes) = (flatten::PlanLayout::of(plan), plan.array_sizes());
+        if plan.prepared_mut().as_mut().and_then(Arc::get_mut).is_none() {
+            // another plan has the same memory
+            *plan.prepared_mut() = self.prepare_plan(plan, None)?;
+        }
+        let bound = plan.prepared_mut().as_mut().and_then(Arc::get_mut);
+        let Some(bound) = bound.and_then(|prepared| prepared.downcast_mut::<DevicePlan>()) else {
+            return Err(Error::new(OPERATOR, "the plan was made without a device"));
         };
-        let plan = plan.with_prepared(Arc::new(device_plan));
-        self.replan_on_device(&plan)?;
-        Ok(plan)
+        bound.args = plan_layout.at(bound.memory.address());
+        let flags = match bound.launch.take() {
+            Some(launch) => launch.flags,
+            None => {
+                // uploads clear the counters of their own merges
+                self.machine.fill(bound.args.arrival_counters, 0, flatten::counter_bytes(&sizes))?;
+                self.allocate(4)?
+            }
+        };
+        let copied_indices = match addresses.keys {
+            KvLengths::Pages { .. } => Some((addresses.indices, sizes.pages * size_of::<i32>())),
+            KvLengths::BlockTable { .. } => {
+                bound.args.indices = addresses.indices;
+                None
+            }
+        };
+        let BatchAddresses { num_requests, qo_indptr, keys, .. } = addresses;
+        let call = PlanDeviceParams {
+            num_requests,
+            qo_indptr,
+            keys,
+            plan: bound.args,
+            flags: flags.address(),
+            config,
+        };
+        bound.launch = Some(PlanLaunch { call, copied_indices, flags, _batch: batch });
+        self.replan_on_device(plan)
     }
 
-    /// Plans the current contents of the batch's arrays with one launch, which does not block and can be recorded.
+    /// Plans the current contents of the batch's arrays with one launch, after a copy of lists of pages. It does not block and can
+    /// be recorded.
     ///
     /// # Errors
     /// If the plan is not one of [`Gpu::plan_on_device`], or the device rejects the launch.
     pub(in crate::backend) fn replan_on_device(&self, plan: &Plan) -> Result<()> {
         let launch = self.plan_launch(plan)?;
-        let kernel = self.kernel(OPERATOR, "plan_device", plan_device)?;
+        if let Some((from, bytes)) = launch.copied_indices.filter(|(_, bytes)| *bytes > 0) {
+            self.machine.copy(from, launch.call.plan.indices, bytes)?;
+        }
+        let kernel = launch.call.kernel();
+        let kernel = self.kernel(OPERATOR, kernel.name(), |name| plan_device(name, kernel))?;
         self.machine.launch(&kernel, launch.call.grid(), &launch.call.args())
     }
 
@@ -95,26 +122,43 @@ impl<M: Machine> Gpu<M> {
         Ok(u32::from_le_bytes(bytes))
     }
 
-    /// The addresses of a batch's arrays, in the order of its fields.
-    fn arrays(&self, batch: &DeviceBatch, shape: &PlanConfig) -> Result<[u64; 5]> {
-        let [requests, _, _, pages, _] = shape.capacity;
-        let arrays = [
-            ("num_requests", &batch.num_requests, 1),
-            ("qo_indptr", &batch.qo_indptr, requests + 1),
-            ("kv_indptr", &batch.kv_indptr, requests + 1),
-            ("last_page_len", &batch.last_page_len, requests),
-            ("indices", &batch.indices, pages),
-        ];
-        for (name, memory, len) in arrays {
-            let address = self.check_device(OPERATOR, name, Some(memory.device_address()))?;
-            let (bytes, required) = (memory.bytes(), len as usize * size_of::<i32>());
-            tilewright::ensure!(
-                bytes >= required && address.is_multiple_of(4),
-                OPERATOR,
-                "{name}: {bytes} bytes at {address:#x}, expected at least {required}, for {len} numbers, at a multiple of 4"
-            );
-        }
-        Ok(arrays.map(|(_, memory, _)| memory.address()))
+    /// Checks the arrays of a batch.
+    fn batch_addresses(&self, batch: &DeviceBatch, config: &PlanConfig) -> Result<BatchAddresses> {
+        let [requests, _, _, pages, _] = config.capacity.map(|count| count as usize);
+        let num_requests = self.batch_array("num_requests", &batch.num_requests, 1)?;
+        let qo_indptr = self.batch_array("qo_indptr", &batch.qo_indptr, requests + 1)?;
+        let (keys, indices) = match &batch.pages {
+            DevicePages::Lists { kv_indptr, last_page_len, indices } => {
+                let kv_indptr = self.batch_array("kv_indptr", kv_indptr, requests + 1)?;
+                let last_page_len = self.batch_array("last_page_len", last_page_len, requests)?;
+                (KvLengths::Pages { kv_indptr, last_page_len }, self.batch_array("indices", indices, pages)?)
+            }
+            DevicePages::BlockTable { seq_lens, block_tables, columns } => {
+                let entries = requests.saturating_mul(*columns);
+                tilewright::ensure!(
+                    entries <= i32::MAX as usize,
+                    OPERATOR,
+                    "block_tables: {requests} rows of {columns} columns, the most is {} entries",
+                    i32::MAX
+                );
+                let seq_lens = self.batch_array("seq_lens", seq_lens, requests)?;
+                let lengths = KvLengths::BlockTable { seq_lens, columns: *columns as u32 };
+                (lengths, self.batch_array("block_tables", block_tables, entries)?)
+            }
+        };
+        Ok(BatchAddresses { num_requests, qo_indptr, keys, indices })
+    }
+
+    /// The address of an array of at least `len` numbers.
+    fn batch_array(&self, name: &str, memory: &DeviceMemory, len: usize) -> Result<u64> {
+        let address = self.check_device(OPERATOR, name, Some(memory.device_address()))?;
+        let (bytes, required) = (memory.bytes(), len * size_of::<i32>());
+        tilewright::ensure!(
+            bytes >= required && address.is_multiple_of(4),
+            OPERATOR,
+            "{name}: {bytes} bytes at {address:#x}, expected at least {required}, for {len} numbers, at a multiple of 4"
+        );
+        Ok(address)
     }
 
     fn plan_launch<'p>(&self, plan: &'p Plan) -> Result<&'p PlanLaunch> {
@@ -128,7 +172,7 @@ impl<M: Machine> Gpu<M> {
 }
 
 /// The kernel's parameters, or the reasons why it cannot plan this.
-fn shape(plan: &Plan, before: &DevicePlan) -> Result<PlanConfig> {
+fn config(plan: &Plan, before: &DevicePlan) -> Result<PlanConfig> {
     let (problem, tiling): (&Problem, &Tiling) = (plan.problem(), plan.tiling());
     let Some(capacity) = plan.capacity() else {
         return Err(Error::new(OPERATOR, "the plan has no fixed capacity"));

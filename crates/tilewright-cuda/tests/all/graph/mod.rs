@@ -6,10 +6,11 @@
 mod traffic;
 
 use half::bf16;
+use std::sync::Arc;
 use tilewright::{
     Attention, Backend, Batch, Dtype, HeadDim, Heads, KvCacheMut, KvLayout, Mask, Output, PageTable, Plan,
     Problem, RecordedGraph, Result, Scale, View, ViewMut, Workspace,
-    attention::{Capacity, Split},
+    attention::{Capacity, DeviceBatch, DevicePages, Split},
     kv::{
         AppendPlan, ScaleMut,
         append::{NewKv, QuantizedCacheMut, append_planned},
@@ -156,6 +157,8 @@ struct Captured {
     plan: Plan,
     positions: tilewright::tensor::IndexBuffer,
     recorded: Option<Box<dyn RecordedGraph>>,
+    /// Planned steps: odd ones are planned on the device, in the same memory.
+    steps: usize,
 }
 
 impl Captured {
@@ -182,16 +185,17 @@ impl Captured {
             plan,
             positions: runner.gpu.allocate_indices(requests)?,
             recorded: None,
+            steps: 0,
         })
     }
 
     /// Updates the inputs of the graph and replays it. The first call records it.
     fn step<M: Machine>(&mut self, runner: &StepRunner<M>, step: &Step) -> Result<Vec<u16>> {
-        let (page_size, requests) = (runner.shape.page_size, runner.shape.requests);
+        let Shape { page_size, requests, .. } = runner.shape;
         let mut padded = (step.batch_indices.clone(), step.positions.clone());
         padded.0.resize(requests, -1);
         padded.1.resize(requests, 0);
-        runner.attention.replan(&mut self.plan, &Batch::paged(&step.qo_indptr, step.table(page_size)))?;
+        self.plan(runner, step)?;
         self.append.refill(&runner.gpu, &step.table(page_size), &padded.0, &padded.1)?;
         runner.gpu.write_indices(&padded.1, &mut self.positions)?;
         runner.upload(&mut self.tensors, step)?;
@@ -203,6 +207,33 @@ impl Captured {
         }
         self.recorded.as_ref().expect("it was recorded").replay()?;
         runner.output(&self.tensors, step.positions.len())
+    }
+
+    /// Plans a step on the host or on the device.
+    fn plan<M: Machine>(&mut self, runner: &StepRunner<M>, step: &Step) -> Result<()> {
+        let Shape { requests, page_size, num_pages, .. } = runner.shape;
+        self.steps += 1;
+        if self.steps.is_multiple_of(2) {
+            let batch = Batch::paged(&step.qo_indptr, step.table(page_size));
+            return runner.attention.replan(&mut self.plan, &batch);
+        }
+        let upload = |values: &[i32], len: usize| {
+            let mut values = values.to_vec();
+            values.resize(len, 0);
+            runner.gpu.upload(bytemuck::cast_slice(&values)).map(Arc::new)
+        };
+        let batch = DeviceBatch {
+            num_requests: upload(&[step.last_page_len.len() as i32], 1)?,
+            qo_indptr: upload(&step.qo_indptr, requests + 1)?,
+            pages: DevicePages::Lists {
+                kv_indptr: upload(&step.indptr, requests + 1)?,
+                last_page_len: upload(&step.last_page_len, requests)?,
+                indices: upload(&step.indices, num_pages)?,
+            },
+        };
+        runner.attention.plan_on_device(&mut self.plan, batch)?;
+        assert_eq!(runner.attention.refusals_on_device(&self.plan)?, 0);
+        Ok(())
     }
 
     /// Appends the tokens of a new request, outside of the graph.

@@ -5,7 +5,7 @@ use std::{mem::replace, sync::Arc};
 use tilewright::{
     Attention, Batch, Dtype, HeadDim, Heads, KvCache, KvCacheMut, KvLayout, KvScales, Output, PageTable,
     Plan, Problem, Result, Scale, Workspace,
-    attention::{Capacity, DeviceBatch, LatentCache, LatentQuery, Split, merge_state, merge_states},
+    attention::{Capacity, DeviceBatch, DevicePages, LatentCache, LatentQuery, Split, merge_state, merge_states},
     kv::{
         AppendPlan, QuantizedCache, ScaleMut,
         append::{NewKv, NewTokens, QuantizedCacheMut, append_paged_kv_cache_quantized, append_planned},
@@ -73,17 +73,19 @@ fn batches_on_the_device() {
 fn bound<M: Machine>(gpu: &Gpu<M>, memory: &mut [DeviceMemory; 5]) -> Result<()> {
     let empty = Batch::paged(&[0], PageTable::new(&[0], &[0; 0], &[0; 0], 1));
     let attention = operator(gpu);
-    let plan = attention.plan_with_capacity(&Capacity::decode(4, 4), &empty, Split::Balanced)?;
+    let mut plan = attention.plan_with_capacity(&Capacity::decode(4, 4), &empty, Split::Balanced)?;
     let [num_requests, qo_indptr, kv_indptr, last_page_len, indices] =
         memory.each_mut().map(|memory| gpu.allocate(1).map(|other| Arc::new(replace(memory, other))));
     let batch = DeviceBatch {
         num_requests: num_requests?,
         qo_indptr: qo_indptr?,
-        kv_indptr: kv_indptr?,
-        last_page_len: last_page_len?,
-        indices: indices?,
+        pages: DevicePages::Lists {
+            kv_indptr: kv_indptr?,
+            last_page_len: last_page_len?,
+            indices: indices?,
+        },
     };
-    attention.plan_on_device(plan, batch).map(drop)
+    attention.plan_on_device(&mut plan, batch)
 }
 
 #[test]

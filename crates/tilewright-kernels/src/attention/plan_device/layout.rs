@@ -1,6 +1,6 @@
 //! Cost axis of a batch: the units of a batch concatenated by cost, and the queries that cuts need.
 
-use super::{MAX_QUERY_TILES, MAX_REQUESTS, lengths::BatchLengths, query_tiles::QueryTile};
+use super::{THREADS, TILES_PER_REQUEST, lengths::BatchLengths, query_tiles::QueryTile};
 use tilewright_ptx::build::{Arithmetic, Builder, Compare, Shared, Stored, Value};
 
 /// A batch with known costs, of integer type [`Cost`](CostLayout::Cost).
@@ -40,17 +40,18 @@ pub(super) trait CostLayout<'k>: Copy {
 /// Shared memory of a batch, reused by both layouts.
 #[derive(Clone, Copy)]
 pub(super) struct BatchScratch<'k> {
-    /// `[MAX_REQUESTS + 1]`: one word per request, and one more.
+    /// One word per request, and one more.
     pub(super) request_words: Shared<'k, u32>,
-    /// `[MAX_QUERY_TILES + 1]`: one per query tile, and one more; or four words per request.
+    /// One word per query tile, and one more; or four words of half the size per request.
     pub(super) q_tile_words: Shared<'k, u64>,
 }
 
 impl<'k> BatchScratch<'k> {
-    pub(super) fn declare(k: &'k Builder) -> Self {
-        const { assert!(8 * MAX_QUERY_TILES >= 16 * MAX_REQUESTS, "four words per request") };
-        let q_tile_words = k.shared("of_spans", MAX_QUERY_TILES as usize + 1, 16);
-        Self { request_words: k.shared("of_requests", MAX_REQUESTS as usize + 1, 4), q_tile_words }
+    pub(super) fn declare(k: &'k Builder, per_thread: u32) -> Self {
+        const { assert!(8 * TILES_PER_REQUEST >= 16, "four words per request") };
+        let requests = (per_thread * THREADS) as usize;
+        let q_tile_words = k.shared("of_spans", TILES_PER_REQUEST as usize * requests + 1, 16);
+        Self { request_words: k.shared("of_requests", requests + 1, 4), q_tile_words }
     }
 }
 

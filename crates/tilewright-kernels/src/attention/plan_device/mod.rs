@@ -8,8 +8,19 @@
 //! |---|---|
 //! | `num_requests` `[1]` | at most [`MAX_REQUESTS`] and the capacity |
 //! | `qo_indptr` `[num_requests + 1]` | request `r` has query rows `qo_indptr[r]..qo_indptr[r + 1]` |
-//! | `kv_indptr` `[num_requests + 1]` | and entries `kv_indptr[r]..kv_indptr[r + 1]` of the page indices |
-//! | `last_page_len` `[num_requests]` | tokens in the last page, 0 without pages |
+//!
+//! with keys in lists of pages,
+//!
+//! | array | |
+//! |---|---|
+//! | `kv_indptr` `[num_requests + 1]` | request `r` has entries `kv_indptr[r]..kv_indptr[r + 1]` of the page indices |
+//! | `last_page_len` `[num_requests]` | tokens in the last page; any number without pages, because engines pad so |
+//!
+//! or in a block table `[num_requests, columns]`, whose row `r` is entries `r * columns..` of the page indices:
+//!
+//! | array | |
+//! |---|---|
+//! | `seq_lens` `[num_requests]` | tokens of each request |
 //!
 //! As on the host, all units are concatenated along the cost axis and cut at the end of each worker's share. The kernel finds the
 //! cuts from prefix sums of costs:
@@ -27,6 +38,9 @@
 //!   They search for requests only, in 32 bits.
 //! - Other batches (`multi_tile`) search for query tiles, with costs in 64 bits.
 //! - Warps without ends to find look up the units of step 5 during step 3.
+//!
+//! Plans of more than one request or two query tiles per thread have kernels of their own, with [`MAX_PER_THREAD`] times as many per
+//! thread. They treat all batches as general ones.
 //!
 //! Invalid lengths set bits of [`LengthError`] in `flags`, and the plan is empty. No address is derived from unchecked lengths.
 
@@ -57,18 +71,22 @@ use tilewright_ptx::{
 };
 use write::FirstItem;
 
-/// Threads per CTA; also the maximum number of requests, and half that of query tiles.
+/// Threads per CTA.
 pub const THREADS: u32 = 1024;
+/// Maximum requests per thread.
+pub const MAX_PER_THREAD: u32 = 4;
 /// Units, or cuts, written per CTA.
 const UNITS_PER_CTA: u32 = 128;
 /// Maximum CTAs.
 const MAX_CTAS: u32 = 64;
 /// Maximum requests of a batch.
-pub const MAX_REQUESTS: u32 = THREADS;
+pub const MAX_REQUESTS: u32 = MAX_PER_THREAD * THREADS;
 /// Maximum workers.
 pub const MAX_WORKERS: u32 = THREADS / 32 * cuts::ENDS_PER_WARP - 1;
 /// Maximum query tiles of a batch, per KV head.
-pub const MAX_QUERY_TILES: u32 = 2 * THREADS;
+pub const MAX_QUERY_TILES: u32 = TILES_PER_REQUEST * MAX_REQUESTS;
+/// Maximum query tiles of a batch, per KV head and possible request.
+const TILES_PER_REQUEST: u32 = 2;
 /// Maximum query rows and keys, so that sums of positions fit into 32 bits.
 pub const MAX_LEN: u32 = 1 << 28;
 
@@ -80,9 +98,9 @@ pub enum LengthError {
     Requests = 1,
     /// `qo_indptr` does not start at 0, decreases, or exceeds the capacity of rows, in total or in one request.
     Rows = 2,
-    /// `kv_indptr` does not start at 0, decreases, or exceeds the capacity of pages.
+    /// `kv_indptr` decreases or exceeds the capacity of pages.
     Pages = 4,
-    /// A `last_page_len` is not in `1..=page_size`, or not 0 without pages; or a request has too many keys.
+    /// A `last_page_len` is not in `1..=page_size`, or a request has too many keys.
     Keys = 8,
 }
 
@@ -115,11 +133,75 @@ pub struct PlanConfig {
     pub capacity: [u32; 5],
 }
 
+impl PlanConfig {
+    /// Maximum query tiles of a batch within the capacity.
+    pub fn query_tiles(&self) -> u32 {
+        let [requests, rows, ..] = self.capacity;
+        rows.min((rows / self.tile.max(1)).saturating_add(requests))
+    }
+}
+
+/// Addresses of the lengths of keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KvLengths {
+    /// Lists of pages.
+    Pages {
+        /// Address of `kv_indptr`.
+        kv_indptr: u64,
+        /// Address of `last_page_len`.
+        last_page_len: u64,
+    },
+    /// Rows of a block table.
+    BlockTable {
+        /// Address of `seq_lens`.
+        seq_lens: u64,
+        /// Columns of the table.
+        columns: u32,
+    },
+}
+
+/// A planning kernel: by the storage of keys, and by its limits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PlanKernel {
+    /// Whether keys are in a block table.
+    pub block_table: bool,
+    /// Whether each thread has [`MAX_PER_THREAD`] requests instead of one.
+    pub is_large: bool,
+}
+
+impl PlanKernel {
+    /// All kernels.
+    pub const ALL: [Self; 4] = [
+        Self { block_table: false, is_large: false },
+        Self { block_table: true, is_large: false },
+        Self { block_table: false, is_large: true },
+        Self { block_table: true, is_large: true },
+    ];
+
+    /// The name.
+    pub fn name(self) -> &'static str {
+        match (self.block_table, self.is_large) {
+            (false, false) => "plan_device",
+            (true, false) => "plan_device_block_table",
+            (false, true) => "plan_device_large",
+            (true, true) => "plan_device_block_table_large",
+        }
+    }
+
+    fn per_thread(self) -> u32 {
+        if self.is_large { MAX_PER_THREAD } else { 1 }
+    }
+}
+
 /// Arguments of the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PlanDeviceParams {
-    /// Addresses of `num_requests`, `qo_indptr`, `kv_indptr` and `last_page_len`.
-    pub batch: [u64; 4],
+    /// Address of `num_requests`.
+    pub num_requests: u64,
+    /// Address of `qo_indptr`.
+    pub qo_indptr: u64,
+    /// Lengths of keys.
+    pub keys: KvLengths,
     /// The output arrays. `requests` has capacity for `plan.num_requests`, the maximum; `indices`, `mask_bits` and
     /// `arrival_counters` are not written.
     pub plan: PlanArrays,
@@ -130,6 +212,13 @@ pub struct PlanDeviceParams {
 }
 
 impl PlanDeviceParams {
+    /// The kernel.
+    pub fn kernel(&self) -> PlanKernel {
+        let is_large =
+            self.config.capacity[0] > THREADS || self.config.query_tiles() > TILES_PER_REQUEST * THREADS;
+        PlanKernel { block_table: matches!(self.keys, KvLengths::BlockTable { .. }), is_large }
+    }
+
     /// The arguments in the order of the parameters.
     pub fn args(&self) -> Vec<Arg> {
         let (plan, config) = (&self.plan, &self.config);
@@ -142,19 +231,28 @@ impl PlanDeviceParams {
             .map(|by| Divisor::new(by).args());
         let PlanConfig { group, page_size, segment_overhead, cut_overhead, tile_load, .. } = *config;
         let numbers = [group, page_size, left, right, segment_overhead, cut_overhead, tile_load];
-        let addresses = self.batch.into_iter().chain(arrays).chain([self.flags]).map(Arg::U64);
         let [requests, rows, qo_len, pages, kv_len] = config.capacity;
+        let ([first, second], kv_len) = match self.keys {
+            KvLengths::Pages { kv_indptr, last_page_len } => {
+                ([Arg::U64(kv_indptr), Arg::U64(last_page_len)], kv_len)
+            }
+            KvLengths::BlockTable { seq_lens, columns } => {
+                let row = columns.saturating_mul(page_size);
+                ([Arg::U64(seq_lens), Arg::U32(columns)], kv_len.min(row))
+            }
+        };
+        let lengths = [Arg::U64(self.num_requests), Arg::U64(self.qo_indptr), first, second];
+        let addresses = arrays.into_iter().chain([self.flags]).map(Arg::U64);
         let capacity = [requests, rows, qo_len.min(rows), pages, kv_len, kv_len.div_ceil(page_size.max(1))];
         let numbers = numbers.into_iter().chain(capacity).map(Arg::U32);
-        addresses.chain(divisors.into_iter().flatten()).chain(numbers).collect()
+        lengths.into_iter().chain(addresses).chain(divisors.into_iter().flatten()).chain(numbers).collect()
     }
 
     /// Grid: enough CTAs that each writes the items of a few warps' units and cuts, because writes of one SM are slow. Beyond 64
     /// CTAs each writes more, up to one unit per thread.
     pub fn grid(&self) -> [u32; 3] {
-        let PlanConfig { kv_heads, tile, workers, capacity: [requests, rows, ..], .. } = self.config;
-        let query_tiles = rows.min((rows / tile.max(1)).saturating_add(requests));
-        let units = query_tiles.min(MAX_QUERY_TILES).saturating_mul(kv_heads);
+        let PlanConfig { kv_heads, workers, .. } = self.config;
+        let units = self.config.query_tiles().min(MAX_QUERY_TILES).saturating_mul(kv_heads);
         let ctas = units.div_ceil(UNITS_PER_CTA).max(workers.div_ceil(UNITS_PER_CTA));
         [ctas.clamp(1, MAX_CTAS).max(units.div_ceil(THREADS)), 1, 1]
     }
@@ -163,10 +261,11 @@ impl PlanDeviceParams {
 /// The parameters in the order of [`PlanDeviceParams::args`], and the indices of this thread.
 #[derive(Clone, Copy)]
 struct PlanDeviceRegs<'k> {
+    /// Requests per thread: those of thread `t` begin at `t * per_thread`.
+    per_thread: u32,
     num_requests: Global<'k, u32>,
     qo_indptr: Global<'k, u32>,
-    kv_indptr: Global<'k, u32>,
-    last_page_len: Global<'k, u32>,
+    keys: KvLengthRegs<'k>,
     items: Global<'k, u32>,
     worker_indptr: Global<'k, u32>,
     merge_deps: Global<'k, u32>,
@@ -199,14 +298,27 @@ struct PlanDeviceRegs<'k> {
     cta: Value<'k, u32>,
 }
 
+/// The parameters of [`KvLengths`].
+#[derive(Clone, Copy)]
+enum KvLengthRegs<'k> {
+    Pages { kv_indptr: Global<'k, u32>, last_page_len: Global<'k, u32> },
+    BlockTable { seq_lens: Global<'k, u32>, columns: Value<'k, u32> },
+}
+
 impl<'k> PlanDeviceRegs<'k> {
-    fn declare(k: &'k Builder) -> Self {
+    fn declare(k: &'k Builder, kernel: PlanKernel) -> Self {
         // fields are evaluated in source order
         Self {
+            per_thread: kernel.per_thread(),
             num_requests: k.global("num_requests"),
             qo_indptr: k.global("qo_indptr"),
-            kv_indptr: k.global("kv_indptr"),
-            last_page_len: k.global("last_page_len"),
+            keys: match kernel.block_table {
+                false => KvLengthRegs::Pages {
+                    kv_indptr: k.global("kv_indptr"),
+                    last_page_len: k.global("last_page_len"),
+                },
+                true => KvLengthRegs::BlockTable { seq_lens: k.global("seq_lens"), columns: k.param("columns") },
+            },
             items: k.global("items"),
             worker_indptr: k.global("worker_indptr"),
             merge_deps: k.global("feeds"),
@@ -239,22 +351,25 @@ impl<'k> PlanDeviceRegs<'k> {
     }
 }
 
-/// Builds the planning kernel: one for all problems, tilings and capacities. Grid and arguments are those of
+/// Builds a planning kernel, for all problems, tilings and capacities within its limits. Grid and arguments are those of
 /// [`PlanDeviceParams`].
 ///
 /// # Errors
 /// Only those of the verifier.
-pub fn plan_device(name: &str) -> Result<Kernel, Invalid> {
+pub fn plan_device(name: &str, kernel: PlanKernel) -> Result<Kernel, Invalid> {
     Builder::kernel(name, THREADS, |k| {
-        let params = PlanDeviceRegs::declare(k);
+        let params = PlanDeviceRegs::declare(k, kernel);
         let sums = Cuts::sums(k, &params);
         let lengths = BatchLengths::read(k, params);
-        let scratch = BatchScratch::declare(k);
-        k.when_else(
-            lengths.single_tile,
-            || plan(k, SingleTileBatch::measure(k, lengths, scratch), sums),
-            || plan(k, MultiTileBatch::measure(k, lengths, scratch), sums),
-        );
+        let scratch = BatchScratch::declare(k, params.per_thread);
+        let general = || plan(k, MultiTileBatch::measure(k, lengths, scratch), sums);
+        match kernel.is_large {
+            true => general(),
+            false => {
+                let single = || plan(k, SingleTileBatch::measure(k, lengths, scratch), sums);
+                k.when_else(lengths.single_tile, single, general);
+            }
+        }
         k.when(params.cta.eq(0), || lengths.write(k));
     })
 }

@@ -3,6 +3,7 @@
 //! Query tiles are found by binary search, and costs have 64 bits.
 
 use super::{
+    TILES_PER_REQUEST,
     layout::{BatchScratch, Cost, CostLayout, CostLocation, UnitCosts},
     lengths::{BatchLengths, RequestLengths},
     query_tiles::QueryTile,
@@ -24,37 +25,50 @@ pub(super) struct MultiTileBatch<'k> {
 }
 
 impl<'k> MultiTileBatch<'k> {
-    /// Scans the query tiles, one request per thread, and their costs, two query tiles per thread. All threads take part; ends
-    /// with a barrier.
+    /// Scans the query tiles of each thread's requests, and then the costs of equally many query tiles per thread. All threads take
+    /// part; ends with a barrier.
     pub(super) fn measure(k: &'k Builder, lengths: BatchLengths<'k>, scratch: BatchScratch<'k>) -> Self {
         let (first_q_tile, costs, p) = (scratch.request_words, scratch.q_tile_words, &lengths.params);
         let (thread, count) = (k.thread(), lengths.count);
-        let rows = lengths.request.qo_end - lengths.request.qo_begin;
-        let own = p.tile.quotient(rows + p.tile.by - 1).unless(thread.ge(count), 0_u32);
-        let active = (p.warp * 32).lt(count);
-        let sums = Scan::declare(k, "span_sums", p).start(k, [own], active);
+        let own = lengths.own(k).map(|(r, request)| {
+            let rows = request.qo_end - request.qo_begin;
+            (r, p.tile.quotient(rows + p.tile.by - 1).unless(r.ge(count), 0_u32))
+        });
+        let own: Vec<_> = own.collect();
+        let sum = own.iter().map(|(_, tiles)| *tiles).reduce(|sum, tiles| sum + tiles);
+        let active = (p.warp * (32 * p.per_thread)).lt(count);
+        let sums = Scan::declare(k, "span_sums", p).start(k, [sum.unwrap_or(k.constant(0))], active);
         k.sync_threads();
-        let [[first, num_q_tiles]] = sums.finish(k);
-        k.when(thread.lt(count), || first_q_tile.at(thread).store(first));
+        let [[mut first, num_q_tiles]] = sums.finish(k);
+        for (r, tiles) in own {
+            k.when(r.lt(count), || first_q_tile.at(r).store(first));
+            first = first + tiles;
+        }
         k.when(thread.eq(0), || first_q_tile.at(count).store(num_q_tiles));
         k.sync_threads();
         let head_cost = k.constant(0_u64);
         let batch = Self { lengths, num_q_tiles, first_q_tile, costs, head_cost };
-        let j = thread * 2;
-        let pair = [("cost", j), ("next_cost", j + 1)].map(|(name, j)| {
-            let cost = k.var(name, 0_u64);
+        let per_thread = TILES_PER_REQUEST * p.per_thread;
+        let q_tiles = (0..per_thread).map(|i| thread * per_thread + i);
+        let own = q_tiles.map(|j| {
+            let cost = k.var("cost", 0_u64);
             k.when(j.lt(num_q_tiles), || {
                 let r = Self::last_where(k, count, |r| first_q_tile.at(r).load().le(j));
                 cost.set(batch.q_tile(r, j).cost(p));
             });
-            cost.get()
+            (j, cost.get())
         });
+        let own: Vec<_> = own.collect();
+        let sum = own.iter().map(|(_, cost)| *cost).reduce(|sum, cost| sum + cost);
+        let active = (p.warp * (32 * per_thread)).lt(num_q_tiles);
         let sums = Scan::declare(k, "cost_sums", p);
-        let sums = sums.start(k, [pair[0] + pair[1]], (p.warp * 64).lt(num_q_tiles));
+        let sums = sums.start(k, [sum.unwrap_or(k.constant(0))], active);
         k.sync_threads();
-        let [[before, head_cost]] = sums.finish(k);
-        k.when(j.lt(num_q_tiles), || costs.at(j).store(before));
-        k.when((j + 1).lt(num_q_tiles), || costs.at(j).plus(1).store(before + pair[0]));
+        let [[mut before, head_cost]] = sums.finish(k);
+        for (j, cost) in own {
+            k.when(j.lt(num_q_tiles), || costs.at(j).store(before));
+            before = before + cost;
+        }
         k.when(thread.eq(0), || costs.at(num_q_tiles).store(head_cost));
         k.sync_threads();
         Self { head_cost, ..batch }

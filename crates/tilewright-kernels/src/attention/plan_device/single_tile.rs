@@ -3,7 +3,7 @@
 //! Costs have 32 bits and are known once the batch is read.
 
 use super::{
-    MAX_REQUESTS, THREADS,
+    THREADS,
     layout::{BatchScratch, CostLayout, CostLocation, UnitCosts},
     lengths::{BatchLengths, RequestLengths},
     query_tiles::QueryTile,
@@ -14,22 +14,21 @@ use tilewright_ptx::build::{Builder, Shared, Value};
 #[derive(Clone, Copy)]
 pub(super) struct SingleTileBatch<'k> {
     lengths: BatchLengths<'k>,
-    /// `[MAX_REQUESTS + 1]`: prefix sums of request costs, per head; the last entry is the total.
+    /// `[THREADS + 1]`: prefix sums of request costs, per head; the last entry is the total.
     costs: Shared<'k, u32>,
-    /// `[MAX_REQUESTS][4]`: the fields of each [`RequestLengths`].
+    /// `[THREADS][4]`: the fields of each [`RequestLengths`].
     requests: Shared<'k, u32>,
 }
 
 impl<'k> SingleTileBatch<'k> {
     /// Writes costs and requests to shared memory. All threads take part; ends with a barrier.
     pub(super) fn measure(k: &'k Builder, lengths: BatchLengths<'k>, scratch: BatchScratch<'k>) -> Self {
-        const { assert!(THREADS == MAX_REQUESTS, "one thread per request") };
         let (costs, requests) = (scratch.request_words, scratch.q_tile_words.cast::<u32>());
-        k.when(k.thread().lt(lengths.count), || {
-            requests.at(k.thread() * 4).store_vector(lengths.request.words());
-        });
+        for (r, request) in lengths.own(k) {
+            k.when(r.lt(lengths.count), || requests.at(r * 4).store_vector(request.words()));
+        }
         costs.at(k.thread()).store(lengths.before);
-        k.when(k.thread().eq(0), || costs.plus(MAX_REQUESTS as usize).store(lengths.total));
+        k.when(k.thread().eq(0), || costs.plus(THREADS as usize).store(lengths.total));
         k.sync_threads();
         Self { lengths, costs, requests }
     }

@@ -4,7 +4,10 @@ use tilewright::{
     Batch, Dtype, HeadDim, Heads, Mask, PageTable, Plan, Problem,
     attention::{Capacity, Planner, Split, Tiling},
 };
-use tilewright_kernels::attention::{params::UNLIMITED, plan_device::PlanConfig};
+use tilewright_kernels::attention::{
+    params::{PlanArrays, UNLIMITED},
+    plan_device::{KvLengths, PlanConfig, PlanDeviceParams},
+};
 
 /// Deterministic random numbers.
 pub(crate) struct Generator(pub(crate) u64);
@@ -35,6 +38,8 @@ pub(crate) struct Case {
     pub(crate) qo_indptr: Vec<i32>,
     pub(crate) kv_indptr: Vec<i32>,
     pub(crate) last_page_len: Vec<i32>,
+    /// Columns of the block table, if the device has one.
+    pub(crate) columns: Option<u32>,
 }
 
 impl Case {
@@ -63,7 +68,25 @@ impl Case {
         let capacity = Capacity::new(lens.len() + 3, rows + 7, pages + 5).with_kv_len(1 << 20);
         let num_requests = lens.len() as i32;
         let (heads, mask) = (Heads { qo: 8, kv: 2 }, Mask::Causal);
-        Self { heads, mask, tiling, capacity, page_size, num_requests, qo_indptr, kv_indptr, last_page_len }
+        Self {
+            heads,
+            mask,
+            tiling,
+            capacity,
+            page_size,
+            num_requests,
+            qo_indptr,
+            kv_indptr,
+            last_page_len,
+            columns: None,
+        }
+    }
+
+    /// The same with keys in a block table on the device, with `spare` columns more than needed.
+    pub(crate) fn in_block_table(mut self, spare: u32) -> Self {
+        let pages = self.kv_indptr.windows(2).map(|bounds| bounds[1] - bounds[0]);
+        self.columns = Some(pages.max().unwrap_or(0).cast_unsigned() + spare);
+        self
     }
 
     pub(crate) fn draw(generator: &mut Generator) -> Self {
@@ -86,7 +109,7 @@ impl Case {
         case.tiling.cut_overhead = generator.below(9);
         case.tiling.tile_load = generator.below(20);
         case.tiling.workers = generator.pick(&[1, 2, 7, 132, 264]);
-        case
+        if generator.below(2) == 0 { case.in_block_table(generator.below(3) as u32) } else { case }
     }
 
     /// Plan of the host, within the capacity.
@@ -98,6 +121,29 @@ impl Case {
         Planner::new(problem, self.tiling)
             .plan_with_capacity(&self.capacity, &batch, Split::Balanced)
             .unwrap()
+    }
+
+    /// The arguments of the kernel, with the batch's arrays in new memory.
+    pub(crate) fn params(
+        &self,
+        upload: &mut dyn FnMut(&[i32]) -> u64,
+        plan: PlanArrays,
+        flags: u64,
+    ) -> PlanDeviceParams {
+        let keys = match self.columns {
+            None => KvLengths::Pages {
+                kv_indptr: upload(&self.kv_indptr),
+                last_page_len: upload(&[&self.last_page_len[..], &[0]].concat()),
+            },
+            Some(columns) => {
+                let lens = self.kv_indptr.windows(2).zip(&self.last_page_len).map(|(bounds, last)| {
+                    (bounds[1] - bounds[0] - 1) * self.page_size as i32 * i32::from(bounds[1] > bounds[0]) + last
+                });
+                KvLengths::BlockTable { seq_lens: upload(&lens.chain([0]).collect::<Vec<_>>()), columns }
+            }
+        };
+        let (num_requests, qo_indptr) = (upload(&[self.num_requests]), upload(&self.qo_indptr));
+        PlanDeviceParams { num_requests, qo_indptr, keys, plan, flags, config: self.shape() }
     }
 
     pub(crate) fn shape(&self) -> PlanConfig {

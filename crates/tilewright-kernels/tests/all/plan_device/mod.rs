@@ -8,7 +8,7 @@ use tilewright::attention::ArraySizes;
 use tilewright_kernels::attention::{
     items::{MergeItem, MergeSource, NONE, WorkItem},
     params::PlanArrays,
-    plan_device::{LengthError, PlanDeviceParams, plan_device},
+    plan_device::{LengthError, MAX_REQUESTS, plan_device},
 };
 use tilewright_ptx::sim::{Launch, Memory};
 use words::Arrays;
@@ -16,14 +16,7 @@ use words::Arrays;
 /// Runs the kernel in memory of exactly the host's capacity. Returns the arrays, as long as those of `lens`, and the
 /// flags.
 fn simulated(case: &Case, room: &ArraySizes, lens: [usize; 3], seed: u64) -> (Arrays, u32) {
-    let kernel = plan_device("plan_device").expect("it is sound");
     let mut memory = Memory::new();
-    let batch = [
-        memory.alloc_from(&[case.num_requests]),
-        memory.alloc_from(&case.qo_indptr),
-        memory.alloc_from(&case.kv_indptr),
-        memory.alloc_from(&[&case.last_page_len[..], &[0]].concat()),
-    ];
     let mut array = |bytes: usize| memory.alloc(bytes.max(16));
     let plan = PlanArrays {
         items: array(WorkItem::BYTES * room.items),
@@ -36,7 +29,8 @@ fn simulated(case: &Case, room: &ArraySizes, lens: [usize; 3], seed: u64) -> (Ar
         ..PlanArrays::default()
     };
     let flags = array(4);
-    let call = PlanDeviceParams { batch, plan, flags, config: case.shape() };
+    let call = case.params(&mut |values| memory.alloc_from(values), plan, flags);
+    let kernel = plan_device(call.kernel().name(), call.kernel()).expect("it is sound");
     Launch { kernel: &kernel, grid: call.grid(), args: &call.args(), seed }
         .run(&mut memory)
         .unwrap_or_else(|fault| panic!("{fault}: {case:?}"));
@@ -59,7 +53,7 @@ fn agrees(case: &Case, seed: u64) {
     let lens = [schedule.items.len(), schedule.merges.len(), schedule.sources.len()];
     let (arrays, flags) = simulated(case, &plan.array_sizes(), lens, seed);
     assert_eq!(flags, 0, "{case:?}");
-    let expected = Arrays::of(&plan, case.capacity.requests);
+    let expected = Arrays::of(&plan, case);
     assert_eq!(arrays.worker_indptr, expected.worker_indptr, "{case:?}");
     for (number, words) in expected.items.chunks(WorkItem::WORDS).enumerate() {
         let found = &arrays.items[number * WorkItem::WORDS..(number + 1) * WorkItem::WORDS];
@@ -121,6 +115,23 @@ fn as_many_requests_as_there_are_threads() {
 }
 
 #[test]
+fn more_requests_than_there_are_threads() {
+    let most = MAX_REQUESTS as usize;
+    let lens = |count: usize| (0..count).map(|r| (r % 3, 1 + r * 37 % 900)).collect::<Vec<_>>();
+    let decode: Vec<_> = (0..most).map(|r| (1, if r == 7 { 100_000 } else { 1 + r % 200 })).collect();
+    for (lens, seed) in [(lens(1100), 1), (lens(2050), 2), (decode, 3), (vec![(1, 1024); 1500], 4)] {
+        for mut case in [Case::new(&lens, 16), Case::new(&lens, 16).in_block_table(3)] {
+            (case.capacity.requests, case.tiling.q_rows) = (lens.len(), 4);
+            agrees(&case, seed);
+        }
+    }
+    // few requests of many query tiles: 8,000 of one row
+    let mut tiles = Case::new(&[(4000, 5000), (2, 70), (3998, 4100)], 16);
+    tiles.tiling.q_rows = 1;
+    agrees(&tiles, 5);
+}
+
+#[test]
 fn numbers_of_requests_and_workers_where_searches_and_warps_end() {
     let sizes = [
         (1, 1),
@@ -156,8 +167,8 @@ fn costs_of_requests_that_decode_may_be_high() {
 
 #[test]
 fn malformed_lengths_are_told_and_planned_as_nothing() {
-    let sound = Case::new(&[(2, 40), (1, 17)], 16);
-    let refused = |change: &dyn Fn(&mut Case), refusal: LengthError| {
+    let pages = Case::new(&[(2, 40), (1, 17)], 16);
+    let refused = |sound: &Case, change: &dyn Fn(&mut Case), refusal: LengthError| {
         let mut case = sound.clone();
         change(&mut case);
         let room = sound.plan().array_sizes();
@@ -166,18 +177,33 @@ fn malformed_lengths_are_told_and_planned_as_nothing() {
         assert!(arrays.worker_indptr.iter().all(|&items| items == 0), "{case:?}");
         assert!(arrays.requests.iter().all(|&word| word == NONE), "{case:?}");
     };
-    refused(&|case| case.num_requests = 6, LengthError::Requests);
-    refused(&|case| case.num_requests = -1, LengthError::Requests);
-    refused(&|case| case.qo_indptr[0] = 1, LengthError::Rows);
-    refused(&|case| case.qo_indptr[1] = 4, LengthError::Rows);
-    refused(&|case| case.qo_indptr[1] = -1, LengthError::Rows);
-    refused(&|case| case.qo_indptr[2] = 11, LengthError::Rows);
-    refused(&|case| case.capacity.qo_len = 1, LengthError::Rows);
-    refused(&|case| case.kv_indptr[0] = -1, LengthError::Pages);
-    refused(&|case| case.kv_indptr[1] = 6, LengthError::Pages);
-    refused(&|case| case.kv_indptr[2] = 11, LengthError::Pages);
-    refused(&|case| case.last_page_len[0] = 0, LengthError::Keys);
-    refused(&|case| case.last_page_len[1] = 17, LengthError::Keys);
-    refused(&|case| case.capacity.kv_len = 39, LengthError::Keys);
-    refused(&|case| (case.kv_indptr[1], case.last_page_len[0]) = (0, 3), LengthError::Keys);
+    let table = pages.clone().in_block_table(1);
+    for sound in [&pages, &table] {
+        refused(sound, &|case| case.num_requests = 6, LengthError::Requests);
+        refused(sound, &|case| case.num_requests = -1, LengthError::Requests);
+        refused(sound, &|case| case.qo_indptr[0] = 1, LengthError::Rows);
+        refused(sound, &|case| case.qo_indptr[1] = 4, LengthError::Rows);
+        refused(sound, &|case| case.qo_indptr[1] = -1, LengthError::Rows);
+        refused(sound, &|case| case.qo_indptr[2] = 11, LengthError::Rows);
+        refused(sound, &|case| case.capacity.qo_len = 1, LengthError::Rows);
+        refused(sound, &|case| case.capacity.kv_len = 39, LengthError::Keys);
+    }
+    refused(&pages, &|case| case.kv_indptr[0] = -1, LengthError::Pages);
+    refused(&pages, &|case| case.kv_indptr[1] = 6, LengthError::Pages);
+    refused(&pages, &|case| case.kv_indptr[2] = 11, LengthError::Pages);
+    refused(&pages, &|case| case.last_page_len[0] = 0, LengthError::Keys);
+    refused(&pages, &|case| case.last_page_len[1] = 17, LengthError::Keys);
+    refused(&table, &|case| case.columns = Some(2), LengthError::Keys);
+    refused(&table, &|case| case.last_page_len[1] = -40, LengthError::Keys);
+}
+
+/// Engines pad decode batches with requests without pages whose last page has one token.
+#[test]
+fn padding_of_engines_is_a_request_without_keys() {
+    let sound = Case::new(&[(1, 0), (1, 40), (1, 0)], 16);
+    let mut padded = sound.clone();
+    (padded.last_page_len[0], padded.last_page_len[2]) = (1, 1);
+    let (plan, room) = (sound.plan(), sound.plan().array_sizes());
+    let lens = [plan.schedule().items.len(), 0, 0];
+    assert_eq!(simulated(&padded, &room, lens, 1), simulated(&sound, &room, lens, 1));
 }

@@ -1,5 +1,6 @@
 //! A plan as words, by the definitions of its arrays.
 
+use super::case::Case;
 use tilewright::Plan;
 use tilewright_kernels::attention::items::{MergeItem, MergeSource, NONE, WorkItem};
 
@@ -15,8 +16,8 @@ pub(crate) struct Arrays {
 }
 
 impl Arrays {
-    /// Arrays of the host's plan.
-    pub(crate) fn of(plan: &Plan, max_requests: usize) -> Self {
+    /// Arrays of the host's plan of a case, whose keys are lists of pages.
+    pub(crate) fn of(plan: &Plan, case: &Case) -> Self {
         let (schedule, requests) = (plan.schedule(), plan.requests());
         let merge_of = |item: u32| {
             let source = schedule.sources.iter().position(|&source| source == item)? as u32;
@@ -36,7 +37,7 @@ impl Arrays {
                 kv_begin: item.kv.start,
                 kv_end: item.kv.end,
                 kv_len: segment.kv_len as u32,
-                kv_start: segment.kv_start as u32,
+                kv_start: case.columns.map_or(segment.kv_start as u32, |columns| columns * item.segment),
                 base: 0,
                 partial: item.partial.unwrap_or(NONE),
                 merge_deps_begin,
@@ -57,7 +58,7 @@ impl Arrays {
             MergeSource { partial: item.partial.unwrap(), qo_begin: item.qo.start }.to_words()
         });
         let rows = requests.requests.iter().flat_map(|r| [r.end as u32, (r.offset as i32).cast_unsigned()]);
-        let unused = std::iter::repeat_n(NONE, 2 * (max_requests - requests.requests.len()));
+        let unused = std::iter::repeat_n(NONE, 2 * (case.capacity.requests - requests.requests.len()));
         Self {
             items: items.collect(),
             worker_indptr: schedule.worker_indptr.clone(),
