@@ -4,6 +4,7 @@ use crate::{
     backend::AnyBackend,
     batch::PyBatch,
     device::Queue,
+    device_batch::{BatchConstants, DeviceBatchFields},
     errors::{invalid, raised},
     keywords::Keywords,
     overlap::check_separate,
@@ -18,11 +19,15 @@ use pyo3::{
 };
 use std::sync::{Mutex, PoisonError};
 use tilewright::{
-    Attention, Backend, KvCache, KvScales, Plan, QuantizedCache, Result, Scale, ViewMut, Workspace,
+    Attention, Backend, Batch, KvCache, KvScales, PageTable, Plan, QuantizedCache, Result, Scale, ViewMut,
+    Workspace,
     attention::{Capacity, LatentCache, LatentQuery, Output, Split},
+    tensor::DeviceMemory,
 };
 
 const OPERATOR: &str = "attention.run";
+/// Alignment of a workspace in bytes, as allocations have.
+const WORKSPACE_ALIGN: u64 = 256;
 
 /// An attention operator: a problem and a variant on a queue.
 #[pyclass(frozen, module = "tilewright._core", name = "Attention")]
@@ -36,6 +41,8 @@ pub(crate) struct PyAttention {
 pub(crate) struct PyPlan {
     plan: Plan,
     workspace: Mutex<Workspace>,
+    /// Of a batch in device memory, whose words the device writes.
+    constants: Option<BatchConstants>,
 }
 
 /// The limits of a plan that is replanned in place.
@@ -83,6 +90,18 @@ impl<'py> FromPyObject<'_, 'py> for SplitArg {
                 Err(invalid("attention.plan", text))
             }
         }
+    }
+}
+
+/// Memory of a GPU for partial states.
+pub(crate) struct WorkspaceArg(TensorArg);
+
+impl<'py> FromPyObject<'_, 'py> for WorkspaceArg {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let tensor: TensorArg = object.extract()?;
+        Ok(Self(tensor.owned_by(object.to_owned().unbind())))
     }
 }
 
@@ -196,16 +215,70 @@ impl PyAttention {
                 None => self.attention.plan_with(batch, split),
             })?;
             let workspace = self.backend.workspace(plan.workspace_bytes()).map_err(raised)?;
-            Ok(PyPlan { plan, workspace: Mutex::new(workspace) })
+            Ok(PyPlan { plan, workspace: Mutex::new(workspace), constants: None })
         })
     }
 
     /// Rewrites a plan for another batch.
     fn replan(&self, py: Python<'_>, plan: &mut PyPlan, batch: &PyBatch) -> PyResult<()> {
         py.detach(|| {
+            plan.constants = None;
             batch.with(|batch| self.attention.replan(&mut plan.plan, batch))?;
             plan.fit(&self.backend).map_err(raised)
         })
+    }
+
+    /// Schedules a batch in device memory there. Runs use `workspace` if it is in device memory and large enough.
+    #[pyo3(signature = (batch, capacity, workspace=None))]
+    fn plan_on_device(
+        &self,
+        py: Python<'_>,
+        batch: Keywords<DeviceBatchFields>,
+        capacity: Keywords<CapacityFields>,
+        workspace: Option<WorkspaceArg>,
+    ) -> PyResult<PyPlan> {
+        let (Keywords(batch), Keywords(limits)) = (batch, capacity);
+        let work = || {
+            let none = PageTable::new(&[0], &[] as &[i32; 0], &[] as &[i32; 0], batch.page_size());
+            let empty = Batch::paged(&[0], none);
+            let mut plan = self.attention.plan_with_capacity(&limits.capacity(), &empty, Split::Balanced)?;
+            let mut constants = None;
+            let batch = batch.batch(&self.backend, &mut constants)?;
+            self.attention.plan_on_device(&mut plan, batch)?;
+            let bytes = plan.workspace_bytes();
+            let workspace = workspace.and_then(|WorkspaceArg(tensor)| tensor.into_device_memory());
+            let fits = |memory: &DeviceMemory| {
+                memory.bytes() >= bytes && memory.address().is_multiple_of(WORKSPACE_ALIGN)
+            };
+            let workspace = match workspace.filter(fits) {
+                Some(memory) => Workspace::on_device(memory),
+                None => self.backend.workspace(bytes)?,
+            };
+            Ok(PyPlan { plan, workspace: Mutex::new(workspace), constants })
+        };
+        py.detach(work).map_err(raised)
+    }
+
+    /// Rewrites a plan with a capacity for a batch in device memory.
+    fn replan_on_device(
+        &self,
+        py: Python<'_>,
+        plan: &mut PyPlan,
+        batch: Keywords<DeviceBatchFields>,
+    ) -> PyResult<()> {
+        let Keywords(batch) = batch;
+        let work = || {
+            let batch = batch.batch(&self.backend, &mut plan.constants)?;
+            self.attention.plan_on_device(&mut plan.plan, batch)
+        };
+        py.detach(work).map_err(raised)
+    }
+
+    /// The errors that the device found in the lengths of its batch, as bits; 0 for a batch of the host. Waits for the device.
+    fn refusals(&self, py: Python<'_>, plan: &PyPlan) -> PyResult<u32> {
+        let work =
+            || plan.constants.as_ref().map_or(Ok(0), |_| self.attention.refusals_on_device(&plan.plan));
+        py.detach(work).map_err(raised)
     }
 
     /// Executes a plan.
@@ -267,10 +340,13 @@ impl PyPlan {
         self.plan.svg(device)
     }
 
-    /// Query rows of the batch.
+    /// Query rows of the batch, or of the capacity if the device has planned it.
     #[getter]
     fn num_rows(&self) -> usize {
-        self.plan.num_rows()
+        match (&self.constants, self.plan.capacity()) {
+            (Some(_), Some(capacity)) => capacity.rows,
+            _ => self.plan.num_rows(),
+        }
     }
 
     /// Bytes of partial states and scratch.

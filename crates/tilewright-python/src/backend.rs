@@ -1,13 +1,13 @@
 //! The three backends as one type, chosen by the name of a device at run time.
 
 use tilewright::{
-    Backend, Cpu, Dtype, Opaque, Result, View, ViewMut, Workspace,
+    Backend, Cpu, Dtype, Error, ErrorKind, Opaque, Result, View, ViewMut, Workspace,
     attention::{
-        Plan, Problem, Tiling,
+        DeviceBatch, Plan, Problem, Tiling,
         variant::{ExpressionVariant, Variant},
     },
     kv::AppendPlan,
-    tensor::Buffer,
+    tensor::{Buffer, DeviceMemory},
 };
 use tilewright_cuda::{Cuda, Simulator, Staged};
 
@@ -40,6 +40,21 @@ macro_rules! dispatch {
             each!(self, backend => backend.$method(operator))
         })+
     };
+}
+
+impl AnyBackend {
+    /// Integers in new memory of the device.
+    pub(crate) fn upload(&self, values: &[i32]) -> Result<DeviceMemory> {
+        let bytes = bytemuck::cast_slice(values);
+        match self {
+            Self::Cpu(_) => {
+                let text = format!("{} has no memory of its own, expected a GPU", self.describe());
+                Err(Error::new("attention.plan_on_device", text).with_kind(ErrorKind::Unsupported))
+            }
+            Self::Simulator(staged) => staged.0.upload(bytes),
+            Self::Cuda(gpu) => gpu.upload(bytes),
+        }
+    }
 }
 
 impl Backend for AnyBackend {
@@ -91,6 +106,14 @@ impl Backend for AnyBackend {
 
     fn prepare(&self, plan: &Plan, previous: Option<Opaque>) -> Result<Option<Opaque>> {
         each!(self, backend => backend.prepare(plan, previous))
+    }
+
+    fn plan_on_device(&self, plan: &mut Plan, batch: DeviceBatch) -> Result<()> {
+        each!(self, backend => backend.plan_on_device(plan, batch))
+    }
+
+    fn refusals_on_device(&self, plan: &Plan) -> Result<u32> {
+        each!(self, backend => Backend::refusals_on_device(backend, plan))
     }
 
     fn prepare_append(&self, plan: &AppendPlan) -> Result<Option<Opaque>> {

@@ -1,6 +1,7 @@
 //! Integer and parameter arrays on the host: tensors, or sequences of numbers.
 
 use crate::{
+    backend::AnyBackend,
     dtype::TensorDtype,
     errors::{invalid, raised},
     tensor::TensorArg,
@@ -11,7 +12,11 @@ use pyo3::{
     types::{PyFloat, PyInt},
 };
 use std::sync::Arc;
-use tilewright::{Dtype, Error, Result, attention::Index, tensor::Indices};
+use tilewright::{
+    Dtype, Error, Result,
+    attention::Index,
+    tensor::{DeviceMemory, Indices},
+};
 
 const OPERATOR: &str = "tensor.integers";
 
@@ -110,6 +115,31 @@ impl<'py> FromPyObject<'_, 'py> for IndexArg {
 impl IndexArg {
     pub(crate) fn on_device(&self) -> bool {
         matches!(self, Self::Device(_))
+    }
+
+    /// The number of integers.
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::Host(integers) => integers.index().len(),
+            Self::Device(tensor) => tensor.len(),
+        }
+    }
+
+    /// The memory of integers on a device, which stays alive with them; those on the host are copied to the device of `backend`.
+    pub(crate) fn into_memory(
+        self,
+        backend: &AnyBackend,
+        operator: &'static str,
+        name: &str,
+    ) -> Result<DeviceMemory> {
+        match self {
+            Self::Host(integers) => backend.upload(&integers.to_i32(operator, name)?),
+            Self::Device(tensor) => {
+                tensor.integers::<i32>(operator, name)?;
+                let on_host = || Error::new(operator, format!("{name} is in host memory, expected a GPU"));
+                tensor.into_device_memory().ok_or_else(on_host)
+            }
+        }
     }
 
     /// The integers on the host.

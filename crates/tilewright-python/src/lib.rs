@@ -8,6 +8,7 @@ mod backend;
 mod batch;
 mod cache;
 mod device;
+mod device_batch;
 mod dlpack;
 mod dtype;
 mod errors;

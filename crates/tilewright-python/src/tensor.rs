@@ -9,7 +9,7 @@
 
 use crate::{dlpack, dtype::TensorDtype, errors::invalid, torch};
 use pyo3::{Borrowed, prelude::*, types::PyDict};
-use std::{borrow::Cow, ops::Range};
+use std::{borrow::Cow, ops::Range, sync::Arc};
 use tilewright::{
     Dtype, Error, Result, View, ViewMut,
     tensor::{Data, DataMut, DeviceMemory},
@@ -27,8 +27,6 @@ pub(crate) struct TensorArg {
     strides: Vec<usize>,
     on_host: bool,
     readonly: bool,
-    /// Keeps the memory alive; `None` if the caller's arguments do.
-    _owner: Option<Py<PyAny>>,
 }
 
 /// The fields that every exchange protocol describes; strides in elements.
@@ -85,20 +83,17 @@ impl TensorArg {
         // library, the caller frees tensors in stream order.
         #[allow(unsafe_code, reason = "the address comes from the exporter of a tensor")]
         let memory = unsafe { DeviceMemory::from_raw(address, bytes, ordinal, None) };
-        Ok(Self {
-            memory,
-            dtype,
-            shape: extents,
-            strides: steps,
-            on_host: device == HOST,
-            readonly,
-            _owner: None,
-        })
+        Ok(Self { memory, dtype, shape: extents, strides: steps, on_host: device == HOST, readonly })
     }
 
     /// The tensor with an object that keeps its memory alive.
     pub(crate) fn owned_by(self, owner: Py<PyAny>) -> Self {
-        Self { _owner: Some(owner), ..self }
+        Self { memory: self.memory.owned_by(Arc::new(owner)), ..self }
+    }
+
+    /// The memory, for work that outlives the call; `None` if it is on the host.
+    pub(crate) fn into_device_memory(self) -> Option<DeviceMemory> {
+        (!self.on_host).then_some(self.memory)
     }
 
     pub(crate) fn shape(&self) -> &[usize] {
@@ -282,8 +277,8 @@ impl TensorArg {
         let bytes = span(&self.shape, &self.strides, self.dtype.size()).unwrap_or(0);
         let values = self.part(if bytes == 0 { 0 } else { distance }, bytes);
         self.memory = self.part(0, bytes);
-        let (shape, strides, _owner) = (self.shape.clone(), self.strides.clone(), None);
-        Ok(Self { memory: values, shape, strides, _owner, ..*self })
+        let (shape, strides) = (self.shape.clone(), self.strides.clone());
+        Ok(Self { memory: values, shape, strides, ..*self })
     }
 
     /// The tensor with an extent of 0 at `axis`, which has no memory.
@@ -293,8 +288,8 @@ impl TensorArg {
             *extent = 0;
         }
         let memory = self.part(0, 0);
-        let (strides, _owner) = (self.strides.clone(), None);
-        Self { memory, shape, strides, _owner, ..*self }
+        let strides = self.strides.clone();
+        Self { memory, shape, strides, ..*self }
     }
 
     /// A part of the memory, within its span.

@@ -9,8 +9,8 @@ mod words;
 use case::{Case, Generator};
 use std::sync::Arc;
 use tilewright::{
-    Attention, Backend, Batch, HeadDim, Heads, KvCache, Mask, Output, PageTable, Plan, Problem, Result, View, ViewMut,
-    Workspace,
+    Attention, Backend, Batch, HeadDim, Heads, KvCache, Mask, Output, PageTable, Plan, Problem, Result, View,
+    ViewMut, Workspace,
     attention::{Capacity, DeviceBatch, DevicePages, Split},
     tensor::DeviceMemory,
 };

@@ -14,7 +14,19 @@ tensor of it is seen.
 from . import sampling, variants
 from ._core import DeviceError, Error, Unsupported, __version__
 from ._device import Device, host_device, set_host_device
-from .attention import Attention, Batch, Capacity, Level, PageTable, Plan, Problem, merge_state, merge_states
+from .attention import (
+    Attention,
+    Batch,
+    BlockTable,
+    Capacity,
+    DeviceBatch,
+    Level,
+    PageTable,
+    Plan,
+    Problem,
+    merge_state,
+    merge_states,
+)
 from .cache import (
     append_mla_to_slots,
     append_paged_kv_cache,
@@ -42,9 +54,11 @@ from .variants import Variant, variant
 __all__ = [
     "Attention",
     "Batch",
+    "BlockTable",
     "Capacity",
     "CosSinCache",
     "Device",
+    "DeviceBatch",
     "DeviceError",
     "Error",
     "Level",

@@ -1,11 +1,14 @@
 """Batch attention: a problem once, a plan per step, a run per layer."""
 
 from . import _core
+from ._core import Error, Unsupported
 from ._device import Device, device_of, host_device, queue_of
 from ._tensors import device_indices, dtype_name, empty, on_host, shape_of
+from .device_batch import REFUSALS, BlockTable, DeviceBatch
 from .variants import Variant
 
-__all__ = ["Attention", "Batch", "Capacity", "Level", "PageTable", "Plan", "Problem", "merge_state", "merge_states"]
+__all__ = ["Attention", "Batch", "BlockTable", "Capacity", "DeviceBatch", "Level", "PageTable", "Plan", "Problem", "merge_state",
+           "merge_states"]
 
 
 class Problem:
@@ -102,7 +105,7 @@ class PageTable:
     ``[num_requests]`` tokens of the last page; int32 or int64, or sequences of integers.
 
     A plan on a GPU takes ``indices`` on that GPU, copied within it and unchecked, unless there are levels of shared keys. Other
-    arrays on a GPU are copied to the host, which waits for it."""
+    arrays on a GPU are copied to the host, which waits for it; a :class:`DeviceBatch` takes all arrays there."""
 
     __slots__ = ("indices", "indptr", "last_page_len", "page_size")
 
@@ -271,14 +274,33 @@ class Attention:
         """The problem, the variant and the kernel, with the reasons why no faster one was chosen."""
         return self._operator().describe()
 
-    def plan(self, batch: Batch, *, split: "str | int" = "balanced", capacity: "Capacity | None" = None) -> Plan:
-        """Schedules a batch. ``split`` is ``"balanced"``, or for batch-invariant bits ``"never"`` or keys per piece."""
+    def plan(self, batch: "Batch | DeviceBatch", *, split: "str | int" = "balanced", capacity: "Capacity | None" = None,
+             workspace=None) -> Plan:
+        """Schedules a batch. ``split`` is ``"balanced"``, or for batch-invariant bits ``"never"`` or keys per piece.
+        ``workspace`` is memory of a GPU for the partial states of a :class:`DeviceBatch`; a plan allocates its own if it needs
+        more."""
         limits = None if capacity is None else capacity._fields
-        return Plan(self._operator().plan(batch._core, split, limits), self.device.describe())
+        if isinstance(batch, DeviceBatch) and self.device.name != "cpu":
+            if split != "balanced":
+                raise Unsupported(f"attention.plan: split = {split!r} of a batch on the device, expected 'balanced'")
+            core = self._operator().plan_on_device(batch._fields(), limits or batch._limits(), workspace)
+        else:
+            core = self._operator().plan(_on_host(batch)._core, split, limits)
+        return Plan(core, self.device.describe())
 
-    def replan(self, plan: Plan, batch: Batch) -> None:
-        """Rewrites ``plan`` in place for another batch; recorded CUDA graphs of its runs then execute that batch."""
-        self._operator().replan(plan._core, batch._core)
+    def replan(self, plan: Plan, batch: "Batch | DeviceBatch") -> None:
+        """Rewrites ``plan`` in place for another batch; recorded CUDA graphs of its runs then execute that batch. A
+        :class:`DeviceBatch` needs a plan with a capacity; a CUDA graph can record the call."""
+        if isinstance(batch, DeviceBatch) and self.device.name != "cpu":
+            self._operator().replan_on_device(plan._core, batch._fields())
+        else:
+            self._operator().replan(plan._core, _on_host(batch)._core)
+
+    def check_plan(self, plan: Plan) -> None:
+        """Raises :class:`Error` if the device has rejected the lengths of the last :class:`DeviceBatch`; waits for it."""
+        bits = self._operator().refusals(plan._core)
+        if bits:
+            raise Error("attention.plan: " + "; ".join(text for bit, text in REFUSALS.items() if bits & bit))
 
     def run(self, plan: Plan, q, k, v, *, out=None, lse=None, return_lse: bool = False, k_scale=None, v_scale=None):
         """Executes a plan.
@@ -316,6 +338,14 @@ class Attention:
 
     def __repr__(self) -> str:
         return f"Attention({self.describe()})"
+
+
+def _on_host(batch) -> Batch:
+    """The batch with its arrays on the host."""
+    if isinstance(batch, Batch):
+        return batch
+    rows, arrays = batch._host_arrays()
+    return Batch.paged(rows, PageTable(*arrays))
 
 
 def _scale(scale):

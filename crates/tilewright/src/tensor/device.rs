@@ -42,6 +42,12 @@ impl DeviceMemory {
         Self { address, bytes, device, _owner: owner }
     }
 
+    /// The same memory, which keeps `owner` alive instead of its owner before.
+    #[must_use]
+    pub fn owned_by(self, owner: Arc<dyn Any + Send + Sync>) -> Self {
+        Self { _owner: Some(owner), ..self }
+    }
+
     /// The first address.
     pub fn address(&self) -> u64 {
         self.address

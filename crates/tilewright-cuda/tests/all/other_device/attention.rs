@@ -5,7 +5,9 @@ use std::{mem::replace, sync::Arc};
 use tilewright::{
     Attention, Batch, Dtype, HeadDim, Heads, KvCache, KvCacheMut, KvLayout, KvScales, Output, PageTable,
     Plan, Problem, Result, Scale, Workspace,
-    attention::{Capacity, DeviceBatch, DevicePages, LatentCache, LatentQuery, Split, merge_state, merge_states},
+    attention::{
+        Capacity, DeviceBatch, DevicePages, LatentCache, LatentQuery, Split, merge_state, merge_states,
+    },
     kv::{
         AppendPlan, QuantizedCache, ScaleMut,
         append::{NewKv, NewTokens, QuantizedCacheMut, append_paged_kv_cache_quantized, append_planned},
@@ -79,11 +81,7 @@ fn bound<M: Machine>(gpu: &Gpu<M>, memory: &mut [DeviceMemory; 5]) -> Result<()>
     let batch = DeviceBatch {
         num_requests: num_requests?,
         qo_indptr: qo_indptr?,
-        pages: DevicePages::Lists {
-            kv_indptr: kv_indptr?,
-            last_page_len: last_page_len?,
-            indices: indices?,
-        },
+        pages: DevicePages::Lists { kv_indptr: kv_indptr?, last_page_len: last_page_len?, indices: indices? },
     };
     attention.plan_on_device(&mut plan, batch)
 }

@@ -140,7 +140,7 @@ impl<'k> BatchLengths<'k> {
         let own: Vec<OwnRequest<'k>> = Self::numbers(k, p)
             .map(|r| {
                 let own = OwnRequest::declare(k);
-                k.when(count.le(limit) & r.lt(count), || own.read(k, (p, r), bits));
+                k.when(count.le(limit) & r.lt(count), || own.read(k, p, r, bits));
                 own
             })
             .collect();
@@ -224,7 +224,7 @@ impl<'k> OwnRequest<'k> {
     }
 
     /// Loads request `r` and sets its flags in `bits`.
-    fn read(self, k: &'k Builder, (p, r): (&PlanDeviceRegs<'k>, Value<'k, u32>), bits: Var<'k, u32>) {
+    fn read(self, k: &'k Builder, p: &PlanDeviceRegs<'k>, r: Value<'k, u32>, bits: Var<'k, u32>) {
         let entry = BatchEntry::load(p, r);
         let request = entry.request(p);
         let q_tile = QueryTile::of(p, request, request.qo_begin);

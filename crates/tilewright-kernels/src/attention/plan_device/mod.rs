@@ -317,7 +317,9 @@ impl<'k> PlanDeviceRegs<'k> {
                     kv_indptr: k.global("kv_indptr"),
                     last_page_len: k.global("last_page_len"),
                 },
-                true => KvLengthRegs::BlockTable { seq_lens: k.global("seq_lens"), columns: k.param("columns") },
+                true => {
+                    KvLengthRegs::BlockTable { seq_lens: k.global("seq_lens"), columns: k.param("columns") }
+                }
             },
             items: k.global("items"),
             worker_indptr: k.global("worker_indptr"),

@@ -137,7 +137,8 @@ impl Case {
             },
             Some(columns) => {
                 let lens = self.kv_indptr.windows(2).zip(&self.last_page_len).map(|(bounds, last)| {
-                    (bounds[1] - bounds[0] - 1) * self.page_size as i32 * i32::from(bounds[1] > bounds[0]) + last
+                    (bounds[1] - bounds[0] - 1) * self.page_size as i32 * i32::from(bounds[1] > bounds[0])
+                        + last
                 });
                 KvLengths::BlockTable { seq_lens: upload(&lens.chain([0]).collect::<Vec<_>>()), columns }
             }

@@ -14,6 +14,7 @@ from .. import variants
 from .._core import Error, Unsupported
 from .._device import Device
 from ..attention import Attention, Batch, Capacity, PageTable, Plan, Problem
+from ..device_batch import page_bounds
 
 #: Operators kept for reuse.
 _LIMIT = 1024
@@ -72,10 +73,7 @@ def paged_batch(place: str, qo_indptr: numpy.ndarray, kv_lens: numpy.ndarray, pa
     ``indices`` page ids of all requests on the device."""
     if len(qo_indptr) != len(kv_lens) + 1:
         raise Error(f"{place}: query_start_loc has {len(qo_indptr)} elements, expected {len(kv_lens) + 1}")
-    counts = page_counts(kv_lens, page_size)
-    indptr = numpy.zeros(len(kv_lens) + 1, dtype=numpy.int32)
-    numpy.cumsum(counts, out=indptr[1:])
-    last = numpy.where(counts > 0, kv_lens - (counts - 1) * page_size, 0).astype(numpy.int32)
+    indptr, last = page_bounds(kv_lens, page_size)
     return Batch.paged(qo_indptr, PageTable(indptr, indices.to(torch.int32), last, page_size))
 
 

@@ -22,6 +22,7 @@ from . import (
     rope,
     sampling,
     sparse,
+    stateless,
     topk,
 )
 from . import properties as utils
@@ -83,6 +84,7 @@ from .sampling import (
     top_p_sampling_from_probs,
 )
 from .sparse import BlockSparseAttentionWrapper, VariableBlockSparseAttentionWrapper
+from .stateless import trtllm_batch_decode_with_kv_cache, xqa_batch_decode_with_kv_cache
 from .topk import TopKTieBreak, top_k
 
 __all__ = sorted(name for name in globals() if not name.startswith("_"))

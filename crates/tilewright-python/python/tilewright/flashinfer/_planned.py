@@ -3,13 +3,15 @@
 import math
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from .. import variants
 from .._core import Error, Unsupported
 from .._device import device_of
 from .._tensors import dtype_name
-from ..attention import Attention, Batch, Capacity, Problem
+from ..attention import Attention, Batch, Capacity, DeviceBatch, PageTable, Problem
 from ..operators import Rope
+from ._pages import host_array
 from ._refuse import check_backend, check_choice, check_layout, check_output, number, torch_dtype
 
 #: Operators kept for reuse; each is a few kilobytes.
@@ -153,6 +155,19 @@ class BatchWrapper:
             self._attention.batch = None
 
 
+    def _plan_on_device(self, lengths, rows, page_size, split) -> bool:
+        """Plans the buffers of a recorded graph on the GPU if it has any of the lengths. ``False`` if the host has to plan them:
+        they are there, or exceed the limits of the GPU, or are wrong, for which the host has exact errors."""
+        if not self._use_cuda_graph or split != "balanced" or not any(is_on_gpu(x) for x in lengths):
+            return False
+        table = PageTable(self._paged_kv_indptr_buf, self._paged_kv_indices_buf, self._paged_kv_last_page_len_buf, page_size)
+        try:
+            self._attention.plan(self._settings, DeviceBatch(rows, table), split)
+        except Error:
+            return False
+        return True
+
+
 class PlannedAttention:
     """A batch and its plans: one, or one per mask if runs change it."""
 
@@ -217,6 +232,25 @@ class PlannedAttention:
             if lse is not None:
                 check_output(function, "lse", lse, (q.shape[0], settings.heads[0]), torch.float32, q.device)
             raise
+
+
+def is_on_gpu(x) -> bool:
+    """Whether an array is in the memory of a GPU."""
+    return getattr(x, "is_cuda", False)
+
+
+#: Sinks with the version of their tensor, so that those of a layer are read once.
+_known_sinks = WeakIdKeyDictionary()
+
+
+def sinks_of(sinks) -> tuple:
+    """The logits of attention sinks, ``[num_qo_heads]``. A tensor that has not changed is not read again."""
+    if sinks.is_inference():  # its changes are not counted
+        return tuple(host_array(sinks.float()).tolist())
+    known = _known_sinks.get(sinks)
+    if known is None or known[0] != sinks._version:
+        known = _known_sinks[sinks] = sinks._version, tuple(host_array(sinks.float()).tolist())
+    return known[1]
 
 
 def _product(function: str, factor: float, scale):

@@ -7,10 +7,11 @@ import torch
 
 from .._core import Error
 from ..attention import Batch, Capacity
-from ._pages import host_array, page_table, run_cache
-from ._planned import BatchWrapper, Settings, dtype_names, split_of
+from ._pages import page_table, run_cache
+from ._planned import BatchWrapper, Settings, dtype_names, sinks_of, split_of
 from ._refuse import refuse
 from .prefill import single_prefill_with_kv_cache
+from .stateless import trtllm_batch_decode_with_kv_cache, xqa_batch_decode_with_kv_cache  # noqa: F401
 
 
 def single_decode_with_kv_cache(
@@ -37,7 +38,8 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
     """Batch decode over a paged cache: ``plan`` per step, ``run`` per layer.
 
     ``use_tensor_cores`` is a hint without effect. With ``use_cuda_graph`` a plan is rewritten in place, for the batch size of
-    ``paged_kv_last_page_len_buffer`` and as many pages as ``paged_kv_indices_buffer`` has.
+    ``paged_kv_last_page_len_buffer`` and as many pages as ``paged_kv_indices_buffer`` has. If lengths are on a GPU then, it plans
+    the contents of the buffers, and nothing waits.
     """
 
     _name = "BatchDecodeWithPagedKVCacheWrapper"
@@ -113,10 +115,11 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
         self._window_left, self._logits_soft_cap, self._sm_scale = window_left, logits_soft_cap or 0.0, sm_scale
         self._pos_encoding_mode, self._rope_scale, self._rope_theta = pos_encoding_mode, rope_scale, rope_theta
         self._q_len_per_req = q_len_per_req
-        table = page_table(indptr, indices, last_page_len, page_size)
         self._begin_plan(self._capacity(batch_size))
         split = split_of("BatchDecodeWithPagedKVCacheWrapper.plan", fixed_split_size, disable_split_kv, page_size)
-        self._attention.plan(self._settings, Batch.paged(_qo_indptr(batch_size, q_len_per_req), table), split)
+        if not self._plan_on_device((indptr, last_page_len), q_len_per_req, page_size, split):
+            table = page_table(indptr, indices, last_page_len, page_size)
+            self._attention.plan(self._settings, Batch.paged(_qo_indptr(batch_size, q_len_per_req), table), split)
 
     begin_forward = plan
 
@@ -170,7 +173,7 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
         if self._pos_encoding_mode != self._settings.pos_encoding_mode:
             changes["pos_encoding_mode"] = self._pos_encoding_mode
         if sinks is not None:
-            changes["sinks"] = tuple(host_array(sinks.float()).tolist())
+            changes["sinks"] = sinks_of(sinks)
         return self._settings.replace(**changes) if changes else self._settings
 
     def forward(

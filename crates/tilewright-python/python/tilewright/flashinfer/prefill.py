@@ -11,7 +11,7 @@ from .._tensors import dtype_name
 from ..attention import Batch, Capacity
 from ._compiled import is_compiling, operator
 from ._pages import host_array, page_table, run_cache
-from ._planned import BatchWrapper, PlannedAttention, Settings, dtype_names, planned_device, split_of
+from ._planned import BatchWrapper, PlannedAttention, Settings, dtype_names, planned_device, sinks_of, split_of
 from ._refuse import check_backend, check_layout, refuse
 
 
@@ -151,7 +151,7 @@ class _PrefillWrapper(BatchWrapper):
             if value != getattr(self._settings, name):
                 changes[name] = value
         if sinks is not None:
-            changes["sinks"] = tuple(host_array(sinks.float()).tolist())
+            changes["sinks"] = sinks_of(sinks)
         return self._settings.replace(**changes) if changes else self._settings
 
     def _sinks(self, args, sinks):
@@ -221,20 +221,27 @@ class BatchPrefillWithPagedKVCacheWrapper(_PrefillWrapper):
         _refuse_items(function, prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr)
         dtypes = dtype_names(q_data_type, kv_data_type)
         _check_output_dtype(function, o_data_type, dtypes)
+        has_mask = custom_mask is not None or packed_custom_mask is not None
         self._keep(non_blocking, qo_indptr_buf=qo_indptr, paged_kv_indptr_buf=paged_kv_indptr,
                    paged_kv_indices_buf=paged_kv_indices, paged_kv_last_page_len_buf=paged_kv_last_page_len)
+        settings = Settings(
+            heads=(num_qo_heads, num_kv_heads), dims=(head_dim_qk, head_dim_vo or head_dim_qk), dtypes=dtypes,
+            layout=self._kv_layout, causal=causal and not has_mask, window_left=window_left, soft_cap=logits_soft_cap,
+            sm_scale=sm_scale, pos_encoding_mode=pos_encoding_mode, rope_scale=rope_scale, rope_theta=rope_theta,
+        )
+        self._set(settings, causal)
+        split = split_of(function, fixed_split_size, disable_split_kv, page_size)
+        lengths = (qo_indptr, paged_kv_indptr, paged_kv_last_page_len)
+        # the first plan fixes the rows of the capacity
+        if self._attention is not None and not has_mask and len(paged_kv_last_page_len) == self._fixed_batch_size:
+            self._masked = False
+            if self._plan_on_device(lengths, self._qo_indptr_buf, page_size, split):
+                return
         table = page_table(paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, page_size)
         bounds = host_array(qo_indptr)
         pages = numpy.diff(host_array(table.indptr))
         kv_lens = numpy.where(pages > 0, (pages - 1) * page_size + host_array(table.last_page_len), 0)
         mask = self._mask(custom_mask, packed_custom_mask, bounds, kv_lens)
-        settings = Settings(
-            heads=(num_qo_heads, num_kv_heads), dims=(head_dim_qk, head_dim_vo or head_dim_qk), dtypes=dtypes,
-            layout=self._kv_layout, causal=causal and mask is None, window_left=window_left, soft_cap=logits_soft_cap,
-            sm_scale=sm_scale, pos_encoding_mode=pos_encoding_mode, rope_scale=rope_scale, rope_theta=rope_theta,
-        )
-        self._set(settings, causal)
-        split = split_of(function, fixed_split_size, disable_split_kv, page_size)
         self._schedule((Batch.paged(bounds, table, mask=mask), mask is not None), split, self._capacity(bounds, mask))
 
     begin_forward = plan

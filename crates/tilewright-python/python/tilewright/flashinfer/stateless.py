@@ -1,0 +1,118 @@
+"""Stateless decode: attention over block tables with lengths on the device, without ``plan``.
+
+1. A plan per shape of the call and ``workspace_buffer`` is made by the first call, which allocates; make it before a capture.
+2. Each call plans the current lengths with one launch, which a CUDA graph can record, and runs. Nothing waits for the GPU.
+3. Partial states are in ``workspace_buffer``, so calls on two streams need two buffers, as in FlashInfer.
+"""
+
+import math
+
+import torch
+
+from .._core import Error
+from ..attention import BlockTable, Capacity, DeviceBatch
+from ._pages import split_cache
+from ._planned import Settings, dtype_names, planned_device, sinks_of
+from ._refuse import check_choice, check_layout, check_output, number, refuse
+
+#: Plans kept for calls of the same shape. Those of recorded graphs are kept for good.
+_LIMIT = 1024
+_plans: dict = {}
+_recorded: dict = {}
+
+
+def trtllm_batch_decode_with_kv_cache(
+    query, kv_cache, workspace_buffer, block_tables, seq_lens, max_seq_len, bmm1_scale=1.0, bmm2_scale=1.0, window_left=-1,
+    out=None, out_dtype=None, o_sf_scale=None, o_sf_vec_size=None, sinks=None, kv_layout="HND", enable_pdl=None, backend="auto",
+    q_len_per_req=1, o_scale=1.0, mask=None, max_q_len=None, cum_seq_lens_q=None, skip_softmax_threshold_scale_factor=None,
+    kv_cache_sf=None, uses_shared_paged_kv_idx=True, lse=None, return_lse=False, bmm1_scale_log2=None,
+    multi_ctas_kv_counter_buffer=None, enable_block_sparse_attention=False, bf16q_fp8kv_transform_mode=None,
+):
+    """Causal attention of the last rows of each request over a paged cache.
+
+    ``query`` ``[num_tokens, num_qo_heads, head_dim]``: ``q_len_per_req`` rows per request, or ``cum_seq_lens_q`` bounds with at
+    most ``max_q_len``. ``kv_cache``: keys and values ``[num_pages, num_kv_heads, page_size, head_dim]`` (HND), a pair or one tensor
+    with both along axis 1. ``block_tables`` ``[batch_size, max_pages]``, ``seq_lens`` ``[batch_size]``. ``bmm1_scale`` is the
+    factor of ``q · k``, ``bmm2_scale`` that of outputs: numbers, or tensors of one element, which stay on the GPU. Returns the
+    output, or ``(output, lse)`` in base 2. ``max_seq_len``, ``enable_pdl``, ``backend``, ``multi_ctas_kv_counter_buffer`` and
+    ``bf16q_fp8kv_transform_mode`` are hints without effect.
+    """
+    function = "trtllm_batch_decode_with_kv_cache"
+    check_choice(function, "backend", backend, ("auto", "xqa", "trtllm-gen"))
+    refuse(function, o_sf_scale=o_sf_scale, o_sf_vec_size=o_sf_vec_size, mask=mask, kv_cache_sf=kv_cache_sf,
+           skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor, bmm1_scale_log2=bmm1_scale_log2,
+           enable_block_sparse_attention=enable_block_sparse_attention)
+    refuse(function, "True", uses_shared_paged_kv_idx=None if uses_shared_paged_kv_idx else "False")
+    refuse(function, "1.0", o_scale=None if o_scale in (None, 1.0) else o_scale)
+    refuse(function, f"{query.dtype}", out_dtype=None if out_dtype in (None, query.dtype) else out_dtype)
+    if (max_q_len is None) != (cum_seq_lens_q is None):
+        raise Error(f"flashinfer.{function}: max_q_len = {max_q_len}, expected it together with cum_seq_lens_q")
+    rows = (cum_seq_lens_q, max_q_len) if cum_seq_lens_q is not None else (None, q_len_per_req)
+    return _decode(function, (query, kv_cache, workspace_buffer), (block_tables, seq_lens, rows), kv_layout=kv_layout,
+                   scales=(bmm1_scale, bmm2_scale), window_left=window_left, sinks=sinks, outputs=(out, lse, return_lse))
+
+
+def xqa_batch_decode_with_kv_cache(
+    query, kv_cache, workspace_buffer, block_tables, seq_lens, max_seq_len, bmm1_scale=1.0, bmm2_scale=1.0, window_left=-1,
+    out=None, sinks=None, kv_layout="NHD", enable_pdl=None, q_len_per_req=1, o_scale=1.0, mask=None, kv_cache_sf=None,
+    q_cu_seq_lens=None,
+):
+    """:func:`trtllm_batch_decode_with_kv_cache` with ``NHD`` by default; ``q_cu_seq_lens`` are bounds of at most
+    ``q_len_per_req`` rows."""
+    function = "xqa_batch_decode_with_kv_cache"
+    refuse(function, mask=mask, kv_cache_sf=kv_cache_sf)
+    refuse(function, "1.0", o_scale=None if o_scale in (None, 1.0) else o_scale)
+    return _decode(function, (query, kv_cache, workspace_buffer), (block_tables, seq_lens, (q_cu_seq_lens, q_len_per_req)),
+                   kv_layout=kv_layout, scales=(bmm1_scale, bmm2_scale), window_left=window_left, sinks=sinks,
+                   outputs=(out, None, False))
+
+
+def _decode(function, tensors, lengths, *, kv_layout, scales, window_left, sinks, outputs):
+    (query, kv_cache, workspace), (block_tables, seq_lens, (bounds, qo_len)) = tensors, lengths
+    check_layout(function, kv_layout)
+    keys, values = split_cache(function, kv_cache, kv_layout)
+    head_axis, page_axis = (2, 1) if kv_layout == "NHD" else (1, 2)
+    heads, page_size = keys.shape[head_axis], keys.shape[page_axis]
+    requests, rows = seq_lens.shape[0], query.shape[0]
+    if bounds is None and rows != requests * qo_len:
+        raise Error(f"flashinfer.{function}: query has {rows} rows, expected batch_size * q_len_per_req = {requests * qo_len}")
+    settings = Settings(heads=(query.shape[1], heads), dims=(query.shape[2], values.shape[3]), layout=kv_layout, causal=True,
+                        dtypes=dtype_names(query.dtype, keys.dtype), window_left=window_left,
+                        sinks=None if sinks is None else sinks_of(sinks))
+    device = planned_device(query)
+    operator = settings.operator(device)
+    batch = DeviceBatch(qo_len if bounds is None else bounds, BlockTable(block_tables, seq_lens, page_size))
+    key = (workspace.data_ptr(), device.current_stream(), id(device), settings.plan_key(), requests, rows, qo_len, page_size,
+           bounds is None)
+    plan = _plan(operator, batch, key, workspace, Capacity(requests, rows, 0, qo_len=qo_len))
+    out, lse, return_lse = outputs
+    if out is not None:
+        check_output(function, "out", out, (*query.shape[:2], values.shape[3]), query.dtype, query.device)
+    factors = [_factor(function, name, scale, times, (keys.shape[0], heads)) for name, scale, times in
+               (("bmm1_scale", scales[0], math.sqrt(query.shape[2])), ("bmm2_scale", scales[1], 1.0))]
+    return operator.run(plan, query, keys, values, out=out, lse=lse, return_lse=return_lse, k_scale=factors[0],
+                        v_scale=factors[1])
+
+
+def _plan(operator, batch, key, workspace, capacity):
+    """The plan of a call of this shape, with the current lengths."""
+    plan = _recorded.get(key) or _plans.get(key)
+    if plan is None:
+        on_host = operator.device.name == "cpu"
+        plan = operator.plan(batch, capacity=None if on_host else capacity, workspace=None if on_host else workspace)
+        if len(_plans) >= _LIMIT:
+            del _plans[next(iter(_plans))]
+        _plans[key] = plan
+    else:
+        operator.replan(plan, batch)
+    if workspace.is_cuda and torch.cuda.is_current_stream_capturing():
+        _recorded[key] = plan
+    return plan
+
+
+def _factor(function, name, scale, times, shape):
+    """A scale as a number, or as a tensor on the GPU with one element for all pages and heads."""
+    if isinstance(scale, torch.Tensor) and scale.is_cuda and scale.numel() == 1:
+        return (scale.reshape(1, 1).float() * times).expand(shape)
+    factor = number(function, name, scale) * times
+    return None if abs(factor - 1.0) < 1e-6 else factor

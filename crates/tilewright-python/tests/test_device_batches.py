@@ -1,0 +1,195 @@
+"""Batches with lengths on the device: planned by the kernel in the simulator, and by the host on the CPU."""
+
+import math
+
+import numpy
+import pytest
+import tilewright as tw
+from conftest import HAS_TORCH
+from dense import attention, causal, paged
+
+if HAS_TORCH:
+    import tilewright.flashinfer as flashinfer
+    import torch
+    from tilewright.flashinfer import _pages, _planned
+needs_torch = pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed")
+
+
+def close(actual, expected, tolerance=2e-5):
+    numpy.testing.assert_allclose(numpy.asarray(actual), expected, rtol=tolerance, atol=tolerance)
+
+
+def block_table(table, kv_lens, columns):
+    """Rows of pages, filled up with a page that is not in the cache."""
+    indptr, indices, _ = table
+    rows = numpy.full((len(kv_lens), columns), 1 << 20, dtype=numpy.int32)
+    for r in range(len(kv_lens)):
+        rows[r, : indptr[r + 1] - indptr[r]] = indices[indptr[r] : indptr[r + 1]]
+    return rows
+
+
+def check_rows(o, q, rows, kv_lens, qo_len, **options):
+    for r, kv_len in enumerate(kv_lens):
+        part = slice(r * qo_len, (r + 1) * qo_len)
+        close(o[part], attention(q[part], rows[0][r], rows[1][r], visible=causal(qo_len, kv_len), **options)[0])
+
+
+@pytest.fixture
+def host_is_not_read(monkeypatch):
+    """Claims that torch tensors are on a GPU, and fails if an array is copied to the host."""
+    def copied(x):
+        raise AssertionError(f"an array of shape {tuple(x.shape)} was copied to the host")
+
+    previous = tw.set_host_device("simulator")
+    monkeypatch.setattr(_planned, "is_on_gpu", lambda x: True)
+    monkeypatch.setattr(_pages, "on_host", copied)
+    monkeypatch.setattr(tw.device_batch, "on_host", copied)
+    yield
+    tw.set_host_device(previous)
+
+
+def test_block_tables_are_planned_anew_for_each_step(host, rng):
+    operator = tw.Attention(tw.Problem(4, 2, 16))
+    q, plan = rng.standard_normal((6, 4, 16)).astype("float32"), None
+    for kv_lens, columns in (([5, 2, 17], 5), ([9, 30, 3], 8)):
+        caches, table, rows = paged(rng, kv_lens, 4, 2, 16)
+        batch = tw.DeviceBatch(2, tw.BlockTable(block_table(table, kv_lens, columns), numpy.array(kv_lens), 4))
+        if plan is None:
+            plan = operator.plan(batch)
+        else:
+            operator.replan(plan, batch)
+        operator.check_plan(plan)
+        assert plan.num_rows == 6
+        check_rows(operator.run(plan, q, *caches), q, rows, kv_lens, 2)
+
+
+def test_lists_of_pages_may_be_padded_as_engines_do(host, rng):
+    kv_lens = [5, 0, 17]
+    caches, (indptr, indices, last), rows = paged(rng, kv_lens, 4, 2, 16)
+    operator = tw.Attention(tw.Problem(4, 2, 16))
+    q = rng.standard_normal((6, 4, 16)).astype("float32")
+    padded = numpy.where(last == 0, 1, last)
+    spare = numpy.concatenate([[1 << 20], indices, [1 << 20]]).astype("int32")
+    table = tw.PageTable(indptr + 1, spare, padded, 4)
+    uniform = operator.plan(tw.DeviceBatch(2, table))
+    bounds = numpy.array([0, 2, 4, 6])
+    capacity = tw.Capacity(3, 6, 9)
+    ragged = operator.plan(tw.DeviceBatch(bounds, table), capacity=capacity)
+    for plan in (uniform, ragged):
+        check_rows(operator.run(plan, q, *caches), q, rows, kv_lens, 2)
+
+
+def test_errors_of_lengths_are_reported(host):
+    operator = tw.Attention(tw.Problem(4, 2, 16))
+    batch = tw.DeviceBatch(1, tw.BlockTable(numpy.zeros((2, 3), dtype="int32"), numpy.array([4, 13]), 4))
+    if host == "cpu":
+        with pytest.raises(tw.Error, match="attention.plan: request 1: seq_lens = 13 is not in 0..=12"):
+            operator.plan(batch)
+        return
+    with pytest.raises(tw.Error, match="attention.plan: last_page_len is not in 1..=page_size, or a request has more keys"):
+        operator.check_plan(operator.plan(batch))
+    with pytest.raises(tw.Unsupported, match="split = 'never' of a batch on the device, expected 'balanced'"):
+        operator.plan(batch, split="never")
+    with pytest.raises(tw.Error, match="qo_indptr is on the device, expected capacity"):
+        operator.plan(tw.DeviceBatch(numpy.array([0, 1, 2]), tw.BlockTable(numpy.zeros((2, 3), "int32"), [1, 1], 4)))
+    with pytest.raises(tw.Error, match="the plan has no fixed capacity"):
+        operator.replan(operator.plan(tw.Batch.ragged([0, 1], [0, 1])), batch)
+    with pytest.raises(tw.Error, match=r"block_tables has shape \(2, 3\), expected \[1, max_pages\]"):
+        tw.BlockTable(numpy.zeros((2, 3), dtype="int32"), [1], 4)
+
+
+@needs_torch
+def test_graph_wrappers_plan_lengths_on_the_gpu(host_is_not_read, rng):
+    int32 = {"dtype": torch.int32}
+    decode = flashinfer.CUDAGraphBatchDecodeWithPagedKVCacheWrapper(
+        torch.empty(1024, dtype=torch.uint8), torch.zeros(3, **int32), torch.zeros(32, **int32), torch.zeros(2, **int32))
+    q = rng.standard_normal((2, 4, 32)).astype("float32")
+    plans = set()
+    for kv_lens in ([5, 17], [9, 2]):
+        caches, table, rows = paged(rng, kv_lens, 4, 2, 32)
+        caches, table = ([torch.from_numpy(x) for x in arrays] for arrays in (caches, table))
+        decode.plan(*table, 4, 2, 32, 4, q_data_type="float32")
+        plans.add(next(iter(decode._attention._planned.values())))
+        check_rows(decode.run(torch.from_numpy(q), tuple(caches)), q, rows, kv_lens, 1)
+    assert len(plans) == 1
+    decode.plan(*table, 4, 2, 32, 4, q_data_type="float32", window_left=1)
+    o = decode.run(torch.from_numpy(q), tuple(caches))
+    close(o[:1], attention(q[:1], rows[0][0], rows[1][0], visible=causal(1, 9, 1))[0])
+
+
+@needs_torch
+def test_a_graph_of_prefill_is_planned_on_the_gpu_after_its_first_plan(host, rng, monkeypatch):
+    if host == "cpu":
+        pytest.skip("the CPU plans on the host")
+    int32 = {"dtype": torch.int32}
+    bounds = torch.tensor([0, 3, 7], **int32)
+    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(
+        torch.empty(1024, dtype=torch.uint8), use_cuda_graph=True, qo_indptr_buf=torch.zeros(3, **int32),
+        paged_kv_indptr_buf=torch.zeros(3, **int32), paged_kv_indices_buf=torch.zeros(32, **int32),
+        paged_kv_last_page_len_buf=torch.zeros(2, **int32))
+    q = rng.standard_normal((7, 4, 32)).astype("float32")
+    for step, kv_lens in enumerate(([5, 9], [3, 20])):
+        caches, table, rows = paged(rng, kv_lens, 4, 2, 32)
+        caches, table = ([torch.from_numpy(x) for x in arrays] for arrays in (caches, table))
+        if step == 1:
+            monkeypatch.setattr(_planned, "is_on_gpu", lambda x: True)
+            monkeypatch.setattr(_pages, "on_host", lambda x: pytest.fail("an array was copied to the host"))
+        wrapper.plan(bounds, *table, 4, 2, 32, 4, causal=True, q_data_type=torch.float32)
+        o = wrapper.run(torch.from_numpy(q), tuple(caches))
+        for r, (begin, end) in enumerate(((0, 3), (3, 7))):
+            visible = causal(end - begin, kv_lens[r])
+            close(o[begin:end], attention(q[begin:end], rows[0][r], rows[1][r], visible=visible)[0])
+
+
+@needs_torch
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+def test_stateless_decode(host, rng, layout, monkeypatch):
+    kv_lens = [5, 2, 17]
+    caches, table, rows = paged(rng, kv_lens, 4, 2, 32, layout=layout)
+    k, v = (torch.from_numpy(cache) for cache in caches)
+    workspace, tables = torch.zeros(1 << 20, dtype=torch.uint8), torch.from_numpy(block_table(table, kv_lens, 6))
+    q, lens = rng.standard_normal((6, 4, 32)).astype("float32"), torch.tensor(kv_lens, dtype=torch.int32)
+    if host == "simulator":
+        monkeypatch.setattr(_pages, "on_host", lambda x: pytest.fail("an array was copied to the host"))
+    trtllm, xqa = flashinfer.trtllm_batch_decode_with_kv_cache, flashinfer.decode.xqa_batch_decode_with_kv_cache
+    o, lse = trtllm(torch.from_numpy(q), torch.stack([k, v], 1), workspace, tables, lens, 17, 0.3, 2.0, kv_layout=layout,
+                    q_len_per_req=2, return_lse=True)
+    check_rows(o / 2.0, q, rows, kv_lens, 2, scale=0.3)
+    assert lse.shape == (6, 4)
+    out = torch.empty_like(o)
+    bounds = torch.tensor([0, 1, 2, 6], dtype=torch.int32)
+    assert xqa(torch.from_numpy(q), (k, v), workspace, tables, lens, 17, 1 / math.sqrt(32), out=out, kv_layout=layout,
+               q_len_per_req=4, q_cu_seq_lens=bounds) is out
+    close(out[2:], attention(q[2:], rows[0][2], rows[1][2], visible=causal(4, 17))[0])
+    for changes, error, text in (
+        ({"mask": lens}, tw.Unsupported, "mask = a tensor"), ({"o_scale": 2.0}, tw.Unsupported, "o_scale = 2.0, expected 1.0"),
+        ({"max_q_len": 2}, tw.Error, "max_q_len = 2"), ({"q_len_per_req": 3}, tw.Error, "query has 6 rows"),
+        ({"kv_layout": "HDN"}, KeyError, "kv_layout"), ({"backend": "cudnn"}, tw.Error, "backend = 'cudnn'"),
+        ({"out": o[:2]}, tw.Error, "out has shape"), ({"uses_shared_paged_kv_idx": False}, tw.Unsupported, "expected True"),
+    ):
+        options = {"q_len_per_req": 2, "kv_layout": layout, **changes}
+        with pytest.raises(error, match=text):
+            trtllm(torch.from_numpy(q), (k, v), workspace, tables, lens, 17, **options)
+
+
+@needs_torch
+def test_a_scale_of_one_element_is_read_where_it_is(host, rng):
+    """The form in which stateless calls pass a scale on the GPU: strides of 0 over pages and heads."""
+    caches, table, rows = paged(rng, [9], 4, 2, 16)
+    operator = tw.Attention(tw.Problem(4, 2, 16))
+    q = rng.standard_normal((1, 4, 16)).astype("float32")
+    plan = operator.plan(tw.Batch.paged([0, 1], tw.PageTable(*table, 4)))
+    scales = [torch.tensor([[value]]).expand(caches[0].shape[0], 2) for value in (0.5, 3.0)]
+    o = operator.run(plan, torch.from_numpy(q), *map(torch.from_numpy, caches), k_scale=scales[0], v_scale=scales[1])
+    close(o, 3.0 * attention(q, rows[0][0], rows[1][0], scale=0.125)[0])
+
+
+@needs_torch
+def test_sinks_are_read_once_per_change(monkeypatch):
+    reads = []
+    monkeypatch.setattr(_planned, "host_array", lambda x: reads.append(1) or x.numpy())
+    sinks = torch.tensor([1.0, 2.0])
+    assert _planned.sinks_of(sinks) == _planned.sinks_of(sinks) == (1.0, 2.0)
+    sinks[0] = 3.0
+    assert _planned.sinks_of(sinks) == (3.0, 2.0)
+    assert len(reads) == 2
