@@ -106,6 +106,9 @@ def test_page_indices_on_a_device_reach_the_plan():
     table = tw.PageTable([0, 2], OnDevice(length=3), [1], 4)
     with pytest.raises(tw.Error, match=f"attention.plan: {there}"):
         operator().plan(tw.Batch.paged([0, 1], table))
+    shared = tw.Level([0, 1], tw.PageTable([0, 2], OnDevice(), [4], 4))
+    with pytest.raises(tw.Error, match=f"attention.plan: {there}"):
+        operator().plan(tw.Batch.paged([0, 1], tw.PageTable([0, 1], [0], [1], 4), levels=[shared]))
     with pytest.raises(tw.Error, match="page indices is int64 with strides .*, expected contiguous int32"):
         operator().plan(tw.Batch.paged([0, 1], tw.PageTable([0, 2], OnDevice("<i8"), [1], 4)))
     with pytest.raises(tw.Error, match="kv indptr ends at 4, but indices has 3 pages"):

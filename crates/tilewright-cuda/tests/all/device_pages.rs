@@ -112,6 +112,49 @@ fn plans_read_pages_on_the_device<M: Machine>(gpu: &Gpu<M>) -> Result<()> {
     Ok(())
 }
 
+/// Tables of levels and of the requests' own keys, each on the host or on the device, in every combination.
+fn levels_have_pages_on_the_device<M: Machine>(gpu: &Gpu<M>) -> Result<()> {
+    let mut setup = Setup::new(gpu)?;
+    let outer = [10, 6];
+    let memory = gpu.upload(bytemuck::cast_slice(&[10, 6, 8, i32::MAX]))?;
+    let inner = |there: bool| -> PageIndices<'_> {
+        if there { memory.indices(8, 2).expect("there are 2").into() } else { (&[8]).into() }
+    };
+    let mut expected = Vec::new();
+    for bits in 0..8 {
+        for indices in &INDICES {
+            setup.write(indices)?;
+            let own =
+                if bits & 1 == 0 { PageIndices::from(indices) } else { setup.indices.indices(0, 20)?.into() };
+            let first = if bits & 2 == 0 { (&outer).into() } else { memory.indices(0, 2)?.into() };
+            let levels = [
+                level(&[0, 3], &[0, 2], first),
+                level(&[0, 2], &[0, 1], inner(bits & 4 != 0)),
+            ];
+            let batch = batch(own).with_levels(&levels);
+            let capacity = Capacity::decode(3, 16).with_levels(2);
+            let plans = [
+                setup.attention.plan_with_capacity(&capacity, &batch, Split::Balanced)?,
+                setup.attention.plan(&batch)?,
+            ];
+            for plan in &plans {
+                setup.run(plan)?;
+                expected.push(setup.found()?);
+            }
+        }
+    }
+    for outputs in expected.chunks(4) {
+        assert_eq!(outputs, &expected[..4]);
+    }
+    assert_ne!(expected[0], expected[2], "pages matter");
+    Ok(())
+}
+
+/// A level of one group.
+fn level<'a>(rows: &'a [i32], indptr: &'a [i32], indices: PageIndices<'a>) -> Level<'a> {
+    Level { qo_indptr: rows.into(), table: PageTable::new(indptr, indices, &[4], PAGE_SIZE) }
+}
+
 fn other_uses_of_pages_on_the_device_are_refused<M: Machine>(gpu: &Gpu<M>) -> Result<()> {
     let setup = Setup::new(gpu)?;
     let refused = |result: Result<Plan>, text: &str| {
@@ -121,14 +164,10 @@ fn other_uses_of_pages_on_the_device_are_refused<M: Machine>(gpu: &Gpu<M>) -> Re
         format!("page indices are in the memory of device {}, expected host memory", setup.indices.device());
     let cpu = Attention::new(problem(), Cpu::with_threads(1)?)?;
     refused(cpu.plan(&batch(setup.indices())), &there);
-    let with_levels = format!("{there} in a batch with levels of shared keys");
-    refused(setup.attention.plan(&batch(setup.indices()).with_shared_prefixes()), &with_levels);
-    let table = PageTable::new(&[0, 1], &[1], &[4], PAGE_SIZE);
-    let levels = [Level { qo_indptr: (&[0, 3]).into(), table }];
-    refused(setup.attention.plan(&batch(setup.indices()).with_levels(&levels)), &with_levels);
-    let table = PageTable::new(&[0, 1], setup.indices(), &[4], PAGE_SIZE);
-    let levels = [Level { qo_indptr: (&[0, 3]).into(), table }];
-    refused(setup.attention.plan(&batch(&INDICES[0]).with_levels(&levels)), &format!("level 0: {there}"));
+    let detected = format!("{there}, where shared prefixes are found");
+    refused(setup.attention.plan(&batch(setup.indices()).with_shared_prefixes()), &detected);
+    let levels = [level(&[0, 3], &[0, 1], setup.indices().into())];
+    refused(cpu.plan(&batch(&INDICES[0]).with_levels(&levels)), &there);
     let few = setup.indices.indices(0, 8)?;
     refused(setup.attention.plan(&batch(few)), "kv indptr ends at 9, but indices has 8 pages");
     let small = Capacity::decode(3, 8);
@@ -152,6 +191,7 @@ fn other_uses_of_pages_on_the_device_are_refused<M: Machine>(gpu: &Gpu<M>) -> Re
 #[test]
 fn in_the_simulator() {
     plans_read_pages_on_the_device(&Gpu::new(Simulator::new(80, 3))).unwrap();
+    levels_have_pages_on_the_device(&Gpu::new(Simulator::new(80, 3))).unwrap();
     other_uses_of_pages_on_the_device_are_refused(&Gpu::new(Simulator::new(80, 3))).unwrap();
 }
 
@@ -161,6 +201,7 @@ fn on_the_gpu() {
         Ok(device) => {
             let gpu = Gpu::new(device);
             plans_read_pages_on_the_device(&gpu).unwrap();
+            levels_have_pages_on_the_device(&gpu).unwrap();
             other_uses_of_pages_on_the_device_are_refused(&gpu).unwrap();
         }
         Err(why) => println!("skipped: {why}"),

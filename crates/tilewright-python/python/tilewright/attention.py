@@ -104,7 +104,7 @@ class PageTable:
     """The pages of each request: ``indptr`` ``[num_requests + 1]``, ``indices`` ``[indptr[-1]]`` page ids, ``last_page_len``
     ``[num_requests]`` tokens of the last page; int32 or int64, or sequences of integers.
 
-    A plan on a GPU takes ``indices`` on that GPU, copied within it and unchecked, unless there are levels of shared keys. Other
+    A plan on a GPU takes ``indices`` on that GPU, copied within it and unchecked, unless it detects shared prefixes. Other
     arrays on a GPU are copied to the host, which waits for it; a :class:`DeviceBatch` takes all arrays there."""
 
     __slots__ = ("indices", "indptr", "last_page_len", "page_size")
@@ -145,13 +145,13 @@ class Batch:
                  mask_columns=None, levels=(), shared_prefixes=False, shard=None):
         self._core = _core.Batch({
             "qo_indptr": on_host(qo_indptr),
-            "table": None if table is None else table._arrays(not levels and not shared_prefixes),
+            "table": None if table is None else table._arrays(not shared_prefixes),
             "kv_indptr": on_host(kv_indptr),
             "blocks": blocks,
             "variable_blocks": variable_blocks,
             "mask": on_host(mask),
             "mask_columns": on_host(mask_columns),
-            "levels": [{"qo_indptr": on_host(one.qo_indptr), "table": one.table._arrays()} for one in levels],
+            "levels": [{"qo_indptr": on_host(one.qo_indptr), "table": one.table._arrays(True)} for one in levels],
             "shared_prefixes": shared_prefixes,
             "shard_offsets": None if shard is None else on_host(shard[0]),
             "shard_lens": None if shard is None else on_host(shard[1]),

@@ -93,8 +93,8 @@ impl Requests {
             return Err(Error::new(operator, "keys in pages, but those of the batch are ragged"));
         };
         crate::ensure!(pages.1 == *page_size, operator, "page_size = {}, the batch has {page_size}", pages.1);
-        let first = indices.len();
-        indices.own().extend_from_slice(&pages.0);
+        let first = indices.num_indices();
+        indices.append(&pages.0);
         *max_page = pages.2.max(*max_page);
         Ok(first)
     }

@@ -216,24 +216,23 @@ impl Plan {
     /// The `(page, first slot, end slot)` ranges that an item reads. A ragged tensor is one page.
     fn slot_ranges(&self, item: &WorkItem) -> impl Iterator<Item = (usize, usize, usize)> {
         let segment = &self.requests.segments[item.segment as usize];
-        let (page_size, indices) = match &self.requests.source {
-            KvSource::Paged { indices, page_size, .. } => (*page_size, Some(&indices[..])),
-            KvSource::Blocks { indices, block, .. } => (*block, Some(&indices[..])),
-            KvSource::Ragged { .. } => (usize::MAX, None),
+        let (page_size, has_pages) = match &self.requests.source {
+            KvSource::Paged { page_size, .. } => (*page_size, true),
+            KvSource::Blocks { block, .. } => (*block, true),
+            KvSource::Ragged { .. } => (usize::MAX, false),
         };
         let (begin, end) = (item.kv.start as usize, item.kv.end as usize);
         let pages = if begin < end { begin / page_size..(end - 1) / page_size + 1 } else { 0..0 };
         pages.map(move |page| {
             let slots = begin.max(page * page_size) - page * page_size
                 ..end.min((page + 1).saturating_mul(page_size)) - page * page_size;
-            match indices {
-                // indices on a device count as distinct pages
-                Some(indices) => {
-                    let entry = segment.kv_start + page;
-                    (indices.get(entry).map_or(entry, |page| *page as usize), slots.start, slots.end)
-                }
-                None => (0, segment.kv_start + slots.start, segment.kv_start + slots.end),
+            if !has_pages {
+                return (0, segment.kv_start + slots.start, segment.kv_start + slots.end);
             }
+            // indices on a device count as distinct pages
+            let entry = segment.kv_start + page;
+            let page = self.requests.source.on_host(entry).map_or(entry, |page| page as usize);
+            (page, slots.start, slots.end)
         })
     }
 }

@@ -7,7 +7,10 @@ use super::{
     mask::MaskBits,
     problem::{Mask, Problem},
 };
-use crate::{Result, kv::PageList, tensor::DeviceAddress};
+use crate::{
+    Result,
+    kv::{DevicePart, PageList},
+};
 use std::ops::Range;
 
 /// A validated batch.
@@ -79,7 +82,7 @@ pub enum KvSource {
         indices: PageList,
         /// Slots per page.
         page_size: usize,
-        /// Maximum of `indices`, negative if empty or on a device.
+        /// Maximum of `indices` on the host, negative if there are none.
         max_page: i32,
     },
     /// Key `j` is token `kv_start + j`.
@@ -113,9 +116,17 @@ impl KvSource {
         }
     }
 
-    /// The address of page indices on a device.
-    pub fn device_indices(&self) -> Option<DeviceAddress> {
-        if let Self::Paged { indices, .. } = self { indices.device() } else { None }
+    /// The page indices on a device.
+    pub fn device_indices(&self) -> &[DevicePart] {
+        if let Self::Paged { indices, .. } = self { indices.device() } else { &[] }
+    }
+
+    /// Page or block `entry`; `None` if it is on a device or the keys are ragged.
+    pub(crate) fn on_host(&self, entry: usize) -> Option<i32> {
+        match self {
+            Self::Paged { indices, .. } => indices.on_host(entry),
+            _ => self.indices().get(entry).copied(),
+        }
     }
 
     /// Rejects page indices on a device.
@@ -123,7 +134,7 @@ impl KvSource {
         if let Self::Paged { indices, .. } = self { indices.check_on_host(operator, reason) } else { Ok(()) }
     }
 
-    /// Page or block indices on the host; empty for a ragged tensor.
+    /// Page or block indices on the host, with zeros in the place of those on a device before them; empty for a ragged tensor.
     pub fn indices(&self) -> &[i32] {
         match self {
             Self::Paged { indices, .. } => indices,

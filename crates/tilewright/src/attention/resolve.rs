@@ -39,8 +39,8 @@ impl Batch<'_> {
             operator,
             "shared prefixes are found by their pages, but the keys are ragged"
         );
-        if !matches!(self.levels, Levels::Explicit([])) {
-            to.source.check_on_host(operator, " in a batch with levels of shared keys")?;
+        if self.detects_levels() {
+            to.source.check_on_host(operator, ", where shared prefixes are found")?;
         }
         check_counts(operator, rows, longest)?;
         if let Some(mask) = &self.mask {

@@ -17,7 +17,7 @@ pub use block_sparse::{BlockSparse, VariableBlockSparse};
 pub(crate) use copy::copy_pages_on_host;
 pub use copy::{PageCopies, copy_pages};
 pub use layout::{KvCache, KvCacheMut, KvLayout, KvStrides};
-pub use page_list::{PageIndices, PageList};
+pub use page_list::{DevicePart, PageIndices, PageList};
 pub use paged::{PageTable, get_seq_lens};
 pub use scales::{KvScales, QuantizedCache, Scale, ScaleMut};
 pub use slot_arrays::{AppendSlots, SlotArrays};

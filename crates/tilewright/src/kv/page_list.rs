@@ -1,6 +1,7 @@
-//! Page indices of a plan: an owned copy, a shared reference to the caller's array, or an array on a device.
+//! Page indices of a plan: an owned copy, a shared reference to the caller's array, or arrays on a device.
 //!
-//! Copying 250,000 indices takes longer than the rest of planning. Shared indices are only range-checked.
+//! Copying 250,000 indices takes longer than the rest of planning. Shared indices are only range-checked. The tables of cascade
+//! levels follow that of the requests in one list, and each of them may be on the device.
 
 use crate::{
     Error, Result,
@@ -49,13 +50,23 @@ impl<'a> From<Indices<'a>> for PageIndices<'a> {
     }
 }
 
-/// Page indices; dereferences to those on the host. Lists compare by content, shared or not, and by address on a device.
+/// Page indices; dereferences to those on the host, with zeros in the place of those on a device before them. Lists compare by
+/// content, shared or not, and by address on a device.
 #[derive(Clone, Default)]
 pub struct PageList {
     /// Empty while indices are shared; its memory is kept.
     own: Vec<i32>,
     shared: Option<Arc<Vec<i32>>>,
-    device: Option<DeviceAddress>,
+    device: Vec<DevicePart>,
+}
+
+/// A part of a list on a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DevicePart {
+    /// The address, valid while the plan is prepared, and the number of indices.
+    pub at: DeviceAddress,
+    /// Index of the first in the list.
+    pub first: usize,
 }
 
 impl PageList {
@@ -64,22 +75,28 @@ impl PageList {
         self.shared.is_some()
     }
 
-    /// The address of indices on a device, valid while the plan is prepared.
-    pub fn device(&self) -> Option<DeviceAddress> {
-        self.device
+    /// The parts on a device, in order.
+    pub fn device(&self) -> &[DevicePart] {
+        &self.device
     }
 
     /// Number of indices, on the host or on a device.
     pub(crate) fn num_indices(&self) -> usize {
-        self.device.map_or(self.len(), |at| at.len)
+        self.device.last().map_or(0, |part| part.first + part.at.len).max(self.len())
+    }
+
+    /// Index `entry`; `None` if it is on a device.
+    pub(crate) fn on_host(&self, entry: usize) -> Option<i32> {
+        let is_there = |part: &DevicePart| (part.first..part.first + part.at.len).contains(&entry);
+        if self.device.iter().any(is_there) { None } else { self.get(entry).copied() }
     }
 
     /// Rejects indices on a device.
     pub(crate) fn check_on_host(&self, operator: &'static str, reason: &str) -> Result<()> {
-        self.device.map_or(Ok(()), |at| {
+        self.device.first().map_or(Ok(()), |part| {
             let text = format!(
                 "page indices are in the memory of device {}, expected host memory{reason}",
-                at.device
+                part.at.device
             );
             Err(Error::new(operator, text))
         })
@@ -88,13 +105,26 @@ impl PageList {
     /// Clears the list and drops the shared reference.
     pub(crate) fn clear(&mut self) {
         self.own.clear();
-        (self.shared, self.device) = (None, None);
+        self.device.clear();
+        self.shared = None;
     }
 
     /// References indices on a device.
     pub(crate) fn set_device(&mut self, at: DeviceAddress) {
         self.clear();
-        self.device = Some(at);
+        self.device.push(DevicePart { at, first: 0 });
+    }
+
+    /// Appends the indices of another list.
+    pub(crate) fn append(&mut self, other: &Self) {
+        let first = self.num_indices();
+        if !other.is_empty() {
+            let own = self.own();
+            own.resize(first, 0);
+            own.extend_from_slice(other);
+        }
+        self.device
+            .extend(other.device.iter().map(|part| DevicePart { first: part.first + first, ..*part }));
     }
 
     /// References the caller's array.

@@ -47,15 +47,16 @@ impl<'a> PageTable<'a> {
 
     /// Checks everything except the upper bound of page ids, which depends on the cache.
     pub(crate) fn resolve(&self, operator: &'static str) -> Result<CheckedPageTable> {
-        self.resolve_of(operator, "request")
+        let checked = self.resolve_of(operator, "request")?;
+        checked.indices.check_on_host(operator, "")?;
+        Ok(checked)
     }
 
-    /// [`PageTable::resolve`] of a table with one page list per `owner`: a request, or a group of a level.
+    /// [`PageTable::resolve`] of a table with one page list per `owner`: a request, or a group of a level. Pages may be on a device.
     pub(crate) fn resolve_of(&self, operator: &'static str, owner: &str) -> Result<CheckedPageTable> {
         let num_requests = self.check_bounds(operator, owner)?;
         let mut indices = PageList::default();
         let max_page = self.collect_pages(operator, owner, &mut indices)?;
-        indices.check_on_host(operator, "")?;
         let ranges = (0..num_requests).map(|r| self.indptr.range(r)).collect();
         let kv_lens =
             (0..num_requests).map(|r| self.kv_len(operator, owner, r)).collect::<Result<Vec<_>>>()?;
@@ -155,9 +156,9 @@ pub(crate) struct CheckedPageTable {
     pub(crate) ranges: Vec<Range<usize>>,
     /// Number of cached tokens per request.
     pub(crate) kv_lens: Vec<usize>,
-    /// Page ids, none negative.
+    /// Page ids, on the host none negative.
     pub(crate) indices: PageList,
-    /// The maximum page id, -1 if there is none.
+    /// The maximum page id, -1 if there is none on the host.
     pub(crate) max_page: i32,
 }
 

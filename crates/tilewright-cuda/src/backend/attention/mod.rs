@@ -125,19 +125,21 @@ impl<M: Machine> Gpu<M> {
 
     /// Writes a plan to its device memory. Page indices on the device are copied there.
     fn upload_plan(&self, plan: &Plan, plan_layout: &PlanLayout, args: &PlanArrays) -> Result<()> {
-        if let Some(indices) = plan.requests().source.device_indices()
-            && indices.len > 0
-        {
-            let from = self.check_device("attention.plan", "page indices", Some(indices))?;
-            self.upload_host_arrays(plan, plan_layout, args)?;
-            return self.machine.copy(from, args.indices, indices.len * size_of::<i32>());
+        let used = || plan.requests().source.device_indices().iter().filter(|part| part.at.len > 0);
+        for part in used() {
+            self.check_device("attention.plan", "page indices", Some(part.at))?;
         }
-        self.upload_host_arrays(plan, plan_layout, args)
+        self.upload_host_arrays(plan, plan_layout, args)?;
+        let bytes = |count: usize| count * size_of::<i32>();
+        used().try_for_each(|part| {
+            let to = args.indices + bytes(part.first) as u64;
+            self.machine.copy(part.at.address, to, bytes(part.at.len))
+        })
     }
 
     /// Writes what the host has of a plan.
     fn upload_host_arrays(&self, plan: &Plan, plan_layout: &PlanLayout, args: &PlanArrays) -> Result<()> {
-        if plan.capacity().is_none() && plan.requests().source.device_indices().is_none() {
+        if plan.capacity().is_none() && plan.requests().source.device_indices().is_empty() {
             return self.machine.write_words(args.worker_indptr, plan_layout.all_words(), &mut |all| {
                 flatten::write(plan, plan_layout, &mut all[..plan_layout.words(plan)]);
                 plan_layout.write_lists(plan, all);
