@@ -16,14 +16,12 @@ mod merge;
 mod norm;
 mod operators;
 mod rope;
-mod rope_tables;
 mod sampling;
 
 use crate::machine::{Limits, Machine};
 use append_slots::AppendSlots;
 use constants::Constants;
 use kernels::Kernels;
-use rope_tables::RopeTables;
 use std::sync::Arc;
 use tilewright::{
     Error, Operator, Result, View, ViewMut,
@@ -37,7 +35,6 @@ pub struct Gpu<M: Machine> {
     machine: M,
     limits: Limits,
     kernels: Arc<Kernels<M>>,
-    rope_tables: Arc<RopeTables>,
     constants: Arc<Constants>,
 }
 
@@ -45,13 +42,7 @@ impl<M: Machine> Gpu<M> {
     /// The backend on `machine`.
     pub fn new(machine: M) -> Self {
         let limits = machine.limits();
-        Self {
-            machine,
-            limits,
-            kernels: Arc::default(),
-            rope_tables: Arc::default(),
-            constants: Arc::default(),
-        }
+        Self { machine, limits, kernels: Arc::default(), constants: Arc::default() }
     }
 
     /// The backend on another stream of the same device, with the same loaded kernels and constants.

@@ -16,10 +16,10 @@ pub(super) fn rope<M: Machine>(gpu: &Gpu<M>, operator: RopeRotation<'_>) -> Resu
     if operator.positions.is_empty() {
         return Ok(());
     }
-    let (format, table) = match angles {
+    let (format, (table, _uncached)) = match angles {
         RopeAngles::Computed(rope) => {
             let turns: Vec<u64> = rope.frequencies().into_iter().map(kernels::turns).collect();
-            (Angles::Turns, gpu.turns(&turns)?)
+            (Angles::Turns, gpu.constants(bytemuck::cast_slice(&turns))?)
         }
         RopeAngles::Table(cache) => (Angles::Table, gpu.cos_sin(cache)?),
     };
@@ -37,7 +37,7 @@ pub(super) fn rope<M: Machine>(gpu: &Gpu<M>, operator: RopeRotation<'_>) -> Resu
             dtypes: (from[q].dtype(), to[q].dtype()),
             style: angles.style(),
             angles: format,
-            angles_address: table.address(),
+            angles_address: table,
             positions,
             tokens: operator.positions.len() as u32,
             heads,

@@ -3,9 +3,13 @@
 
 use half::bf16;
 use tilewright::{
-    Attention, Backend, Batch, Cpu, Dtype, HeadDim, Heads, KvCache, KvScales, Mask, Output, Plan, Problem,
-    Result, Scale, View, ViewMut, Workspace, attention::variant::AttentionSinks, kv::QuantizedCache,
-    norm::rmsnorm, tensor::DeviceMemory,
+    Attention, Backend, Batch, Cpu, Dtype, HeadDim, Heads, KvCache, KvScales, Mask, Operator, Output, Plan,
+    Problem, Result, Scale, View, ViewMut, Workspace,
+    attention::variant::AttentionSinks,
+    kv::QuantizedCache,
+    norm::rmsnorm,
+    rope::{CosSinCache, Rope, RopeAngles, RopeRotation},
+    tensor::DeviceMemory,
 };
 use tilewright_cuda::{Gpu, Simulated, Simulator};
 
@@ -187,5 +191,28 @@ fn tables_of_a_variant_are_shared_by_streams() {
     let other = case.gpu.on(case.gpu.machine().clone());
     case.gpu.record(&mut || make(0.5, &other)).expect("its table is on the device");
     let text = case.gpu.record(&mut || make(0.25, &other)).expect_err("a new table").to_string();
+    assert_eq!(text, "simulator: an allocation cannot be recorded");
+}
+
+/// The first rotation of a stream may be in a capture, which rejects allocations. The kernels are loaded, as in a warm engine.
+#[test]
+fn angles_are_shared_by_streams() {
+    let gpu: Simulated = Gpu::new(Simulator::new(80, 1));
+    let other = gpu.on(gpu.machine().clone());
+    let ropes = [1e4, 1e5].map(|theta| Rope::new(8, theta).expect("it is sound"));
+    let caches = ropes.each_ref().map(|rope| CosSinCache::new(rope, 4).expect("a small table"));
+    let positions = gpu.upload(bytemuck::cast_slice(&[1, 2])).expect("it fits");
+    let mut memory = [(); 2].map(|()| gpu.upload(bytemuck::cast_slice(&[1.0_f32; 16])).expect("it fits"));
+    let mut rotate = |gpu: &Simulated, at: usize| {
+        for angles in [RopeAngles::Computed(&ropes[at]), RopeAngles::Table(&caches[at])] {
+            let [q, k] = memory.each_mut().map(|memory| memory.view_mut(Dtype::F32, 0, &[2, 1, 8]));
+            let positions = positions.indices(0, 2)?;
+            RopeRotation { from: None, q: q?, k: k?, positions, angles }.run(gpu)?;
+        }
+        Ok(())
+    };
+    rotate(&gpu, 0).expect("it fits");
+    gpu.record(&mut || rotate(&other, 0)).expect("its tables are on the device");
+    let text = gpu.record(&mut || rotate(&other, 1)).expect_err("new tables").to_string();
     assert_eq!(text, "simulator: an allocation cannot be recorded");
 }

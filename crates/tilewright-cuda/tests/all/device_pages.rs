@@ -127,10 +127,7 @@ fn levels_have_pages_on_the_device<M: Machine>(gpu: &Gpu<M>) -> Result<()> {
             let own =
                 if bits & 1 == 0 { PageIndices::from(indices) } else { setup.indices.indices(0, 20)?.into() };
             let first = if bits & 2 == 0 { (&outer).into() } else { memory.indices(0, 2)?.into() };
-            let levels = [
-                level(&[0, 3], &[0, 2], first),
-                level(&[0, 2], &[0, 1], inner(bits & 4 != 0)),
-            ];
+            let levels = [level(&[0, 3], &[0, 2], first), level(&[0, 2], &[0, 1], inner(bits & 4 != 0))];
             let batch = batch(own).with_levels(&levels);
             let capacity = Capacity::decode(3, 16).with_levels(2);
             let plans = [

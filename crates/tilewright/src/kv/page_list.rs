@@ -123,8 +123,7 @@ impl PageList {
             own.resize(first, 0);
             own.extend_from_slice(other);
         }
-        self.device
-            .extend(other.device.iter().map(|part| DevicePart { first: part.first + first, ..*part }));
+        self.device.extend(other.device.iter().map(|part| DevicePart { first: part.first + first, ..*part }));
     }
 
     /// References the caller's array.
