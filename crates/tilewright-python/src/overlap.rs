@@ -45,34 +45,23 @@ pub(crate) fn check_separate(operator: &'static str, out: Named<'_>, other: Name
     Ok(())
 }
 
-/// Whether the elements of two tensors with overlapping spans are provably different: both repeat with the same largest stride,
-/// and their elements within one period are separate ranges.
+/// Whether the elements of two tensors with overlapping spans are provably different: within a stride of the first, of which the
+/// outer strides of both are multiples, their elements are separate ranges. These are K and V along an axis of one cache, or halves
+/// of its last axis.
 pub(crate) fn interleaved(a: &TensorArg, b: &TensorArg) -> bool {
-    let (Some(one), Some(other)) = (Period::of(a), Period::of(b)) else { return false };
-    if one.stride != other.stride {
-        return false;
-    }
-    let period = one.stride as u64;
-    let (first, second) = (a.span().start % period, b.span().start % period);
-    let distance = (second + period - first) % period;
-    one.bytes as u64 <= distance && distance + other.bytes as u64 <= period
+    let axes = a.shape().iter().zip(a.strides()).filter(|(extent, stride)| **extent > 1 && **stride > 0);
+    axes.map(|(_, stride)| (stride * a.dtype().size()) as u64).any(|period| {
+        let (first, second) = (a.span().start % period, b.span().start % period);
+        let distance = (second + period - first) % period;
+        bytes_within(a, period) <= distance && distance + bytes_within(b, period) <= period
+    })
 }
 
-/// The repetition of a tensor along its axis of largest stride.
-struct Period {
-    /// Bytes from one repetition to the next.
-    stride: usize,
-    /// Bytes from the first to the last element of one repetition.
-    bytes: usize,
-}
-
-impl Period {
-    fn of(tensor: &TensorArg) -> Option<Self> {
-        let axes = tensor.shape().iter().zip(tensor.strides()).filter(|(extent, _)| **extent > 1);
-        let largest = axes.clone().map(|(_, stride)| *stride).max()?;
-        let inner = axes.filter(|(_, stride)| **stride != largest);
-        let last: usize = inner.map(|(extent, stride)| (extent - 1) * stride).sum();
-        let size = tensor.dtype().size();
-        Some(Self { stride: largest * size, bytes: (last + 1) * size })
-    }
+/// Bytes from the first to the last element of a tensor, without the axes whose strides are multiples of `period` bytes.
+fn bytes_within(tensor: &TensorArg, period: u64) -> u64 {
+    let size = tensor.dtype().size() as u64;
+    let axes = tensor.shape().iter().zip(tensor.strides()).filter(|(extent, _)| **extent > 1);
+    let bytes = axes.map(|(extent, stride)| (*extent as u64 - 1, *stride as u64 * size));
+    let inner = bytes.filter(|(_, stride)| !stride.is_multiple_of(period));
+    inner.map(|(steps, stride)| steps.saturating_mul(stride)).fold(size, u64::saturating_add)
 }

@@ -129,6 +129,14 @@ def test_appends_to_slots(host, rng):
             close(rows[1, 2], new[0], 0)
             close(rows[0, 1], new[2], 0)
             assert numpy.count_nonzero(cache) == 32
+    # keys and values of vLLM are halves of the last axis of one cache
+    joined = numpy.zeros((2, 2, 4, 16), "float32")
+    tw.append_to_slots(k, v, [6, -1, 1], joined[..., :8], joined[..., 8:], layout="HND", k_scale=0.5)
+    close(joined[1, :, 2], numpy.concatenate([k[0] * 2, v[0]], axis=-1), 0)
+    close(joined[0, :, 1], numpy.concatenate([k[2] * 2, v[2]], axis=-1), 0)
+    assert numpy.count_nonzero(joined) == 64
+    with pytest.raises(tw.Error, match="k_cache shares memory with v_cache"):
+        tw.append_to_slots(k, v, [6, -1, 1], joined[..., :8], joined[..., 7:15], layout="HND")
     ckv, kpe = numpy.zeros((2, 4, 8), "float32"), numpy.zeros((2, 4, 4), "float32")
     tw.append_mla_to_slots(k[:, 0], v[:, 0, :4], [-1, 7, 0], ckv, kpe)
     close(ckv[1, 3], k[1, 0], 0)

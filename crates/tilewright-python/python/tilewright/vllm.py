@@ -247,10 +247,4 @@ class TilewrightImpl(AttentionImpl[TilewrightMetadata]):
         tokens = slot_mapping.shape[0]
         keys, values = self._cache(kv_cache)
         k_scale, v_scale = self._scales(layer)
-        key, value = key[:tokens], value[:tokens]
-        if kv_cache.is_cuda:
-            append_to_slots(key, value, slot_mapping, keys, values, k_scale=k_scale, v_scale=v_scale)
-            return
-        # On the host an append refuses interleaved caches, so that each call writes one of them.
-        append_to_slots(key, value[..., :0], slot_mapping, keys, values[..., :0], k_scale=k_scale)
-        append_to_slots(key[..., :0], value, slot_mapping, keys[..., :0], values, v_scale=v_scale)
+        append_to_slots(key[:tokens], value[:tokens], slot_mapping, keys, values, k_scale=k_scale, v_scale=v_scale)
