@@ -244,7 +244,8 @@ class Plan:
 class Attention:
     """An attention operator: a problem and a variant on a device.
 
-    Kernels are loaded when a run first needs them, or by :meth:`prepare`. One plan serves all operators of the same problem and device.
+    Kernels are loaded when a run first needs them, or by :meth:`prepare`. One plan serves all operators of
+    the same problem and device, with any variant and scale, and with a mask within the planned one.
     """
 
     def __init__(self, problem: Problem, variant: "Variant | None" = None, device: "Device | str | None" = None):

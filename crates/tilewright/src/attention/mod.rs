@@ -80,8 +80,9 @@ impl<B: Backend> Attention<B> {
 
     /// Binds `problem`, modified by `variant`, to `backend`.
     ///
-    /// One plan serves all operators of the same problem and backend, independent of the variant. Layers that differ
-    /// only in variant parameters use one operator each and share the plan of the step.
+    /// One plan serves all operators of the same problem and backend, independent of the variant, and those that differ in
+    /// their scale, or in a mask within the planned one: runs skip its other keys, but the plan balances them. Layers that
+    /// differ in these use one operator each and share the plan of the step.
     ///
     /// # Errors
     /// As [`Attention::new`], and when a hook reads an input that it does not have.

@@ -73,6 +73,25 @@ impl Mask {
     }
 }
 
+impl Mask {
+    /// Visible keys before and after a row's own position; `None` is all.
+    fn sides(self) -> [Option<u32>; 2] {
+        match self {
+            Self::Full => [None, None],
+            Self::Causal => [None, Some(0)],
+            Self::Window { left, right } => [Some(left), right],
+        }
+    }
+
+    /// Whether each key that `other` shows is visible.
+    fn contains(self, other: Self) -> bool {
+        let wider = |(side, other): (Option<u32>, Option<u32>)| {
+            side.is_none_or(|most| other.is_some_and(|other| other <= most))
+        };
+        self.sides().into_iter().zip(other.sides()).all(wider)
+    }
+}
+
 impl fmt::Display for Mask {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -101,6 +120,11 @@ pub struct Problem {
 }
 
 impl Problem {
+    /// Whether plans of this problem serve runs of `other`: it differs in the scale only, or in a mask within this one.
+    pub(crate) fn serves(&self, other: &Self) -> bool {
+        Self { mask: self.mask, scale: self.scale, ..*other } == *self && self.mask.contains(other.mask)
+    }
+
     /// Starts a builder. Defaults: f32, NHD, causal, scale `1 / sqrt(head_dim.qk)`.
     pub fn builder(heads: Heads, head_dim: HeadDim) -> ProblemBuilder {
         ProblemBuilder {

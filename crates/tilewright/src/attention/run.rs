@@ -1,6 +1,6 @@
 //! `run`: validates the tensors of a layer against the plan and calls the backend.
 
-use super::{Attention, Output, Plan, Variant, requests::KvSource, variant::ExpressionVariant};
+use super::{Attention, Output, Plan, Problem, Variant, requests::KvSource, variant::ExpressionVariant};
 use crate::{
     Backend, Error, Operator, Result, View,
     backend::Opaque,
@@ -38,6 +38,8 @@ pub struct LatentCache<'a> {
 /// Validated inputs of a backend's attention call.
 #[derive(Debug, Clone, Copy)]
 pub struct Inputs<'a> {
+    /// The operator's problem, which may differ from the plan's in scale and mask.
+    pub(crate) problem: &'a Problem,
     /// Queries, and their trailing elements if they are in a second tensor.
     pub(crate) q: (View<'a>, Option<View<'a>>),
     /// Keys.
@@ -52,6 +54,11 @@ pub struct Inputs<'a> {
 }
 
 impl<'a> Inputs<'a> {
+    /// The operator's problem, whose scale and mask apply. The plan's may have another scale and a wider mask.
+    pub fn problem(&self) -> &'a Problem {
+        self.problem
+    }
+
     /// Queries `[num_rows, num_qo_heads, head_dim_qk]`. In latent attention the second tensor has the trailing
     /// elements.
     pub fn q(&self) -> (View<'a>, Option<View<'a>>) {
@@ -209,7 +216,8 @@ impl<B: Backend> Attention<B> {
         let strides = |view: &View<'_>| KvStrides::of(self.problem.layout(), view.strides());
         let (k, v) = ((cache.k, strides(&cache.k)), (cache.v, strides(&cache.v)));
         let built = self.built.as_ref();
-        let inputs = Inputs { q: (q, None), k, k_pe: None, v, scales, variant: &self.variant, built };
+        let (problem, variant) = (&self.problem, &self.variant);
+        let inputs = Inputs { problem, q: (q, None), k, k_pe: None, v, scales, variant, built };
         AttentionRun { plan, inputs, out }.run(&self.backend)
     }
 
@@ -245,6 +253,7 @@ impl<B: Backend> Attention<B> {
         };
         let ckv = (kv.ckv, strides(&kv.ckv));
         let inputs = Inputs {
+            problem: &self.problem,
             q: (q.nope, Some(q.pe)),
             k: ckv,
             k_pe: Some((kv.kpe, strides(&kv.kpe))),
@@ -259,7 +268,7 @@ impl<B: Backend> Attention<B> {
     /// Rejects a plan of another operator.
     fn check(&self, plan: &Plan) -> Result<()> {
         crate::ensure!(
-            plan.problem == self.problem && plan.tiling == self.tiling,
+            plan.problem.serves(&self.problem) && plan.tiling == self.tiling,
             OPERATOR,
             "the plan was made by another operator: for {}, this is {}",
             plan.problem,

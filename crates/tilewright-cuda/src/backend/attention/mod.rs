@@ -177,7 +177,7 @@ impl<M: Machine> Gpu<M> {
         let mut temporaries = TemporaryMemory::new();
         let tensors: (&ViewMut<'_>, Option<&ViewMut<'_>>) = (&out.o, out.lse.as_ref());
         let mut call = self.attention_params(
-            (plan.problem(), device_plan),
+            (inputs.problem(), device_plan),
             inputs,
             tensors,
             (workspace, &mut temporaries),
@@ -189,7 +189,7 @@ impl<M: Machine> Gpu<M> {
         let variant = inputs.variant();
         let buffers = VariantBuffers::upload(self, variant)?;
         call.variant = buffers.arguments(&kernels.tables, variant);
-        let target = (plan.problem(), variant);
+        let target = (inputs.problem(), variant);
         let context = RunContext { gpu: self, kernels, target, inputs, device_plan };
         match (&device_plan.runs, device_plan.items) {
             (Some(runs), Some(kind)) => context.launch_both(runs, kind, &call)?,

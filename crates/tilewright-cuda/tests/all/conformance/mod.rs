@@ -60,3 +60,9 @@ fn prompts_run_beside_decode_steps_on_hopper() {
 fn queries_of_e4m3_on_hopper() {
     low_precision::queries_of_e4m3_agree_with_the_oracle(&[crate::staged::simulated_hopper()]);
 }
+
+#[test]
+fn plans_serve_narrower_masks_on_hopper() {
+    crate::judge::set_stride(STRIDE);
+    lengths::a_plan_serves_other_scales_and_narrower_masks(&[crate::staged::simulated_hopper()]);
+}

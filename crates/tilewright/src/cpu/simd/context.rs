@@ -135,7 +135,7 @@ impl ItemContext<'_> {
     /// The factor from softmax inputs to base-2 logits. A logits hook has already applied the problem's scale.
     #[inline(always)]
     pub(super) fn scale(&self) -> f32 {
-        let scale = if self.params.hooks.logits { 1.0 } else { self.params.plan.problem.scale() };
+        let scale = if self.params.hooks.logits { 1.0 } else { self.params.inputs.problem.scale() };
         scale * std::f32::consts::LOG2_E
     }
 
@@ -156,7 +156,7 @@ impl ItemContext<'_> {
     #[inline(always)]
     pub(super) fn visible(&self, r: usize, tile: Range<usize>) -> u64 {
         let plan = self.params.plan;
-        plan.requests.visible_bits(plan.problem.mask(), self.segment, self.row(r).0, tile)
+        plan.requests.visible_bits(self.params.inputs.problem.mask(), self.segment, self.row(r).0, tile)
     }
 
     /// Positions of the keys of the KV tile at `start`. NaN after its `tokens`, so that hooks store nothing there.

@@ -3,11 +3,13 @@
 use crate::{
     generator::Generator,
     judge::Expected,
-    run::{poison, run_with},
+    run::{execute, poison, run_with},
     sample::{Lens, Sample},
     storage::{Storage, Stored},
 };
-use tilewright::{Backend, Dtype, HeadDim, Heads, KvLayout, Mask, Problem, Workspace, attention::Split};
+use tilewright::{
+    Attention, Backend, Dtype, HeadDim, Heads, KvLayout, Mask, Problem, Workspace, attention::Split,
+};
 
 const QO_LENS: [usize; 7] = [0, 1, 2, 17, 64, 65, 130];
 const STORAGES: [Storage; 5] =
@@ -114,7 +116,41 @@ fn batches_without_requests_rows_or_keys<B: Backend + Clone + Sync>(backends: &[
     }
 }
 
+/// Decode steps and prompts; the items of the plan have keys that the operator's mask hides.
+pub(crate) fn a_plan_serves_other_scales_and_narrower_masks<B: Backend + Clone>(backends: &[B]) {
+    let window = |left, right| Mask::Window { left, right };
+    let masks = [
+        (Mask::Full, Mask::Causal),
+        (Mask::Full, window(20, Some(3))),
+        (Mask::Causal, window(70, Some(0))),
+        (window(90, None), window(30, Some(0))),
+    ];
+    let lens: [&[Lens]; 2] = [&[(1, 150), (1, 70), (3, 200)], &[(70, 150), (0, 5), (33, 40)]];
+    for (number, ((planned, mask), lens)) in masks.into_iter().flat_map(|m| lens.map(|l| (m, l))).enumerate()
+    {
+        let dtype = [Dtype::Bf16, Dtype::F32][number / 2 % 2];
+        let problem = |mask, scale| {
+            let builder = Problem::builder(Heads { qo: 4, kv: 2 }, HeadDim::same(64)).dtypes(dtype, dtype);
+            builder.mask(mask).scale(scale).build().expect("it is sound")
+        };
+        let sample = Sample::random(problem(mask, 0.3), lens, number as u64);
+        let stored = Stored::new(&sample, Storage::Paged(16), number as u64);
+        let expected = Expected::of(&sample);
+        for backend in backends {
+            let attention = |problem| Attention::new(problem, backend.clone()).expect("it can");
+            let plan = attention(problem(planned, 1.0)).plan_with(&stored.batch(), SPLITS[number % 4]);
+            let plan = plan.expect("the batch is sound");
+            let (sample, workspace) = ((&sample, stored.cache()), &mut Workspace::default());
+            let outcome = execute(&attention(problem(mask, 0.3)), &plan, sample, workspace);
+            expected
+                .check(&outcome)
+                .unwrap_or_else(|text| panic!("{}: {mask} planned as {planned}: {text}", backend.describe()));
+        }
+    }
+}
+
 crate::judge_backends!(
+    a_plan_serves_other_scales_and_narrower_masks,
     all_lengths_agree_with_the_oracle_causal,
     all_lengths_agree_with_the_oracle_full,
     one_long_request_among_many_short_ones,

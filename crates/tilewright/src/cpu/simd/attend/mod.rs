@@ -297,7 +297,7 @@ impl QueryTile<'_, '_> {
                     row.multiply_each(simd, width, base.add(layout.scales));
                 }
                 if params.hooks.logits {
-                    row.scale(simd, width, params.plan.problem.scale());
+                    row.scale(simd, width, params.inputs.problem.scale());
                 }
             }
             if params.hooks.logits {

@@ -3,7 +3,7 @@
 use super::refused;
 use crate::elements::Elements;
 use tilewright::{
-    Attention, Batch, Cpu, Dtype, HeadDim, Heads, KvCache, KvLayout, Output, PageTable, Plan, Problem,
+    Attention, Batch, Cpu, Dtype, HeadDim, Heads, KvCache, KvLayout, Mask, Output, PageTable, Plan, Problem,
     Result, View, ViewMut, Workspace, attention::Split,
 };
 
@@ -191,6 +191,25 @@ fn a_plan_of_another_operator() {
         for 4/2 heads, head_dim 8/6, f32 q/o, bf16 KV, HND, causal, \
         this is 4/2 heads, head_dim 8/6, f32 q/o, bf16 KV, NHD, causal";
     refused(call.run(), text);
+}
+
+#[test]
+fn a_plan_of_a_narrower_mask() {
+    let problem = |mask| {
+        let builder = Problem::builder(Heads { qo: 4, kv: 2 }, HeadDim { qk: 8, vo: 6 });
+        builder.dtypes(Dtype::F32, Dtype::Bf16).mask(mask).build().expect("it is sound")
+    };
+    let window = |left, right| Mask::Window { left, right };
+    for mask in [window(5, Some(0)), window(5, None), window(5, Some(2))] {
+        let mut call = RunCall::new(KvLayout::Nhd);
+        let narrow = Attention::new(problem(mask), Cpu::with_threads(1).expect("a thread")).expect("it can");
+        call.plan = narrow.plan(&paged()).expect("the batch is sound");
+        let text = format!(
+            "attention.run: the plan was made by another operator: for 4/2 heads, head_dim 8/6, f32 q/o, bf16 KV, \
+             NHD, {mask}, this is 4/2 heads, head_dim 8/6, f32 q/o, bf16 KV, NHD, causal"
+        );
+        refused(call.run(), &text);
+    }
 }
 
 #[test]
