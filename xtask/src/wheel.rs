@@ -12,7 +12,8 @@ use std::{
 const MANIFEST: &str = "crates/tilewright-python/Cargo.toml";
 const TESTS: &str = "crates/tilewright-python/tests";
 /// The tools of the environment, and the libraries of tests that need them.
-const TOOLS: [&str; 4] = ["maturin>=1.9,<2", "numpy>=1.24", "pytest>=8", "mypy>=1.13"];
+const TOOLS: [&str; 5] =
+    ["maturin>=1.9,<2", "numpy>=1.24", "pytest>=8", "mypy>=1.13", "apache-tvm-ffi==0.1.15.post2"];
 /// The maximum size of the wheel in bytes.
 const LIMIT: u64 = 12 << 20;
 /// The maximum time of an import in milliseconds.

@@ -19,8 +19,8 @@ use pyo3::{
 };
 use std::sync::{Mutex, PoisonError};
 use tilewright::{
-    Attention, Backend, Batch, KvCache, KvScales, PageTable, Plan, QuantizedCache, Result, Scale, ViewMut,
-    Workspace,
+    Attention, Backend, Batch, KvCache, KvScales, PageTable, Plan, Problem, QuantizedCache, Result, Scale,
+    ViewMut, Workspace,
     attention::{Capacity, LatentCache, LatentQuery, Output, Split},
     tensor::DeviceMemory,
 };
@@ -143,14 +143,14 @@ impl ScaleArg {
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct RunFields {
-    q: TensorArg,
-    q_pe: Option<TensorArg>,
-    k: TensorArg,
-    v: Option<TensorArg>,
-    k_scale: Option<ScaleArg>,
-    v_scale: Option<ScaleArg>,
-    o: TensorArg,
-    lse: Option<TensorArg>,
+    pub(crate) q: TensorArg,
+    pub(crate) q_pe: Option<TensorArg>,
+    pub(crate) k: TensorArg,
+    pub(crate) v: Option<TensorArg>,
+    pub(crate) k_scale: Option<ScaleArg>,
+    pub(crate) v_scale: Option<ScaleArg>,
+    pub(crate) o: TensorArg,
+    pub(crate) lse: Option<TensorArg>,
 }
 
 impl RunFields {
@@ -289,7 +289,19 @@ impl PyAttention {
 }
 
 impl PyAttention {
-    fn run_checked(&self, plan: &PyPlan, mut fields: RunFields) -> Result<()> {
+    /// The operator of a plain problem.
+    pub(crate) fn plain(problem: Problem, backend: AnyBackend) -> Result<Self> {
+        Ok(Self { attention: Attention::new(problem, backend.clone())?, backend })
+    }
+
+    /// Schedules a batch.
+    pub(crate) fn plan_batch(&self, batch: &Batch<'_>) -> Result<PyPlan> {
+        let plan = self.attention.plan(batch)?;
+        let workspace = Mutex::new(self.backend.workspace(plan.workspace_bytes())?);
+        Ok(PyPlan { plan, workspace, constants: None })
+    }
+
+    pub(crate) fn run_checked(&self, plan: &PyPlan, mut fields: RunFields) -> Result<()> {
         let v = fields.v.take().map_or_else(|| fields.k.split_off_values(), Ok)?;
         fields.check_memory(&v)?;
         let RunFields { q, q_pe, k, k_scale, v_scale, o, lse, .. } = &mut fields;

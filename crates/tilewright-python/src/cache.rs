@@ -1,9 +1,10 @@
 //! Appends to paged caches, and the positions of new tokens.
 
 use crate::{
+    backend::AnyBackend,
     batch::PageArrays,
     device::Queue,
-    errors::{invalid, raised},
+    errors::raised,
     integers::Integers,
     keywords::Keywords,
     overlap::{check_distinct, check_separate, spans_overlap},
@@ -12,7 +13,7 @@ use crate::{
 };
 use pyo3::prelude::*;
 use tilewright::{
-    KvCacheMut, KvLayout, Result, Scale, View,
+    Error, KvCacheMut, KvLayout, Result, Scale, View,
     kv::{
         ScaleMut,
         append::{
@@ -30,14 +31,14 @@ const OPERATOR: &str = "kv.append_paged_kv_cache";
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct AppendFields {
-    k: TensorArg,
-    v: TensorArg,
-    k_cache: TensorArg,
-    v_cache: TensorArg,
-    slots: SlotFields,
-    layout: String,
-    k_scale: Option<f32>,
-    v_scale: Option<f32>,
+    pub(crate) k: TensorArg,
+    pub(crate) v: TensorArg,
+    pub(crate) k_cache: TensorArg,
+    pub(crate) v_cache: TensorArg,
+    pub(crate) slots: SlotFields,
+    pub(crate) layout: String,
+    pub(crate) k_scale: Option<f32>,
+    pub(crate) v_scale: Option<f32>,
 }
 
 /// The tensors of one append, and the tokens' slots.
@@ -50,7 +51,7 @@ struct Append<'a> {
 }
 
 impl Append<'_> {
-    fn run(&self, queue: &Queue, k_cache: &mut TensorArg, v_cache: &mut TensorArg) -> Result<()> {
+    fn run(&self, backend: &AnyBackend, k_cache: &mut TensorArg, v_cache: &mut TensorArg) -> Result<()> {
         let scale = |scale: Option<f32>| ScaleMut::Static(scale.map_or(Scale::One, Scale::Tensor));
         let cache = QuantizedCacheMut {
             cache: KvCacheMut {
@@ -60,7 +61,7 @@ impl Append<'_> {
             k_scale: scale(self.scales[0]),
             v_scale: scale(self.scales[1]),
         };
-        let (new, backend) = (self.new, &queue.backend);
+        let new = self.new;
         match self.slots {
             Slots::Table { batch_indices, positions, table } => {
                 let new = NewTokens { k: new.k, v: new.v, batch_indices, positions };
@@ -71,17 +72,17 @@ impl Append<'_> {
     }
 }
 
-/// Writes new keys and values to their pages.
-#[pyfunction]
-pub(crate) fn append_paged(py: Python<'_>, queue: &Queue, fields: Keywords<AppendFields>) -> PyResult<()> {
-    let Keywords(fields) = fields;
-    let AppendFields { k, v, mut k_cache, mut v_cache, slots, .. } = fields;
-    let layout = match fields.layout.as_str() {
-        "NHD" => KvLayout::Nhd,
-        "HND" => KvLayout::Hnd,
-        other => return Err(invalid(OPERATOR, format!("layout = {other:?}, expected \"NHD\" or \"HND\""))),
-    };
-    py.detach(|| {
+impl AppendFields {
+    pub(crate) fn run(self, backend: &AnyBackend) -> Result<()> {
+        let Self { k, v, mut k_cache, mut v_cache, slots, .. } = self;
+        let layout = match self.layout.as_str() {
+            "NHD" => KvLayout::Nhd,
+            "HND" => KvLayout::Hnd,
+            other => {
+                let text = format!("layout = {other:?}, expected \"NHD\" or \"HND\"");
+                return Err(Error::new(OPERATOR, text));
+            }
+        };
         for new in [k.named("k"), v.named("v")] {
             check_separate(OPERATOR, k_cache.named("k_cache"), new)?;
             check_separate(OPERATOR, v_cache.named("v_cache"), new)?;
@@ -89,19 +90,25 @@ pub(crate) fn append_paged(py: Python<'_>, queue: &Queue, fields: Keywords<Appen
         let new = NewKv { k: k.view(OPERATOR, "k")?, v: v.view(OPERATOR, "v")? };
         let mut copied = Default::default();
         let slots = &slots.slots(OPERATOR, &mut copied)?;
-        let append = Append { new, slots, layout, scales: [fields.k_scale, fields.v_scale] };
+        let append = Append { new, slots, layout, scales: [self.k_scale, self.v_scale] };
         if !spans_overlap(&k_cache, &v_cache) {
-            return append.run(queue, &mut k_cache, &mut v_cache);
+            return append.run(backend, &mut k_cache, &mut v_cache);
         }
         // parts of one tensor: a writable slice of each at a time, with the other one empty
         check_distinct(OPERATOR, k_cache.named("k_cache"), v_cache.named("v_cache"))?;
         let (no_k, no_v) = (k.emptied(2), v.emptied(2));
         let keys = NewKv { v: no_v.view(OPERATOR, "v")?, ..append.new };
-        Append { new: keys, ..append }.run(queue, &mut k_cache, &mut v_cache.emptied(3))?;
+        Append { new: keys, ..append }.run(backend, &mut k_cache, &mut v_cache.emptied(3))?;
         let values = NewKv { k: no_k.view(OPERATOR, "k")?, ..append.new };
-        Append { new: values, ..append }.run(queue, &mut k_cache.emptied(3), &mut v_cache)
-    })
-    .map_err(raised)
+        Append { new: values, ..append }.run(backend, &mut k_cache.emptied(3), &mut v_cache)
+    }
+}
+
+/// Writes new keys and values to their pages.
+#[pyfunction]
+pub(crate) fn append_paged(py: Python<'_>, queue: &Queue, fields: Keywords<AppendFields>) -> PyResult<()> {
+    let Keywords(fields) = fields;
+    py.detach(|| fields.run(&queue.backend)).map_err(raised)
 }
 
 /// New latent tokens and the caches that receive them.

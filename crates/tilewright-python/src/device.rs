@@ -3,7 +3,7 @@
 use crate::{backend::AnyBackend, errors::raised};
 use pyo3::prelude::*;
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     sync::{Arc, Mutex, PoisonError},
 };
 use tilewright::{Backend, Cpu, Error, ErrorKind, Result};
@@ -99,6 +99,26 @@ impl Device {
         }
         queues.insert(stream, backend.clone());
         Ok(backend)
+    }
+}
+
+/// The backend of a stream of a GPU, or of the CPU if `device` is -1, for callers that have no [`Device`].
+pub(crate) fn shared_backend(device: i64, stream: u64) -> Result<AnyBackend> {
+    static DEVICES: Mutex<BTreeMap<i64, Arc<Device>>> = Mutex::new(BTreeMap::new());
+    let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
+    let known = devices.get(&device).cloned();
+    let known = match known {
+        Some(known) => known,
+        None => {
+            let name = if device < 0 { "cpu".to_owned() } else { format!("cuda:{device}") };
+            let machine = open(&name, None)?;
+            devices.entry(device).or_insert(Arc::new(Device { name, machine })).clone()
+        }
+    };
+    drop(devices);
+    match &known.machine {
+        DeviceMachine::Single(backend) => Ok(backend.clone()),
+        DeviceMachine::Gpu { .. } => known.gpu_queue(stream),
     }
 }
 

@@ -31,7 +31,7 @@ const MAX_AXES: i32 = 8;
 
 /// `DLTensor`
 #[repr(C)]
-struct DlTensor {
+pub(crate) struct DlTensor {
     data: *mut c_void,
     device_type: i32,
     device_id: i32,
@@ -92,6 +92,11 @@ pub(crate) fn borrowed(object: &Bound<'_, PyAny>) -> PyResult<Option<TensorArg>>
         (Ok(dtype), Ok(device)) => TensorArg::new(fields(&tensor, dtype, device)?).map(Some),
         _ => Ok(None),
     }
+}
+
+/// A tensor that the caller describes and keeps alive.
+pub(crate) fn described(tensor: &DlTensor) -> PyResult<TensorArg> {
+    TensorArg::new(fields(tensor, dtype(tensor)?, device(tensor)?)?)
 }
 
 /// Exports `object`, and reads its tensor. Work on a device is not waited for.

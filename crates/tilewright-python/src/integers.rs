@@ -73,9 +73,14 @@ impl<'py> FromPyObject<'_, 'py> for Integers {
 impl Integers {
     /// The numbers of a tensor on the host, or of a sequence.
     fn of(object: &Bound<'_, PyAny>, tensor: Option<TensorArg>) -> PyResult<Self> {
-        let Some(tensor) = tensor else {
-            return object.extract().map(Self::I64).map_err(|_| not_numbers(object, "integers"));
-        };
+        match tensor {
+            Some(tensor) => Self::copied(&tensor),
+            None => object.extract().map(Self::I64).map_err(|_| not_numbers(object, "integers")),
+        }
+    }
+
+    /// The numbers of a tensor on the host.
+    fn copied(tensor: &TensorArg) -> PyResult<Self> {
         let bytes = tensor.compact();
         match tensor.dtype() {
             TensorDtype::I32 => Ok(Self::I32(Arc::new(values(&bytes)))),
@@ -113,6 +118,11 @@ impl<'py> FromPyObject<'_, 'py> for IndexArg {
 }
 
 impl IndexArg {
+    /// The integers of a tensor, which has to live as long if it is on a device.
+    pub(crate) fn of(tensor: TensorArg) -> PyResult<Self> {
+        if tensor.on_host() { Integers::copied(&tensor).map(Self::Host) } else { Ok(Self::Device(tensor)) }
+    }
+
     pub(crate) fn on_device(&self) -> bool {
         matches!(self, Self::Device(_))
     }

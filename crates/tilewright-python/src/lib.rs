@@ -24,6 +24,7 @@ mod slots;
 mod tensor;
 mod token_params;
 mod torch;
+mod tvm_ffi;
 mod variant;
 
 use pyo3::prelude::*;

@@ -1,6 +1,7 @@
 //! The operators around attention: norms, activations, merges, linear layers and packed bits.
 
 use crate::{
+    backend::AnyBackend,
     device::Queue,
     errors::{invalid, raised},
     integers::{Flags, Integers},
@@ -50,21 +51,18 @@ impl<'a> InputArg<'a> {
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct NormFields {
-    x: Option<TensorArg>,
-    residual: Option<TensorArg>,
-    weight: TensorArg,
-    eps: f32,
-    gemma: bool,
-    out: TensorArg,
+    pub(crate) x: Option<TensorArg>,
+    pub(crate) residual: Option<TensorArg>,
+    pub(crate) weight: TensorArg,
+    pub(crate) eps: f32,
+    pub(crate) gemma: bool,
+    pub(crate) out: TensorArg,
 }
 
-/// RMSNorm, optionally of the sum with a residual.
-#[pyfunction]
-pub(crate) fn rmsnorm(py: Python<'_>, queue: &Queue, fields: Keywords<NormFields>) -> PyResult<()> {
-    let Keywords(fields) = fields;
-    const OPERATOR: &str = "norm.rmsnorm";
-    let NormFields { x, mut residual, weight, eps, gemma, mut out } = fields;
-    py.detach(|| {
+impl NormFields {
+    pub(crate) fn run(self, backend: &AnyBackend) -> Result<()> {
+        const OPERATOR: &str = "norm.rmsnorm";
+        let Self { x, mut residual, weight, eps, gemma, mut out } = self;
         let weight = InputArg::beside(OPERATOR, weight.named("weight"), out.named("out"))?;
         let x = x.filter(|x| !x.is_same(&out));
         let x = x.as_ref().map(|x| InputArg::beside(OPERATOR, x.named("x"), out.named("out"))).transpose()?;
@@ -76,9 +74,15 @@ pub(crate) fn rmsnorm(py: Python<'_>, queue: &Queue, fields: Keywords<NormFields
         let x = x.as_ref().map(|x| x.view(OPERATOR, "x")).transpose()?;
         let residual =
             residual.as_mut().map(|residual| residual.view_mut(OPERATOR, "residual")).transpose()?;
-        RmsNorm { x, residual, weight, eps, out: out.view_mut(OPERATOR, "out")? }.run(&queue.backend)
-    })
-    .map_err(raised)
+        RmsNorm { x, residual, weight, eps, out: out.view_mut(OPERATOR, "out")? }.run(backend)
+    }
+}
+
+/// RMSNorm, optionally of the sum with a residual.
+#[pyfunction]
+pub(crate) fn rmsnorm(py: Python<'_>, queue: &Queue, fields: Keywords<NormFields>) -> PyResult<()> {
+    let Keywords(fields) = fields;
+    py.detach(|| fields.run(&queue.backend)).map_err(raised)
 }
 
 /// `out = act(x[.., ..d]) * x[.., d..]`

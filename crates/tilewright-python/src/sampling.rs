@@ -1,6 +1,7 @@
 //! Sampling: scores of any device, parameters and results on the host.
 
 use crate::{
+    backend::AnyBackend,
     device::Queue,
     dtype::TensorDtype,
     errors::{invalid, raised},
@@ -103,20 +104,17 @@ pub(crate) fn sample<'py>(
 
 /// The tensors of a draw: scores, tokens int32, flags int8 of tokens that were drawn, row numbers int32.
 #[derive(FromPyObject)]
-pub(crate) struct DrawTensors(TensorArg, TensorArg, Option<TensorArg>, Option<TensorArg>);
+pub(crate) struct DrawTensors(
+    pub(crate) TensorArg,
+    pub(crate) TensorArg,
+    pub(crate) Option<TensorArg>,
+    pub(crate) Option<TensorArg>,
+);
 
-/// Draws a token per row, or per row number, with parameters that stay where they are.
-#[pyfunction]
-pub(crate) fn sample_tensors(
-    py: Python<'_>,
-    queue: &Queue,
-    probs: bool,
-    params: TokenParams,
-    tensors: DrawTensors,
-) -> PyResult<()> {
-    let operator = operator_of(probs);
-    let DrawTensors(scores, mut tokens, mut valid, rows) = tensors;
-    let draw = || {
+impl DrawTensors {
+    pub(crate) fn run(self, backend: &AnyBackend, probs: bool, params: &TokenParams) -> Result<()> {
+        let operator = operator_of(probs);
+        let Self(scores, mut tokens, mut valid, rows) = self;
         let inputs = params.named().chain([scores.named("scores")]);
         let inputs = inputs.chain(rows.as_ref().map(|rows| rows.named("rows")));
         for input in inputs {
@@ -133,9 +131,20 @@ pub(crate) fn sample_tensors(
             tokens: tokens.indices_mut(operator, "tokens")?,
             valid: valid.as_mut().map(|valid| valid.view_mut(operator, "valid")).transpose()?,
         }
-        .run(&queue.backend)
-    };
-    py.detach(draw).map_err(raised)
+        .run(backend)
+    }
+}
+
+/// Draws a token per row, or per row number, with parameters that stay where they are.
+#[pyfunction]
+pub(crate) fn sample_tensors(
+    py: Python<'_>,
+    queue: &Queue,
+    probs: bool,
+    params: TokenParams,
+    tensors: DrawTensors,
+) -> PyResult<()> {
+    py.detach(|| tensors.run(&queue.backend, probs, &params)).map_err(raised)
 }
 
 /// Writes the distribution that [`sample_tensors`] draws from; `tensors` are scores and the output.

@@ -8,13 +8,13 @@ use tilewright::{Error, PageTable, Result, kv::SlotArrays, tensor::Integers};
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct SlotFields {
-    batch_indices: Option<IndexArg>,
-    positions: Option<IndexArg>,
-    indptr: Option<IndexArg>,
-    indices: Option<IndexArg>,
-    last_page_len: Option<IndexArg>,
-    slot_mapping: Option<IndexArg>,
-    page_size: usize,
+    pub(crate) batch_indices: Option<IndexArg>,
+    pub(crate) positions: Option<IndexArg>,
+    pub(crate) indptr: Option<IndexArg>,
+    pub(crate) indices: Option<IndexArg>,
+    pub(crate) last_page_len: Option<IndexArg>,
+    pub(crate) slot_mapping: Option<IndexArg>,
+    pub(crate) page_size: usize,
 }
 
 /// The slots in the form of the engine.

@@ -75,9 +75,8 @@ impl TensorArg {
                 format!("address {address:#x} is not a multiple of {}, the size of {dtype}", dtype.size());
             return Err(invalid(OPERATOR, text));
         }
-        let ordinal = if device == HOST { Ok(0) } else { u32::try_from(device) };
-        let ordinal =
-            ordinal.map_err(|_| invalid(OPERATOR, format!("device = {device}, expected -1 or a GPU")))?;
+        let wrong = |_| invalid(OPERATOR, format!("device = {device}, expected -1 or a GPU"));
+        let ordinal = if device == HOST { 0 } else { u32::try_from(device).map_err(wrong)? };
         // SAFETY: the exporter guarantees that the object describes its memory, and the caller of this module keeps the object
         // alive during the call; a `TensorArg` does not outlive it. Work on a device outlives the call: as for every CUDA
         // library, the caller frees tensors in stream order.
@@ -94,6 +93,12 @@ impl TensorArg {
     /// The memory, for work that outlives the call; `None` if it is on the host.
     pub(crate) fn into_device_memory(self) -> Option<DeviceMemory> {
         (!self.on_host).then_some(self.memory)
+    }
+
+    /// Flags as int8, which has the same bytes.
+    pub(crate) fn flags(self) -> Self {
+        let dtype = TensorDtype::Element(Dtype::I8);
+        if matches!(self.dtype, TensorDtype::Bool | TensorDtype::U8) { Self { dtype, ..self } } else { self }
     }
 
     pub(crate) fn shape(&self) -> &[usize] {

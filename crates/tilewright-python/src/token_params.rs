@@ -15,7 +15,7 @@ use tilewright::{
 const OPERATOR: &str = "sampling.params";
 
 /// A number for all tokens, or a tensor.
-enum NumberArg<T> {
+pub(crate) enum NumberArg<T> {
     Number(T),
     Tensor(TensorArg),
 }
@@ -48,14 +48,14 @@ impl<T> NumberArg<T> {
 /// The parameters that a dict names; the others are off.
 #[derive(Default)]
 pub(crate) struct TokenParams {
-    temperature: Option<NumberArg<f64>>,
-    top_k: Option<NumberArg<f64>>,
-    top_p: Option<NumberArg<f64>>,
-    min_p: Option<NumberArg<f64>>,
-    joint: bool,
-    seed: Option<NumberArg<u64>>,
-    offset: Option<NumberArg<u64>>,
-    offset_step: u32,
+    pub(crate) temperature: Option<NumberArg<f64>>,
+    pub(crate) top_k: Option<NumberArg<f64>>,
+    pub(crate) top_p: Option<NumberArg<f64>>,
+    pub(crate) min_p: Option<NumberArg<f64>>,
+    pub(crate) joint: bool,
+    pub(crate) seed: Option<NumberArg<u64>>,
+    pub(crate) offset: Option<NumberArg<u64>>,
+    pub(crate) offset_step: u32,
 }
 
 impl<'py> FromPyObject<'_, 'py> for TokenParams {

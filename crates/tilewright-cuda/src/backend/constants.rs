@@ -34,18 +34,19 @@ impl<M: Machine> Gpu<M> {
     /// The device address of `values`. Uncached memory is returned too: it must live until the launch.
     pub(super) fn constants(&self, values: &[f32]) -> Result<Constant> {
         let bits: &[u32] = bytemuck::cast_slice(values);
-        self.constant((&self.constants.values, MAX_VALUES), bits, bytemuck::cast_slice(bits))
+        self.constant(&self.constants.values, MAX_VALUES, bits, bytemuck::cast_slice(bits))
     }
 
     /// The table of `cache`, f32.
     pub(super) fn cos_sin(&self, cache: &CosSinCache) -> Result<Constant> {
         let bytes = cache.view().data().bytes();
-        self.constant((&self.constants.tables, MAX_TABLES), &cache.id(), bytes)
+        self.constant(&self.constants.tables, MAX_TABLES, &cache.id(), bytes)
     }
 
     fn constant<Q: ?Sized + Eq + Hash + ToOwned<Owned: Eq + Hash>>(
         &self,
-        (map, most): (&MemoryMap<Q::Owned>, usize),
+        map: &MemoryMap<Q::Owned>,
+        most: usize,
         key: &Q,
         bytes: &[u8],
     ) -> Result<Constant> {

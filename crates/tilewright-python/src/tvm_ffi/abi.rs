@@ -1,0 +1,244 @@
+//! The C ABI of TVM-FFI 0.1: arguments, results, errors and the current stream. The library links nothing of TVM-FFI: its functions
+//! are found in the process, which has loaded it.
+
+use super::operators;
+use crate::{
+    backend::AnyBackend,
+    device::shared_backend,
+    dlpack::{DlTensor, described},
+    errors::{DeviceError, UnsupportedError},
+    tensor::TensorArg,
+};
+use pyo3::{PyErr, Python};
+use std::{
+    ffi::{CStr, CString, c_char, c_int, c_void},
+    panic::{AssertUnwindSafe, catch_unwind},
+    ptr,
+};
+use tilewright::{Error, ErrorKind};
+
+/// Type indices of values.
+const NONE: i32 = 0;
+const INT: i32 = 1;
+const BOOL: i32 = 2;
+const FLOAT: i32 = 3;
+const DL_TENSOR: i32 = 7;
+const TENSOR: i32 = 70;
+/// Bytes of an object's header, before the `DLTensor` of a tensor object.
+const HEADER: usize = 24;
+/// `kDLCUDA`
+const CUDA: i32 = 2;
+
+/// `TVMFFIAny`
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct AnyValue {
+    type_index: i32,
+    padding: u32,
+    /// An integer, the bits of a float, or a pointer.
+    value: u64,
+}
+
+/// An error with its Python class.
+pub(super) struct Failure {
+    kind: &'static CStr,
+    text: String,
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let kind = match error.kind() {
+            ErrorKind::Unsupported => c"NotImplementedError",
+            ErrorKind::Device => c"RuntimeError",
+            _ => c"ValueError",
+        };
+        Self { kind, text: error.to_string() }
+    }
+}
+
+impl From<PyErr> for Failure {
+    fn from(error: PyErr) -> Self {
+        Python::attach(|py| {
+            let kind = if error.is_instance_of::<UnsupportedError>(py) {
+                c"NotImplementedError"
+            } else if error.is_instance_of::<DeviceError>(py) {
+                c"RuntimeError"
+            } else {
+                c"ValueError"
+            };
+            Self { kind, text: error.value(py).to_string() }
+        })
+    }
+}
+
+/// The result of a function: an integer, or nothing.
+pub(super) type Outcome = Result<Option<i64>, Failure>;
+
+/// The arguments of a call, with the names of the function's parameters.
+pub(super) struct Arguments<'a> {
+    function: &'static str,
+    names: &'static [&'static str],
+    values: &'a [AnyValue],
+}
+
+impl Arguments<'_> {
+    fn invalid(&self, at: usize, expected: &str) -> Failure {
+        let (name, index) = (self.names[at], self.values[at].type_index);
+        let text = format!("tvm_ffi.{}: {name} is of type index {index}, expected {expected}", self.function);
+        Failure { kind: c"TypeError", text }
+    }
+
+    /// The tensor of argument `at`, or `None`.
+    pub(super) fn optional(&self, at: usize) -> Result<Option<TensorArg>, Failure> {
+        let AnyValue { type_index, value, .. } = self.values[at];
+        let offset = match type_index {
+            NONE => return Ok(None),
+            DL_TENSOR => 0,
+            TENSOR => HEADER,
+            _ => return Err(self.invalid(at, "a tensor")),
+        };
+        let tensor = ptr::with_exposed_provenance::<u8>(value as usize + offset).cast::<DlTensor>();
+        // SAFETY: a value of these types is a pointer to a `DLTensor`, or to an object with one after its header. Both live as long
+        // as the call.
+        #[allow(unsafe_code, reason = "reads a structure of TVM-FFI")]
+        let tensor = unsafe { &*tensor };
+        Ok(Some(described(tensor)?))
+    }
+
+    pub(super) fn tensor(&self, at: usize) -> Result<TensorArg, Failure> {
+        self.optional(at)?.ok_or_else(|| self.invalid(at, "a tensor"))
+    }
+
+    pub(super) fn int(&self, at: usize) -> Result<i64, Failure> {
+        match self.values[at] {
+            AnyValue { type_index: INT | BOOL, value, .. } => Ok(value.cast_signed()),
+            _ => Err(self.invalid(at, "an integer")),
+        }
+    }
+
+    pub(super) fn float(&self, at: usize) -> Result<f64, Failure> {
+        match self.values[at] {
+            AnyValue { type_index: FLOAT, value, .. } => Ok(f64::from_bits(value)),
+            AnyValue { type_index: INT, value, .. } => Ok(value.cast_signed() as f64),
+            _ => Err(self.invalid(at, "a number")),
+        }
+    }
+}
+
+/// The stream of a tensor's device, and its backend: the caller's current stream of a GPU.
+pub(super) fn backend_of(tensor: &TensorArg) -> Result<(u64, AnyBackend), Failure> {
+    let device = tensor.device_memory().map_or(-1, |memory| i64::from(memory.device()));
+    let stream = if device < 0 { 0 } else { current_stream(device as i32) };
+    Ok((stream, shared_backend(device, stream)?))
+}
+
+#[allow(unsafe_code, reason = "the dynamic linker finds functions of TVM-FFI")]
+// SAFETY: the declaration is that of `dlfcn.h`.
+unsafe extern "C" {
+    fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
+}
+
+/// The address of a function of the process, or null.
+fn symbol(name: &CStr) -> *mut c_void {
+    // SAFETY: a null library searches the process, and the name ends with 0.
+    #[allow(unsafe_code, reason = "the dynamic linker finds functions of TVM-FFI")]
+    unsafe {
+        dlsym(ptr::null_mut(), name.as_ptr())
+    }
+}
+
+fn current_stream(device: i32) -> u64 {
+    type GetStream = extern "C" fn(i32, i32) -> *mut c_void;
+    let function = symbol(c"TVMFFIEnvGetStream");
+    // SAFETY: null is `None`, and a function of this name has this type.
+    #[allow(unsafe_code, reason = "a function of TVM-FFI")]
+    let function = unsafe { std::mem::transmute::<*mut c_void, Option<GetStream>>(function) };
+    function.map_or(0, |function| function(CUDA, device) as u64)
+}
+
+/// Sets the error of this thread. Returns the code of a failed call.
+fn raise(failure: &Failure) -> c_int {
+    type SetRaised = extern "C" fn(*const c_char, *const c_char);
+    let text = CString::new(failure.text.replace('\0', " ")).unwrap_or_default();
+    let function = symbol(c"TVMFFIErrorSetRaisedFromCStr");
+    // SAFETY: null is `None`, and a function of this name has this type.
+    #[allow(unsafe_code, reason = "a function of TVM-FFI")]
+    let function = unsafe { std::mem::transmute::<*mut c_void, Option<SetRaised>>(function) };
+    if let Some(function) = function {
+        function(failure.kind.as_ptr(), text.as_ptr());
+    }
+    -1
+}
+
+/// A call as the ABI passes it, and the function with the names of its parameters.
+#[derive(Clone, Copy)]
+struct Call {
+    function: &'static str,
+    names: &'static [&'static str],
+    values: *const AnyValue,
+    count: i32,
+    result: *mut AnyValue,
+}
+
+/// Executes a call and returns its code. A panic becomes an error.
+fn execute(operator: fn(&Arguments<'_>) -> Outcome, call: Call) -> c_int {
+    let Call { function, names, values, count, result } = call;
+    if usize::try_from(count) != Ok(names.len()) || values.is_null() || result.is_null() {
+        let (expected, names) = (names.len(), names.join(", "));
+        let text = format!("tvm_ffi.{function}: {count} arguments, expected {expected}: {names}");
+        return raise(&Failure { kind: c"TypeError", text });
+    }
+    // SAFETY: the caller passes `count` values, which live as long as the call.
+    #[allow(unsafe_code, reason = "reads the arguments of TVM-FFI")]
+    let values = unsafe { std::slice::from_raw_parts(values, names.len()) };
+    let arguments = Arguments { function, names, values };
+    let outcome = catch_unwind(AssertUnwindSafe(|| operator(&arguments))).unwrap_or_else(|_| {
+        Err(Failure { kind: c"RuntimeError", text: format!("tvm_ffi.{function}: an internal error") })
+    });
+    match outcome {
+        Ok(value) => {
+            let type_index = if value.is_some() { INT } else { NONE };
+            let value = AnyValue { type_index, padding: 0, value: value.unwrap_or(0).cast_unsigned() };
+            // SAFETY: the caller passes a place for the result.
+            #[allow(unsafe_code, reason = "writes the result of TVM-FFI")]
+            unsafe {
+                result.write(value);
+            }
+            0
+        }
+        Err(failure) => raise(&failure),
+    }
+}
+
+/// Exports functions with the names of their parameters.
+macro_rules! export {
+    ($($symbol:ident = $function:ident($($name:ident),+);)+) => {
+        $(
+            #[allow(unsafe_code, reason = "a symbol of the library")]
+            // SAFETY: the prefix `__tvm_ffi_` is that of functions of this type.
+            #[unsafe(no_mangle)]
+            extern "C" fn $symbol(_: *mut c_void, values: *const AnyValue, count: i32, result: *mut AnyValue) -> c_int {
+                let (function, names) = (stringify!($function), &[$(stringify!($name)),+]);
+                execute(operators::$function, Call { function, names, values, count, result })
+            }
+        )+
+    };
+}
+
+export! {
+    __tvm_ffi_rmsnorm = rmsnorm(output, input, weight, eps, enable_pdl);
+    __tvm_ffi_append_paged_kv_cache = append_paged_kv_cache(
+        k, v, batch_indices, positions, k_cache, v_cache, kv_indices, kv_indptr, kv_last_page_len, layout
+    );
+    __tvm_ffi_sampling_from_logits = sampling_from_logits(
+        logits, output, indices, deterministic, seed_arr, seed, offset_arr, offset
+    );
+    __tvm_ffi_top_k_top_p_sampling_from_probs = top_k_top_p_sampling_from_probs(
+        probs, output, valid, indices, top_k_arr, top_k, top_p_arr, top_p, deterministic, seed_arr, seed, offset_arr, offset
+    );
+    __tvm_ffi_paged_decode_plan = paged_decode_plan(
+        q, k_cache, kv_indptr, kv_indices, kv_last_page_len, layout, sm_scale
+    );
+    __tvm_ffi_paged_decode_run = paged_decode_run(plan, q, k_cache, v_cache, output, lse);
+    __tvm_ffi_paged_decode_free = paged_decode_free(plan);
+}
