@@ -36,7 +36,7 @@ class DeviceBatch:
     :class:`~tilewright.PageTable`, whose ``indptr`` may start above 0 and whose requests without pages may have any
     ``last_page_len``, or a :class:`BlockTable`. A plan has the rows of its capacity, and its split is balanced. Contents are
     checked on the GPU, which plans nothing if they are invalid: see :meth:`Attention.check_plan`. The CPU plans and checks them
-    as :class:`~tilewright.Batch`.
+    as :class:`~tilewright.Batch`. :meth:`Plan.explain` does not know the lengths on a GPU.
     """
 
     __slots__ = ("_qo_indptr", "_table")
