@@ -16,7 +16,7 @@ use tilewright::{
     gather::RowGather,
     gemm::{GatedLinear, LinearLayer, PackedLinear, PackedMatrix, WeightFormat},
     kv::{AppendPlan, PageCopies, append::KvAppend},
-    norm::RmsNorm,
+    norm::{LayerNorm, RmsNorm},
     operator::TensorRef,
     rope::RopeRotation,
     sampling::{
@@ -108,6 +108,7 @@ macro_rules! describe_by_tensors {
 describe_by_tensors!(
     StateMerge,
     RmsNorm,
+    LayerNorm,
     RopeRotation,
     GatedActivation,
     ElementwiseMap,

@@ -95,6 +95,8 @@ fn norms(device: &Stream) -> Outcome {
             residual: add,
             out: (to, BF16),
             weight: (weight.address(), 1),
+            bias: None,
+            scale: None,
             eps: 1e-6,
             offset: 0.0,
         };

@@ -1,14 +1,16 @@
-//! RMSNorm, optionally fused with the preceding residual addition. Each row is read and written once and stays in
-//! registers.
+//! RMSNorm, optionally fused with the preceding residual addition, and layer norm. Each row is read and written once and stays
+//! in registers.
 //!
 //! ```text
-//! y = x / sqrt(mean(x²) + eps) · (offset + weight)          accumulated in f32, rounded once
+//! y = x / sqrt(mean(x²) + eps) · (offset + weight)                     accumulated in f32, rounded once
+//! y = (x - mean(x)) / sqrt(var(x) + eps) · (offset + weight) + bias    with a bias
+//! out = y · (1 / scale)                                                with a scale
 //! ```
 //!
 //! Shapes: x, out, residual `[tokens, heads, hidden]`, any token and head strides (a tensor `[rows, hidden]` has one
-//! head); weight `[hidden]` of any stride; each f32, f16 or bf16. Sizes are launch parameters. Dtypes, the chunk
-//! width and a row length class are compiled in. Rows of more than [`RowPartition::MAX_CHUNKS`] chunks are read
-//! twice.
+//! head); weight, bias `[hidden]` of any stride; each f32, f16 or bf16, and out of any dtype. Sizes are launch parameters. Dtypes,
+//! the chunk width and a row length class are compiled in. Rows of more than [`RowPartition::MAX_CHUNKS`] chunks are read
+//! twice, or three times with a bias.
 
 use crate::tile::{Chunk, Elements, RowPartition, RowPlace, Strided, StridedRows, chunk, reduce};
 use tilewright::Dtype;
@@ -36,6 +38,10 @@ pub struct NormConfig {
     pub residual: Option<Dtype>,
     /// Whether the result replaces x; only with a residual.
     pub in_place: bool,
+    /// Dtype of the bias of a layer norm; only without a residual.
+    pub bias: Option<Dtype>,
+    /// Whether the norm is divided by a scale.
+    pub scaled: bool,
     /// Elements per load: 1, or [`chunk::max_width`] of all dtypes.
     pub width: u32,
     /// Thread partition of a row; `None` if rows do not fit into registers.
@@ -57,6 +63,10 @@ pub struct NormParams {
     pub out: (Strided, Dtype),
     /// Address and element stride of the weight.
     pub weight: (u64, u64),
+    /// Address, element stride and dtype of the bias of a layer norm.
+    pub bias: Option<((u64, u64), Dtype)>,
+    /// Address of one f32 that divides the norm.
+    pub scale: Option<u64>,
     /// Added to the mean square.
     pub eps: f32,
     /// Added to the weight.
@@ -67,15 +77,19 @@ impl NormParams {
     /// Configuration of the kernel for this launch.
     pub fn config(&self) -> NormConfig {
         let ((dtype, weight), hidden) = (self.dtypes, self.shape[2]);
-        let weight_alignment = Strided { address: self.weight.0, strides: [0; 2] }.alignment(weight);
+        let vectors = [Some((self.weight, weight)), self.bias].into_iter().flatten();
+        let vector_alignment = vectors
+            .clone()
+            .flat_map(|((address, _), dtype)| Strided { address, strides: [0; 2] }.alignment(dtype));
         let tensors = [Some((self.x, dtype)), Some(self.out), self.residual];
         let elements = tensors.into_iter().flatten().flat_map(|(at, dtype)| at.alignment(dtype));
         let residual = self.residual.map(|(_, dtype)| dtype);
         let (out, in_place) = (self.out.1, residual.is_some() && self.out == (self.x, dtype));
-        let dtypes = [dtype, out, weight, residual.unwrap_or(dtype)];
-        let dense = self.weight.1 == 1 || hidden == 1;
+        let bias = self.bias.map(|(_, dtype)| dtype);
+        let dtypes = [dtype, out, weight, residual.unwrap_or(dtype), bias.unwrap_or(dtype)];
+        let dense = vectors.clone().all(|((_, stride), _)| stride == 1) || hidden == 1;
         let width = match dense {
-            true => chunk::width(&dtypes, elements.chain(weight_alignment).chain([u64::from(hidden)])),
+            true => chunk::width(&dtypes, elements.chain(vector_alignment).chain([u64::from(hidden)])),
             false => 1,
         };
         NormConfig {
@@ -84,6 +98,8 @@ impl NormParams {
             weight,
             residual,
             in_place,
+            bias,
+            scaled: self.scale.is_some(),
             width,
             rows: RowPartition::for_chunks(hidden / width),
         }
@@ -102,8 +118,10 @@ impl NormParams {
             None => (out, None),
             Some((residual, _)) => (residual.args(), (!config.in_place).then_some(out)),
         };
-        let args = [&self.x.args()[..], &second, &weight, &sizes, &numbers, last.as_slice().as_flattened()];
-        ([ctas, 1, 1], args.concat())
+        let bias = self.bias.map(|((address, stride), _)| [address, stride].map(Arg::U64));
+        let last = [last.as_slice().as_flattened(), bias.as_slice().as_flattened()].concat();
+        let args = [&self.x.args()[..], &second, &weight, &sizes, &numbers, &last];
+        ([ctas, 1, 1], args.into_iter().flatten().cloned().chain(self.scale.map(Arg::U64)).collect())
     }
 }
 
@@ -111,6 +129,7 @@ impl NormConfig {
     /// Kernel name, unique per configuration.
     pub fn name(self) -> String {
         let what = match (self.residual, self.in_place) {
+            (None, _) if self.bias.is_some() => "layer_norm",
             (None, _) => "rmsnorm",
             (Some(_), true) => "add_rmsnorm",
             (Some(_), false) => "add_rmsnorm_apart",
@@ -120,7 +139,9 @@ impl NormConfig {
         };
         let (residual, out) = (other(self.residual, "plus"), other(Some(self.out), "to"));
         let rows = self.rows.map_or("long".to_owned(), RowPartition::name);
-        format!("{what}_{}{residual}{out}_{}_{}_{rows}", self.dtype, self.weight, self.width)
+        let bias = self.bias.map_or(String::new(), |bias| format!("_{bias}"));
+        let scaled = if self.scaled { "_scaled" } else { "" };
+        format!("{what}_{}{residual}{out}_{}{bias}_{}_{rows}{scaled}", self.dtype, self.weight, self.width)
     }
 
     fn cta_threads(self) -> u32 {
@@ -145,8 +166,14 @@ pub fn norm(name: &str, config: NormConfig) -> Result<Kernel, Invalid> {
             None => [x, y, y],
             Some(_) => [x, y, third.unwrap_or(x)],
         };
-        let memory = k.shared("sums", config.cta_threads() as usize / 32, 4);
-        let row = RowNorm { k, config, weight, eps, offset, inverse, memory };
+        let bias = config.bias.map(|dtype| (Elements::param(k, "bias", dtype), k.param("bias_stride")));
+        let scale = config.scaled.then(|| Elements::param(k, "scale", Dtype::F32).number(Access::ReadOnly));
+        let quantization = scale.map(|scale| k.constant(1.0) / scale);
+        let warps = config.cta_threads() as usize / 32;
+        let memory = k.shared("sums", warps, 4);
+        let mean_memory = config.bias.map(|_| k.shared("means", warps, 4));
+        let row =
+            RowNorm { k, config, weight, bias, eps, offset, inverse, quantization, memory, mean_memory };
         match config.rows {
             Some(partition) => partition.place(k, (rows, chunks), |at| {
                 row.run_in_registers(at, tensors.map(|rows| rows.row(at.row / heads, at.row % heads)));
@@ -161,12 +188,24 @@ struct RowNorm<'k> {
     k: &'k Builder,
     config: NormConfig,
     weight: (Elements<'k>, Value<'k, u64>),
+    /// Of a layer norm.
+    bias: Option<(Elements<'k>, Value<'k, u64>)>,
     eps: Value<'k, f32>,
     offset: Value<'k, f32>,
     /// `1 / hidden`
     inverse: Value<'k, f32>,
+    /// Multiplies the norm: `1 / scale`.
+    quantization: Option<Value<'k, f32>>,
     /// One partial sum per warp.
     memory: Shared<'k, f32>,
+    /// The same for the mean of a layer norm.
+    mean_memory: Option<Shared<'k, f32>>,
+}
+
+/// Weights and biases of a chunk.
+struct RowVectors<'k> {
+    factors: Chunk<'k>,
+    biases: Option<Chunk<'k>>,
 }
 
 impl<'k> RowNorm<'k> {
@@ -186,48 +225,59 @@ impl<'k> RowNorm<'k> {
         let add = self.config.residual.is_some();
         let residual = if add { load(residual_at) } else { Vec::new() };
         // issued with x, so that the weights arrive before the sum is known
-        let factors: Vec<_> =
-            chunks.iter().map(|at| self.factors(place.thread + at.after_first, at.in_bounds)).collect();
-        let numbers: Vec<_> = added.iter().enumerate().map(|(i, x)| self.sum(x, residual.get(i))).collect();
+        let vectors: Vec<_> =
+            chunks.iter().map(|at| self.vectors(place.thread + at.after_first, at.in_bounds)).collect();
+        let mut numbers: Vec<_> =
+            added.iter().enumerate().map(|(i, x)| self.sum(x, residual.get(i))).collect();
         if add {
             for (at, numbers) in chunks.iter().zip(&numbers) {
                 self.store(at.in_bounds, numbers, residual_at.plus(at.after_first * width));
             }
         }
+        if let Some(memory) = self.mean_memory {
+            let total = numbers.iter().flatten().fold(self.k.constant(0.0), |sum, &x| x + sum);
+            let mean = place.sum(memory, total) * self.inverse;
+            for (at, numbers) in chunks.iter().zip(&mut numbers) {
+                // elements beyond the row are 0, not -mean
+                numbers.iter_mut().for_each(|x| *x = at.in_bounds.select(*x - mean, self.k.constant(0.0)));
+            }
+        }
         let squares = numbers.iter().flatten().fold(self.k.constant(0.0), |sum, &x| x.mul_add(x, sum));
         let scale = self.scale(place.sum(self.memory, squares));
-        for ((at, numbers), factors) in chunks.iter().zip(numbers).zip(factors) {
-            let scaled = self.scaled(&numbers, scale, &factors);
+        for ((at, numbers), vectors) in chunks.iter().zip(numbers).zip(vectors) {
+            let scaled = self.scaled(&numbers, scale, &vectors);
             self.store(at.in_bounds, &scaled, out.plus(at.after_first * width));
         }
     }
 
-    /// Processes a row of any length by one CTA, in two passes.
+    /// Processes a row of any length by one CTA, in two passes; a third one before them sums the mean.
     #[track_caller]
     fn run_two_pass(&self, chunks: Value<'k, u32>, [x, residual, out]: [Elements<'k>; 3]) {
         let (k, width, add) = (self.k, self.config.width, self.config.residual.is_some());
-        let (always, sum) = (k.constant(true), k.var("squares", 0.0_f32));
+        let always = k.constant(true);
         let load = |i: Value<'k, u32>| {
             let at = |row: Elements<'k>| row.at(i * width).load(width, Access::Weak);
             self.sum(&at(x), add.then(|| at(residual)).as_ref())
         };
+        let reduce = |memory, term: &dyn Fn(Value<'k, f32>, Value<'k, f32>) -> Value<'k, f32>| {
+            let sum = k.var("sum", 0.0_f32);
+            k.repeat((k.thread(), chunks), LONG_ROW_THREADS, |i| {
+                sum.set(load(i).into_iter().fold(sum.get(), |sum, x| term(x, sum)));
+            });
+            let memory = (memory, LONG_ROW_THREADS);
+            reduce::over_cta(k, memory, sum.get(), |x| reduce::warp_sum(x), |a, b| a + b)
+        };
+        let mean = self.mean_memory.map(|memory| reduce(memory, &|x, sum| x + sum) * self.inverse);
+        let centered = |x: Value<'k, f32>| mean.map_or(x, |mean| x - mean);
+        let squares = reduce(self.memory, &|x, sum| centered(x).mul_add(centered(x), sum));
+        let scale = self.scale(squares);
         k.repeat((k.thread(), chunks), LONG_ROW_THREADS, |i| {
-            sum.set(load(i).into_iter().fold(sum.get(), |sum, x| x.mul_add(x, sum)));
-        });
-        let sum = reduce::over_cta(
-            k,
-            (self.memory, LONG_ROW_THREADS),
-            sum.get(),
-            |x| reduce::warp_sum(x),
-            |a, b| a + b,
-        );
-        let scale = self.scale(sum);
-        k.repeat((k.thread(), chunks), LONG_ROW_THREADS, |i| {
-            let (numbers, factors) = (load(i), self.factors(i, always));
+            let (numbers, vectors) = (load(i), self.vectors(i, always));
             if add {
                 self.store(always, &numbers, residual.at(i * width));
             }
-            self.store(always, &self.scaled(&numbers, scale, &factors), out.at(i * width));
+            let numbers: Vec<_> = numbers.into_iter().map(centered).collect();
+            self.store(always, &self.scaled(&numbers, scale, &vectors), out.at(i * width));
         });
     }
 
@@ -241,15 +291,18 @@ impl<'k> RowNorm<'k> {
         }
     }
 
-    /// Loads the weights of a chunk.
+    /// Loads the weights and biases of a chunk.
     #[track_caller]
-    fn factors(&self, chunk: Value<'k, u32>, in_bounds: Value<'k, bool>) -> Chunk<'k> {
-        let (width, (weight, stride)) = (self.config.width, self.weight);
-        let from = match width {
-            1 => weight.at_wide(chunk.to_u64() * stride),
-            _ => weight.at(chunk * width),
+    fn vectors(&self, chunk: Value<'k, u32>, in_bounds: Value<'k, bool>) -> RowVectors<'k> {
+        let width = self.config.width;
+        let load = |(vector, stride): (Elements<'k>, Value<'k, u64>)| {
+            let from = match width {
+                1 => vector.at_wide(chunk.to_u64() * stride),
+                _ => vector.at(chunk * width),
+            };
+            from.load_when(in_bounds, width, Access::ReadOnly)
         };
-        from.load_when(in_bounds, width, Access::ReadOnly)
+        RowVectors { factors: load(self.weight), biases: self.bias.map(load) }
     }
 
     #[track_caller]
@@ -262,10 +315,13 @@ impl<'k> RowNorm<'k> {
         &self,
         numbers: &[Value<'k, f32>],
         scale: Value<'k, f32>,
-        factors: &Chunk<'k>,
+        vectors: &RowVectors<'k>,
     ) -> Vec<Value<'k, f32>> {
-        let factors = factors.numbers().into_iter().map(|factor| factor + self.offset);
-        numbers.iter().zip(factors).map(|(&x, factor)| x * scale * factor).collect()
+        let factors = vectors.factors.numbers().into_iter().map(|factor| factor + self.offset);
+        let scaled = numbers.iter().zip(factors).map(|(&x, factor)| x * scale * factor);
+        let biases = vectors.biases.as_ref().map(Chunk::numbers);
+        let biased = scaled.enumerate().map(|(i, y)| biases.as_ref().map_or(y, |biases| y + biases[i]));
+        biased.map(|y| self.quantization.map_or(y, |factor| y * factor)).collect()
     }
 
     #[track_caller]

@@ -11,11 +11,11 @@ use crate::{
 };
 use pyo3::{prelude::*, types::PyBytes};
 use tilewright::{
-    Operator, Result, View,
+    Error, Operator, Result, View,
     activation::{Activation, act_and_mul},
     attention::{self, BitOrder, StateMerge},
     gemm::{SegmentGemm, linear},
-    norm::{NormWeight, RmsNorm},
+    norm::{LayerNorm, NormWeight, RmsNorm},
     tensor::Buffer,
 };
 
@@ -39,6 +39,16 @@ impl<'a> InputArg<'a> {
         Ok(Self { tensor: input, copy })
     }
 
+    /// [`InputArg::beside`] of an optional argument with its name.
+    fn optional_beside(
+        operator: &'static str,
+        name: &'a str,
+        input: Option<&'a TensorArg>,
+        out: Named<'_>,
+    ) -> Result<Option<Self>> {
+        input.map(|input| Self::beside(operator, input.named(name), out)).transpose()
+    }
+
     pub(crate) fn view(&self, operator: &'static str, name: &str) -> Result<View<'_>> {
         match &self.copy {
             Some(copy) => copy.view(self.tensor.shape()),
@@ -47,40 +57,54 @@ impl<'a> InputArg<'a> {
     }
 }
 
-/// A norm; in place `x` is `None` or equal to `out`.
+/// A norm; in place `x` is `None` or equal to `out`. With a bias it is a layer norm, which has no residual and is not in place.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct NormFields {
     pub(crate) x: Option<TensorArg>,
     pub(crate) residual: Option<TensorArg>,
     pub(crate) weight: TensorArg,
+    pub(crate) bias: Option<TensorArg>,
     pub(crate) eps: f32,
     pub(crate) gemma: bool,
+    pub(crate) scale: Option<TensorArg>,
     pub(crate) out: TensorArg,
 }
 
 impl NormFields {
     pub(crate) fn run(self, backend: &AnyBackend) -> Result<()> {
-        const OPERATOR: &str = "norm.rmsnorm";
-        let Self { x, mut residual, weight, eps, gemma, mut out } = self;
-        let weight = InputArg::beside(OPERATOR, weight.named("weight"), out.named("out"))?;
-        let x = x.filter(|x| !x.is_same(&out));
-        let x = x.as_ref().map(|x| InputArg::beside(OPERATOR, x.named("x"), out.named("out"))).transpose()?;
-        residual
-            .iter()
-            .try_for_each(|sum| check_separate(OPERATOR, sum.named("residual"), out.named("x")))?;
-        let weight = weight.view(OPERATOR, "weight")?;
+        let Self { x, mut residual, weight, bias, eps, gemma, scale, mut out } = self;
+        let operator = if bias.is_some() { "norm.layer_norm" } else { "norm.rmsnorm" };
+        let x = x.filter(|x| bias.is_some() || !x.is_same(&out));
+        if let Some(residual) = &residual {
+            let inputs = [x.as_ref(), scale.as_ref(), Some(&weight), Some(&out)];
+            let named = ["x", "scale", "weight", "x"].into_iter().zip(inputs);
+            named
+                .flat_map(|(name, input)| Some(input?.named(name)))
+                .try_for_each(|input| check_separate(operator, residual.named("residual"), input))?;
+        }
+        let weight = InputArg::beside(operator, weight.named("weight"), out.named("out"))?;
+        let x = InputArg::optional_beside(operator, "x", x.as_ref(), out.named("out"))?;
+        let bias = InputArg::optional_beside(operator, "bias", bias.as_ref(), out.named("out"))?;
+        let scale = InputArg::optional_beside(operator, "scale", scale.as_ref(), out.named("out"))?;
+        let weight = weight.view(operator, "weight")?;
         let weight = if gemma { NormWeight::gemma(weight) } else { NormWeight::new(weight) };
-        let x = x.as_ref().map(|x| x.view(OPERATOR, "x")).transpose()?;
-        let residual =
-            residual.as_mut().map(|residual| residual.view_mut(OPERATOR, "residual")).transpose()?;
-        RmsNorm { x, residual, weight, eps, out: out.view_mut(OPERATOR, "out")? }.run(backend)
+        let x = x.as_ref().map(|x| x.view(operator, "x")).transpose()?;
+        let bias = bias.as_ref().map(|bias| bias.view(operator, "bias")).transpose()?;
+        let scale = scale.as_ref().map(|scale| scale.view(operator, "scale")).transpose()?;
+        let residual = residual.as_mut().map(|residual| residual.view_mut(operator, "residual"));
+        let (residual, out) = (residual.transpose()?, out.view_mut(operator, "out")?);
+        match (x, bias) {
+            (Some(x), Some(bias)) => LayerNorm { x, weight, bias, eps, scale, out }.run(backend),
+            (None, Some(_)) => Err(Error::new(operator, "x = None, expected a tensor")),
+            (x, None) => RmsNorm { x, residual, weight, eps, scale, out }.run(backend),
+        }
     }
 }
 
-/// RMSNorm, optionally of the sum with a residual.
+/// RMSNorm, optionally of the sum with a residual, or layer norm.
 #[pyfunction]
-pub(crate) fn rmsnorm(py: Python<'_>, queue: &Queue, fields: Keywords<NormFields>) -> PyResult<()> {
+pub(crate) fn norm(py: Python<'_>, queue: &Queue, fields: Keywords<NormFields>) -> PyResult<()> {
     let Keywords(fields) = fields;
     py.detach(|| fields.run(&queue.backend)).map_err(raised)
 }
@@ -166,8 +190,7 @@ pub(crate) fn linear_layer(py: Python<'_>, queue: &Queue, fields: Keywords<Linea
     py.detach(|| {
         let x = InputArg::beside(OPERATOR, x.named("x"), out.named("out"))?;
         let weight = InputArg::beside(OPERATOR, weight.named("weight"), out.named("out"))?;
-        let bias = bias.as_ref().map(|bias| InputArg::beside(OPERATOR, bias.named("bias"), out.named("out")));
-        let bias = bias.transpose()?;
+        let bias = InputArg::optional_beside(OPERATOR, "bias", bias.as_ref(), out.named("out"))?;
         let bias = bias.as_ref().map(|bias| bias.view(OPERATOR, "bias")).transpose()?;
         let (x, weight) = (x.view(OPERATOR, "x")?, weight.view(OPERATOR, "weight")?);
         linear(&queue.backend, x, weight, bias, out.view_mut(OPERATOR, "out")?)

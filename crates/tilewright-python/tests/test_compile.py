@@ -35,6 +35,11 @@ def test_norms_and_activations(host, rng):
     agrees(lambda x, weight, out: flashinfer.gemma_rmsnorm(x, weight, 1e-5, out=out), x, weight, torch.zeros_like(x))
     agrees(flashinfer.fused_add_rmsnorm, x, residual, weight)
     agrees(flashinfer.gemma_fused_add_rmsnorm, x, residual, weight)
+    narrow, scale = torch.zeros(3, 32, dtype=torch.float8_e4m3fn), torch.tensor(0.5)
+    agrees(flashinfer.layernorm, x, weight, weight)
+    agrees(flashinfer.layernorm_quant, narrow, x, weight, weight, scale)
+    agrees(flashinfer.rmsnorm_quant, narrow, x, weight, scale)
+    agrees(flashinfer.fused_add_rmsnorm_quant, narrow, x, residual, weight, scale)
     for gated in (flashinfer.silu_and_mul, flashinfer.gelu_and_mul, flashinfer.gelu_tanh_and_mul):
         agrees(gated, x.view(3, 1, 32))
         agrees(lambda x, out, gated=gated: gated(x, out=out), x, torch.zeros(3, 16))

@@ -32,6 +32,28 @@ def test_norms(host, rng):
     close(in_place, norm(x, weight))
 
 
+def test_layer_norm_and_int8_norms(host, rng):
+    x, residual = (rng.standard_normal((3, 32)).astype("float32") + 1 for _ in range(2))
+    weight, bias = (rng.standard_normal(32).astype("float32") for _ in range(2))
+    wide = x.astype("float64") - x.mean(axis=-1, keepdims=True, dtype="float64")
+    close(tw.layer_norm(x, weight, bias), norm(wide, weight, 1e-5) + bias)
+    narrow = numpy.zeros((3, 32), "int8")
+    assert tw.rmsnorm(x, weight, scale=0.05, out=narrow) is narrow
+    close(narrow, norm(x, weight) / 0.05, 0.51)
+    before = x.copy()
+    tw.fused_add_rmsnorm(x, residual, weight, scale=numpy.array([0.05], "float32"), out=narrow)
+    close(narrow, norm(residual, weight) / 0.05, 0.51)
+    close(x, before)
+    tw.layer_norm(x, weight, bias, scale=0.05, out=narrow)
+    close(narrow, (norm(wide, weight, 1e-5) + bias) / 0.05, 0.51)
+    with pytest.raises(tw.Error, match="out = None with a scale, expected a tensor of 8 bits"):
+        tw.rmsnorm(x, weight, scale=0.05)
+    with pytest.raises(tw.Error, match="norm.layer_norm: out shares memory with x"):
+        tw.layer_norm(x, weight, bias, out=x)
+    with pytest.raises(tw.Error, match="residual shares memory with x"):
+        tw.fused_add_rmsnorm(x, x, weight, scale=0.05, out=narrow)
+
+
 def test_a_slice_between_the_elements_of_the_output_is_copied(host, rng):
     both = rng.standard_normal((4, 2, 16)).astype("float32")
     x, weight = both[:, 0].copy(), rng.standard_normal(16).astype("float32")

@@ -41,6 +41,7 @@ macro_rules! for_each_operator {
             append: kv::append, KvAppend;
             gather_rows: gather, RowGather;
             rmsnorm: norm, RmsNorm;
+            layer_norm: norm, LayerNorm;
             rope: rope, RopeRotation;
             act_and_mul: activation, GatedActivation;
             map_in_place: elementwise, ElementwiseMap;

@@ -16,7 +16,7 @@ use tilewright::{
     gather::RowGather,
     gemm::{LinearLayer, SegmentGemm},
     kv::{AppendPlan, PageCopies, append::KvAppend},
-    norm::RmsNorm,
+    norm::{LayerNorm, RmsNorm},
     rope::RopeRotation,
     sampling::{
         ChainVerification, LogitsEditing, LogprobQuery, SamplingDistribution, ScoreFilter, TensorChain,
@@ -137,6 +137,7 @@ impl<M: Machine> Backend for Gpu<M> {
         segment_gemm: SegmentGemm => linear::segment_gemm,
         append: KvAppend => append::append,
         rmsnorm: RmsNorm => norm::rmsnorm,
+        layer_norm: LayerNorm => norm::layer_norm,
         rope: RopeRotation => rope::rope,
         act_and_mul: GatedActivation => activation::act_and_mul,
         map_in_place: ElementwiseMap => elementwise::map_in_place,

@@ -16,15 +16,28 @@ use tilewright::{Dtype, attention::BitOrder, rope::RopeStyle};
 
 pub(super) fn all() -> Vec<KernelEntry> {
     let rounding = [Dtype::Bf16, Dtype::F16].into_iter().flat_map(rounding);
-    [layers(Dtype::Bf16), layers(Dtype::F16), others()].into_iter().flatten().chain(rounding).collect()
+    [layers(Dtype::Bf16), layers(Dtype::F16), norms(), others()]
+        .into_iter()
+        .flatten()
+        .chain(rounding)
+        .collect()
 }
 
 /// Kernels of the serving engine that round f32 products and residuals to `dtype`.
 fn rounding(dtype: Dtype) -> Vec<KernelEntry> {
     let (f32, width) = (Dtype::F32, 4);
     let rows = RowPartition::for_chunks(4096 / width);
-    let norm_config =
-        NormConfig { dtype: f32, out: dtype, weight: dtype, residual: None, in_place: false, width, rows };
+    let norm_config = NormConfig {
+        dtype: f32,
+        out: dtype,
+        weight: dtype,
+        residual: None,
+        in_place: false,
+        bias: None,
+        scaled: false,
+        width,
+        rows,
+    };
     let rope_config =
         RopeConfig { dtypes: (f32, dtype), style: RopeStyle::Neox, angles: Angles::Table, width };
     let activated = |activation| ActivationConfig { activation, dtypes: (f32, dtype), width };
@@ -47,6 +60,8 @@ fn layers(dtype: Dtype) -> Vec<KernelEntry> {
         weight: dtype,
         residual,
         in_place: residual.is_some(),
+        bias: None,
+        scaled: false,
         width,
         rows: RowPartition::for_chunks(4096 / width),
     };
@@ -80,6 +95,26 @@ fn layers(dtype: Dtype) -> Vec<KernelEntry> {
     ]
 }
 
+/// Layer norms of 4096 elements and of rows that exceed registers, and norms that are quantized to e4m3.
+fn norms() -> Vec<KernelEntry> {
+    let (bf16, f32, e4m3) = (Dtype::Bf16, Dtype::F32, Dtype::E4m3);
+    let norm = |out, weight, bias: Option<Dtype>| {
+        let width = chunk::max_width(&[bf16, out, weight]);
+        let (residual, in_place, scaled) = (None, false, out == e4m3);
+        let rows = RowPartition::for_chunks(4096 / width);
+        NormConfig { dtype: bf16, out, weight, residual, in_place, bias, scaled, width, rows }
+    };
+    let layer_norm = norm(bf16, f32, Some(f32));
+    let all = [
+        layer_norm,
+        NormConfig { rows: None, ..layer_norm },
+        norm(e4m3, f32, Some(f32)),
+        norm(e4m3, bf16, None),
+        NormConfig { residual: Some(bf16), ..norm(e4m3, bf16, None) },
+    ];
+    all.map(|config| entry(config, NormConfig::name, norm::norm)).into()
+}
+
 /// f32 elements, width 1, rows that exceed registers, and kernels with a single dtype.
 fn others() -> Vec<KernelEntry> {
     let (f32, bf16) = (Dtype::F32, Dtype::Bf16);
@@ -90,6 +125,8 @@ fn others() -> Vec<KernelEntry> {
         weight: bf16,
         residual: Some(f32),
         in_place: true,
+        bias: None,
+        scaled: false,
         width,
         rows,
     };

@@ -1,24 +1,40 @@
 """The operators around attention: norms, gated activations, RoPE, linear layers and packed bits."""
 
 from . import _core
+from ._core import Error
 from ._device import queue_of
 from ._tensors import device_indices, dtype_name, empty, from_bytes, from_list, on_host, same_memory, shape_of
 
 
-def rmsnorm(x, weight, eps: float = 1e-6, *, gemma: bool = False, out=None):
-    """``x · rsqrt(mean(x²) + eps) · weight`` over the last axis; ``gemma`` multiplies by ``1 + weight``.
-
-    ``x`` ``[rows, hidden]`` or ``[tokens, heads, head_dim]``; ``weight`` of the last axis. ``out`` may be ``x``.
-    """
+def _norm(x, weight, eps, out, *, residual=None, bias=None, gemma=False, scale=None):
+    if scale is not None and not hasattr(scale, "shape"):
+        scale = from_list([scale], "float32", x)
     if out is None:
+        if scale is not None:
+            raise Error("norm: out = None with a scale, expected a tensor of 8 bits")
         out = empty(shape_of(x), dtype_name(x.dtype), x)
-    _core.rmsnorm(queue_of(x), {"x": x, "residual": None, "weight": weight, "eps": eps, "gemma": gemma, "out": out})
+    _core.norm(queue_of(x), {"x": x, "residual": residual, "weight": weight, "bias": bias, "eps": eps, "gemma": gemma,
+                             "scale": scale, "out": out})
     return out
 
 
-def fused_add_rmsnorm(x, residual, weight, eps: float = 1e-6, *, gemma: bool = False) -> None:
-    """Adds ``x`` to ``residual`` and overwrites ``x`` by the norm of the sum; shapes as in :func:`rmsnorm`."""
-    _core.rmsnorm(queue_of(x), {"x": None, "residual": residual, "weight": weight, "eps": eps, "gemma": gemma, "out": x})
+def rmsnorm(x, weight, eps: float = 1e-6, *, gemma: bool = False, scale=None, out=None):
+    """``x · rsqrt(mean(x²) + eps) · weight`` over the last axis; ``gemma`` multiplies by ``1 + weight``.
+
+    ``x`` ``[rows, hidden]`` or ``[tokens, heads, head_dim]``; ``weight`` of the last axis. ``out`` may be ``x``. With ``scale``, a
+    number or a tensor float32 ``[1]``, ``out`` of 8 bits receives the norm divided by it, rounded and saturated.
+    """
+    return _norm(x, weight, eps, out, gemma=gemma, scale=scale)
+
+
+def fused_add_rmsnorm(x, residual, weight, eps: float = 1e-6, *, gemma: bool = False, scale=None, out=None) -> None:
+    """Adds ``x`` to ``residual`` and overwrites ``x``, or ``out``, by the norm of the sum; shapes and scale as in :func:`rmsnorm`."""
+    _norm(x, weight, eps, x if out is None else out, residual=residual, gemma=gemma, scale=scale)
+
+
+def layer_norm(x, weight, bias, eps: float = 1e-5, *, scale=None, out=None):
+    """``(x - mean(x)) · rsqrt(var(x) + eps) · weight + bias`` over the last axis; shapes and scale as in :func:`rmsnorm`."""
+    return _norm(x, weight, eps, out, bias=bias, scale=scale)
 
 
 def _gated(activation: str, x, out):

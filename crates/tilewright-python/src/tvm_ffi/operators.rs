@@ -23,7 +23,8 @@ pub(super) fn rmsnorm(call: &Arguments<'_>) -> Outcome {
     let (out, x, weight) = (call.tensor(0)?, call.tensor(1)?, call.tensor(2)?);
     let (eps, (_, backend)) = (call.float(3)? as f32, backend_of(&out)?);
     call.int(4)?; // a hint
-    NormFields { x: Some(x), residual: None, weight, eps, gemma: false, out }.run(&backend)?;
+    NormFields { x: Some(x), residual: None, weight, bias: None, eps, gemma: false, scale: None, out }
+        .run(&backend)?;
     Ok(None)
 }
 

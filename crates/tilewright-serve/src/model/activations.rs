@@ -160,7 +160,8 @@ impl Activations {
             (Some(weight), false) => {
                 let residual = Some(self.residual.view_mut(&shape)?);
                 let weight = weight.view().into();
-                RmsNorm { x: Some(block_output), residual, weight, eps: self.eps, out: x }.run(backend)
+                RmsNorm { x: Some(block_output), residual, weight, eps: self.eps, scale: None, out: x }
+                    .run(backend)
             }
             (None, true) => Ok(()),
             (None, false) => elementwise::add(backend, block_output, self.residual.view_mut(&shape)?, x),

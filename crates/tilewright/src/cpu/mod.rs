@@ -33,7 +33,7 @@ use crate::{
     gather::RowGather,
     gemm::{GatedLinear, LinearLayer, PackedLinear, PackedMatrix, WeightFormat},
     kv::append::KvAppend,
-    norm::RmsNorm,
+    norm::{LayerNorm, RmsNorm},
     operator::on_host,
     rope::RopeRotation,
     sampling::{
@@ -173,6 +173,7 @@ impl Backend for Cpu {
         gated_linear: GatedLinear => gemm::gated_linear,
         gather_rows: RowGather => gather::gather_rows,
         rmsnorm: RmsNorm => norm::rmsnorm,
+        layer_norm: LayerNorm => norm::layer_norm,
         rope: RopeRotation => rope::rope,
         act_and_mul: GatedActivation => activation::act_and_mul,
         map_in_place: ElementwiseMap => elementwise::map_in_place,

@@ -4,7 +4,7 @@
 #![allow(dead_code, reason = "several test binaries include this file and use parts of it")]
 
 use half::{bf16, f16};
-use tilewright::{Dtype, Element, View, ViewMut};
+use tilewright::{Dtype, E4m3, E5m2, Element, View, ViewMut, reference::quant::quantize};
 
 pub(crate) const DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::Bf16];
 
@@ -26,6 +26,22 @@ enum Data {
     F32(Vec<f32>),
     F16(Vec<f16>),
     Bf16(Vec<bf16>),
+    E4m3(Vec<E4m3>),
+    E5m2(Vec<E5m2>),
+    I8(Vec<i8>),
+}
+
+macro_rules! each_data {
+    ($data:expr, $slice:ident => $body:expr) => {
+        match $data {
+            Data::F32($slice) => $body,
+            Data::F16($slice) => $body,
+            Data::Bf16($slice) => $body,
+            Data::E4m3($slice) => $body,
+            Data::E5m2($slice) => $body,
+            Data::I8($slice) => $body,
+        }
+    };
 }
 
 #[derive(Debug, Clone)]
@@ -49,7 +65,9 @@ impl Array {
             Dtype::F32 => Data::F32(wide),
             Dtype::F16 => Data::F16(wide.into_iter().map(Element::from_f32).collect()),
             Dtype::Bf16 => Data::Bf16(wide.into_iter().map(Element::from_f32).collect()),
-            Dtype::E4m3 | Dtype::E5m2 | Dtype::I8 => panic!("only KV caches are {dtype}"),
+            Dtype::E4m3 => Data::E4m3(wide.into_iter().map(Element::from_f32).collect()),
+            Dtype::E5m2 => Data::E5m2(wide.into_iter().map(Element::from_f32).collect()),
+            Dtype::I8 => Data::I8(wide.into_iter().map(Element::from_f32).collect()),
         };
         Self { data, shape: shape.to_vec(), strides }
     }
@@ -63,21 +81,11 @@ impl Array {
     }
 
     pub(crate) fn view(&self) -> View<'_> {
-        match &self.data {
-            Data::F32(data) => View::strided(data, &self.shape, &self.strides),
-            Data::F16(data) => View::strided(data, &self.shape, &self.strides),
-            Data::Bf16(data) => View::strided(data, &self.shape, &self.strides),
-        }
-        .unwrap()
+        each_data!(&self.data, data => View::strided(data, &self.shape, &self.strides)).unwrap()
     }
 
     pub(crate) fn view_mut(&mut self) -> ViewMut<'_> {
-        match &mut self.data {
-            Data::F32(data) => ViewMut::strided(data, &self.shape, &self.strides),
-            Data::F16(data) => ViewMut::strided(data, &self.shape, &self.strides),
-            Data::Bf16(data) => ViewMut::strided(data, &self.shape, &self.strides),
-        }
-        .unwrap()
+        each_data!(&mut self.data, data => ViewMut::strided(data, &self.shape, &self.strides)).unwrap()
     }
 
     /// All values in logical row-major order.
@@ -107,6 +115,7 @@ impl Array {
             Data::F32(_) => (F32_UNIT, 2f64.powi(-150)),
             Data::F16(_) => (2f64.powi(-11), 2f64.powi(-25)),
             Data::Bf16(_) => (2f64.powi(-8), 2f64.powi(-134)),
+            _ => panic!("8-bit results are compared by assert_quantized"),
         };
         let actual = self.values();
         assert_eq!(actual.len(), expected.len(), "{what}");
@@ -121,12 +130,24 @@ impl Array {
         assert!(self.gaps_untouched(), "{what}: wrote between the rows");
     }
 
-    fn memory(&self) -> Vec<f32> {
-        match &self.data {
-            Data::F32(data) => data.clone(),
-            Data::F16(data) => data.iter().map(|v| v.to_f32()).collect(),
-            Data::Bf16(data) => data.iter().map(|v| v.to_f32()).collect(),
+    /// Fails unless each value is the nearest 8-bit value, saturated, of a number within `slack(i)` of the expected one.
+    pub(crate) fn assert_quantized(&self, expected: &[f64], slack: impl Fn(usize) -> f64, what: &str) {
+        let dtype = self.view().dtype();
+        let actual = self.values();
+        assert_eq!(actual.len(), expected.len(), "{what}");
+        for (i, (a, e)) in actual.iter().zip(expected).enumerate() {
+            let [low, high] = [e - slack(i), e + slack(i)].map(|bound| quantize(dtype, bound));
+            assert!(
+                (low..=high).contains(a) || a.is_nan() && e.is_nan(),
+                "{what}: element {i} is {a}, expected {low} to {high}"
+            );
         }
+        // int8 has no NaN to fill gaps with
+        assert!(dtype == Dtype::I8 || self.gaps_untouched(), "{what}: wrote between the rows");
+    }
+
+    fn memory(&self) -> Vec<f32> {
+        each_data!(&self.data, data => data.iter().map(|value| Element::to_f32(*value)).collect())
     }
 }
 

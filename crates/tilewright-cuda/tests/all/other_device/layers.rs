@@ -8,7 +8,7 @@ use tilewright::{
     gather::gather_rows,
     gemm::{SegmentGemm, linear},
     kv::copy_pages,
-    norm::{fused_add_rmsnorm, rmsnorm, rmsnorm_in_place},
+    norm::{LayerNorm, RmsNorm, fused_add_rmsnorm, rmsnorm, rmsnorm_in_place},
     rope::{CosSinCache, Positions, Rope, apply_rope, apply_rope_with_cos_sin_cache},
     tensor::{Buffer, IndexBuffer, copy},
 };
@@ -26,6 +26,20 @@ fn norms_and_activations() {
     judge!("norm.fused_add_rmsnorm", ["x", "residual", "weight"], |gpu, [x, residual, weight]| {
         fused_add_rmsnorm(gpu, view_mut(x, &ROWS), view_mut(residual, &ROWS), view(weight, &[16]), 1e-6)
     });
+    judge!("norm.rmsnorm", ["x", "out", "weight", "scale"], |gpu, [x, out, weight, scale]| {
+        let (x, weight, scale) = (view(x, &ROWS), view(weight, &[16]).into(), Some(view(scale, &[1])));
+        let out = out.view_mut(Dtype::E4m3, 0, &ROWS)?;
+        RmsNorm { x: Some(x), residual: None, weight, eps: 1e-6, scale, out }.run(gpu)
+    });
+    judge!(
+        "norm.layer_norm",
+        ["x", "weight", "bias", "scale", "out"],
+        |gpu, [x, weight, bias, scale, out]| {
+            let (x, weight, bias) = (view(x, &ROWS), view(weight, &[16]).into(), view(bias, &[16]));
+            let (scale, out) = (Some(view(scale, &[1])), out.view_mut(Dtype::E4m3, 0, &ROWS)?);
+            LayerNorm { x, weight, bias, eps: 1e-6, scale, out }.run(gpu)
+        }
+    );
     judge!("activation.silu_and_mul", ["x", "out"], |gpu, [x, out]| {
         silu_and_mul(gpu, view(x, &[2, 32]), view_mut(out, &ROWS))
     });

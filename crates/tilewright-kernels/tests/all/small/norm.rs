@@ -1,9 +1,15 @@
-//! RMSNorm, alone and after an addition.
+//! RMSNorm, alone and after an addition, and layer norm.
 
 use super::simulate::{SEEDS, simulate};
 use crate::real::{Real, assert_near, noise, wide};
 use half::{bf16, f16};
-use tilewright::{Dtype, reference::norm::rmsnorm as definition};
+use tilewright::{
+    Dtype,
+    reference::{
+        norm::{layer_norm, rmsnorm as definition},
+        quant::{decode, quantize},
+    },
+};
 use tilewright_kernels::{
     norm::{NormParams, norm},
     tile::Strided,
@@ -42,6 +48,50 @@ fn check_all_forms<T: Real>(hidden: usize, rows: usize, seed: u64) {
         check_in_place::<T>((hidden, offset), rows, seed);
         check_fused_add::<T>((hidden, offset), rows, seed);
         check_fused_add_out_of_place::<T>((hidden, offset), rows, seed);
+        check_layer_norm::<T>((hidden, offset), rows, seed);
+    }
+}
+
+/// Rows around 3, so that the mean counts, to e4m3 too. Weights are f32.
+fn check_layer_norm<T: Real>((hidden, offset): (usize, f32), rows: usize, seed: u64) {
+    let mut memory = Memory::new();
+    let x: Vec<T> = noise::<f32>(rows * hidden, seed + 8).iter().map(|x| T::of(x.wide() + 3.0)).collect();
+    let [weight, bias] = [9, 10].map(|salt| noise::<f32>(hidden, seed + salt));
+    let scale = 0.25_f32;
+    let (x_at, scale_at) = (memory.alloc_from(&x), memory.alloc_from(&[scale]));
+    let [weight_at, bias_at] = [&weight, &bias].map(|values| memory.alloc_from(values));
+    let out_at = memory.alloc(rows * hidden * size_of::<T>());
+    let plain = NormParams {
+        dtypes: (T::DTYPE, Dtype::F32),
+        bias: Some(((bias_at, 1), Dtype::F32)),
+        offset,
+        ..call::<T>([x_at, out_at, weight_at], (rows, hidden), [hidden as u64; 2])
+    };
+    run("layer norm", plain, seed, &mut memory);
+    let expected = x.chunks(hidden).flat_map(|row| {
+        layer_norm(&wide(row), &wide(&weight), f64::from(offset), &wide(&bias), f64::from(EPS))
+    });
+    let expected: Vec<f64> = expected.collect();
+    let found: Vec<T> = memory.read(out_at, rows * hidden).expect("rows");
+    // deviations have the absolute error of the mean, times up to 1 / sqrt(EPS) in a row of one element
+    for (i, (&found, &expected)) in found.iter().zip(&expected).enumerate() {
+        assert_near(&format!("{hidden}: layer norm {i}"), found, expected, (1e-6, expected.abs() + 20.0));
+    }
+
+    run(
+        "quantized",
+        NormParams { out: (plain.out.0, Dtype::E4m3), scale: Some(scale_at), ..plain },
+        seed,
+        &mut memory,
+    );
+    let mut found = vec![0_u8; rows * hidden];
+    memory.copy_to(out_at, &mut found).expect("rows");
+    for (i, (&found, &expected)) in found.iter().zip(&expected).enumerate() {
+        let error = 1e-6 * (expected.abs() + 20.0);
+        let [low, high] =
+            [expected - error, expected + error].map(|y| quantize(Dtype::E4m3, y / f64::from(scale)));
+        let found = decode(Dtype::E4m3, found);
+        assert!((low..=high).contains(&found), "{hidden}: {i} is {found}, expected {low} to {high}");
     }
 }
 
@@ -62,6 +112,8 @@ fn call<T: Real>(
         residual: None,
         out: (at(out, strides[1]), T::DTYPE),
         weight: (weight, 1),
+        bias: None,
+        scale: None,
         eps: EPS,
         offset: 0.0,
     }

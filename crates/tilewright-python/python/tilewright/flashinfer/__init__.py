@@ -46,7 +46,16 @@ from .decode import (
 )
 from .gemm import SegmentGEMMWrapper
 from .mla import BatchMLAPagedAttentionWrapper
-from .norm import fused_add_rmsnorm, gemma_fused_add_rmsnorm, gemma_rmsnorm, rmsnorm
+from .norm import (
+    fused_add_rmsnorm,
+    fused_add_rmsnorm_quant,
+    gemma_fused_add_rmsnorm,
+    gemma_rmsnorm,
+    layernorm,
+    layernorm_quant,
+    rmsnorm,
+    rmsnorm_quant,
+)
 from .page import append_paged_kv_cache, append_paged_mla_kv_cache, get_batch_indices_positions, get_seq_lens
 from .pod import BatchPODWithPagedKVCacheWrapper, PODWithPagedKVCacheWrapper
 from .prefill import (

@@ -59,3 +59,12 @@ def number(function: str, name: str, value, default: float = 1.0) -> float:
             raise Unsupported(f"flashinfer.{function}: {name} has shape {tuple(value.shape)}, expected one number")
         return float(value)
     return float(value)
+
+
+def one_number(function: str, name: str, value, like):
+    """A scale as a tensor float32 ``[1]`` on the device of ``like``, without waiting for a GPU."""
+    if not isinstance(value, torch.Tensor):
+        return torch.full((1,), value, dtype=torch.float32, device=like.device)
+    if value.numel() != 1:
+        raise Error(f"flashinfer.{function}: {name} has shape {tuple(value.shape)}, expected one number")
+    return value.to(like.device, torch.float32).reshape(1)

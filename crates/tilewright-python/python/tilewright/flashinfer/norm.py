@@ -1,10 +1,10 @@
-"""RMSNorm and its fusions."""
+"""RMSNorm, its fusions, and layer norm."""
 
 import torch
 
 from .. import operators
 from ._compiled import is_compiling, operator
-from ._refuse import check_output
+from ._refuse import check_output, one_number
 
 
 @operator("rmsnorm(Tensor input, Tensor weight, float eps, bool gemma, Tensor(a!) out)")
@@ -15,6 +15,21 @@ def _rmsnorm(input, weight, eps, gemma, out):
 @operator("fused_add_rmsnorm(Tensor(a!) input, Tensor(b!) residual, Tensor weight, float eps, bool gemma)")
 def _fused_add_rmsnorm(input, residual, weight, eps, gemma):
     operators.fused_add_rmsnorm(input, residual, weight, eps, gemma=gemma)
+
+
+@operator("rmsnorm_quant(Tensor(a!) out, Tensor input, Tensor weight, Tensor scale, float eps)")
+def _rmsnorm_quant(out, input, weight, scale, eps):
+    operators.rmsnorm(input, weight, eps, scale=scale, out=out)
+
+
+@operator("fused_add_rmsnorm_quant(Tensor(a!) out, Tensor input, Tensor(b!) residual, Tensor weight, Tensor scale, float eps)")
+def _fused_add_rmsnorm_quant(out, input, residual, weight, scale, eps):
+    operators.fused_add_rmsnorm(input, residual, weight, eps, scale=scale, out=out)
+
+
+@operator("layer_norm(Tensor input, Tensor weight, Tensor bias, Tensor? scale, float eps, Tensor(a!) out)")
+def _layer_norm(input, weight, bias, scale, eps, out):
+    operators.layer_norm(input, weight, bias, eps, scale=scale, out=out)
 
 
 def _normed(function, input, weight, eps, out, gemma):
@@ -53,3 +68,40 @@ def gemma_fused_add_rmsnorm(input, residual, weight, eps=1e-6, enable_pdl=None):
         _fused_add_rmsnorm(input, residual, weight, eps, True)
     else:
         operators.fused_add_rmsnorm(input, residual, weight, eps, gemma=True)
+
+
+def rmsnorm_quant(out, input, weight, scale, eps=1e-6, enable_pdl=None):
+    """:func:`rmsnorm` divided by ``scale``, a number or a tensor of one, in the 8 bits of ``out``."""
+    scale = one_number("rmsnorm_quant", "scale", scale, input)
+    if is_compiling():
+        _rmsnorm_quant(out, input, weight, scale, eps)
+    else:
+        operators.rmsnorm(input, weight, eps, scale=scale, out=out)
+
+
+def fused_add_rmsnorm_quant(out, input, residual, weight, scale, eps=1e-6, enable_pdl=None):
+    """``residual += input``, then ``out = rmsnorm(residual) / scale`` in 8 bits. ``input`` is only read."""
+    scale = one_number("fused_add_rmsnorm_quant", "scale", scale, input)
+    if is_compiling():
+        _fused_add_rmsnorm_quant(out, input, residual, weight, scale, eps)
+    else:
+        operators.fused_add_rmsnorm(input, residual, weight, eps, scale=scale, out=out)
+
+
+def _layer_normed(input, gemma, beta, scale, eps, out):
+    if is_compiling():
+        _layer_norm(input, gemma, beta, scale, eps, out)
+    else:
+        operators.layer_norm(input, gemma, beta, eps, scale=scale, out=out)
+
+
+def layernorm(input, gemma, beta, eps=1e-6):
+    """``(input - mean) · rsqrt(var + eps) · gemma + beta`` over the last axis."""
+    out = torch.empty_like(input)
+    _layer_normed(input, gemma, beta, None, eps, out)
+    return out
+
+
+def layernorm_quant(out, input, gemma, beta, scale, eps=1e-6):
+    """:func:`layernorm` divided by ``scale`` in the 8 bits of ``out``."""
+    _layer_normed(input, gemma, beta, one_number("layernorm_quant", "scale", scale, input), eps, out)

@@ -1,9 +1,9 @@
-//! RMSNorm against the oracle: dtypes, shapes, strides, the fused addition, edge cases, error texts.
+//! RMSNorm and layer norm against the oracle: dtypes, shapes, strides, the fused addition, 8-bit results, edge cases, error texts.
 
 use crate::arrays::{Array, DTYPES, F32_UNIT, Layout};
 use tilewright::{
     Backend, Cpu, Dtype, Operator, View,
-    norm::{NormWeight, RmsNorm, fused_add_rmsnorm, rmsnorm, rmsnorm_in_place},
+    norm::{LayerNorm, NormWeight, RmsNorm, fused_add_rmsnorm, rmsnorm, rmsnorm_in_place},
     reference,
 };
 
@@ -83,7 +83,14 @@ fn add_rmsnorm<'a>(
     out: &'a mut Array,
 ) -> RmsNorm<'a> {
     let residual = Some(residual.view_mut());
-    RmsNorm { x: Some(x.view()), residual, weight: weight.view().into(), eps: EPS, out: out.view_mut() }
+    RmsNorm {
+        x: Some(x.view()),
+        residual,
+        weight: weight.view().into(),
+        eps: EPS,
+        scale: None,
+        out: out.view_mut(),
+    }
 }
 
 fn add_keeps_the_sum_in_f32_and_rounds_the_result<B: Backend>(backends: &[B]) {
@@ -114,6 +121,95 @@ fn add_keeps_the_sum_in_f32_and_rounds_the_result<B: Backend>(backends: &[B]) {
             );
         }
     });
+}
+
+/// Error of a mean in 16 lanes, which is absolute in the deviations, then as [`slack`] and a sum with the bias.
+fn layer_slack(factors: &[f64], width: usize) -> impl Fn(usize) -> f64 {
+    let unit = (width as f64 / 16.0 + 24.0) * F32_UNIT;
+    move |i| 20.0 * (1.0 + factors[i % width].abs()) * unit
+}
+
+fn layer_norm_matches_the_oracle<B: Backend>(backends: &[B]) {
+    each_case(backends, |backend, dtype, shape, layout| {
+        let width = shape[shape.len() - 1];
+        let x: Vec<f32> =
+            Array::random(dtype, shape, layout, 1).values().iter().map(|x| *x as f32 + 3.0).collect();
+        let x = Array::new(dtype, shape, layout, &x);
+        let [weight, bias] = [2, 3].map(|seed| Array::random(Dtype::F32, &[width], Layout::Dense, seed));
+        for (out_dtype, offset) in DTYPES.iter().flat_map(|&of| [0.0, 1.0].map(|offset| (of, offset))) {
+            let typed =
+                if offset == 0.0 { NormWeight::new(weight.view()) } else { NormWeight::gemma(weight.view()) };
+            let (factors, biases) = (weight.values(), bias.values());
+            let rows = x.values();
+            let rows = rows
+                .chunks(width)
+                .flat_map(|row| reference::norm::layer_norm(row, &factors, offset, &biases, f64::from(EPS)));
+            let expected: Vec<f64> = rows.collect();
+            let mut out = Array::zeros(out_dtype, shape, layout);
+            let (x, bias, out_view) = (x.view(), bias.view(), out.view_mut());
+            LayerNorm { x, weight: typed, bias, eps: EPS, scale: None, out: out_view }.run(backend).unwrap();
+            let what = format!("{dtype} to {out_dtype} {shape:?} {layout:?} offset {offset}");
+            out.assert_close(&expected, layer_slack(&factors, width), &what);
+        }
+    });
+}
+
+/// A scale that saturates values in e4m3 and int8, and one that makes some of them subnormal.
+const SCALES: [f32; 2] = [0.003, 40.0];
+
+fn norms_are_quantized_once<B: Backend>(backends: &[B]) {
+    // the oracle of 8-bit rounding searches all values
+    let small = || SHAPES.into_iter().filter(|shape| shape.iter().product::<usize>() < 1000);
+    for (backend, dtype) in backends.iter().flat_map(|backend| DTYPES.map(|dtype| (backend, dtype))) {
+        for (shape, to) in
+            small().flat_map(|shape| [Dtype::E4m3, Dtype::E5m2, Dtype::I8].map(|to| (shape, to)))
+        {
+            for (layout, scale) in
+                layouts(shape).iter().flat_map(|&layout| SCALES.map(|scale| (layout, scale)))
+            {
+                check_quantized(backend, (dtype, to), (shape, layout), scale);
+            }
+        }
+    }
+}
+
+fn check_quantized<B: Backend>(
+    backend: &B,
+    (dtype, to): (Dtype, Dtype),
+    (shape, layout): (&[usize], Layout),
+    scale: f32,
+) {
+    let width = shape[shape.len() - 1];
+    let what = format!("{dtype} to {to} {shape:?} {layout:?} / {scale}");
+    let (x, residual) = (Array::random(dtype, shape, layout, 1), Array::random(dtype, shape, layout, 4));
+    let [weight, bias] = [2, 3].map(|seed| Array::random(Dtype::F32, &[width], Layout::Dense, seed));
+    let divisor = Array::new(Dtype::F32, &[1], Layout::Dense, &[scale]);
+    let divided = |values: &[f64]| values.iter().map(|y| y / f64::from(scale)).collect::<Vec<f64>>();
+    let mut out = Array::zeros(to, shape, layout);
+    // the residual has the dtype of x
+    let sum: Vec<f64> = x.values().iter().zip(residual.values()).map(|(x, r)| x + r).collect();
+    let mut kept = residual.clone();
+    for (input, residual) in [(x.values(), None), (sum.clone(), Some(kept.view_mut()))] {
+        let added = residual.is_some();
+        let norm = divided(&expected(&input, &weight.values(), 0.0));
+        let (weight, scale, out_view) = (weight.view().into(), Some(divisor.view()), out.view_mut());
+        RmsNorm { x: Some(x.view()), residual, weight, eps: EPS, scale, out: out_view }.run(backend).unwrap();
+        out.assert_quantized(&norm, slack(&norm, width), &format!("{what}, added {added}"));
+    }
+    kept.assert_close(&sum, |i| sum[i].abs() * F32_UNIT, &format!("{what}: residual"));
+
+    let (factors, biases, rows) = (weight.values(), bias.values(), x.values());
+    let rows = rows
+        .chunks(width)
+        .flat_map(|row| reference::norm::layer_norm(row, &factors, 0.0, &biases, f64::from(EPS)));
+    let layer = divided(&rows.collect::<Vec<f64>>());
+    let slack = layer_slack(&factors, width);
+    let (scale_view, out_view) = (Some(divisor.view()), out.view_mut());
+    let weight = weight.view().into();
+    LayerNorm { x: x.view(), weight, bias: bias.view(), eps: EPS, scale: scale_view, out: out_view }
+        .run(backend)
+        .unwrap();
+    out.assert_quantized(&layer, |i| slack(i) / f64::from(scale), &format!("{what}: layer norm"));
 }
 
 #[test]
@@ -194,6 +290,8 @@ fn mixed_dtypes_and_layouts_weight_dtypes_and_rows<B: Backend>(backends: &[B]) {
 }
 
 crate::judge_backends!(
+    layer_norm_matches_the_oracle,
+    norms_are_quantized_once,
     rmsnorm_matches_the_oracle,
     fused_add_keeps_the_sum_in_f32_and_stores_it_rounded,
     add_keeps_the_sum_in_f32_and_rounds_the_result,
@@ -243,4 +341,35 @@ fn refusals_name_what_is_wrong() {
     assert_eq!(text, "norm.add_rmsnorm: residual has shape [1, 128], expected [rows, hidden] = [2, 128]");
     let text = add(&mut out(), &mut short);
     assert_eq!(text, "norm.add_rmsnorm: out has shape [1, 128], expected [rows, hidden] = [2, 128]");
+}
+
+#[test]
+fn refusals_of_scales_and_layer_norms_name_what_is_wrong() {
+    let cpu = Cpu::with_threads(1).unwrap();
+    let of = |dtype, shape: &[usize]| Array::zeros(dtype, shape, Layout::Dense);
+    let (x, weight) = (of(Dtype::F16, &[2, 8]), of(Dtype::F32, &[8]));
+    let scaled = |scale: &Array, mut out: Array| {
+        let (scale, out) = (Some(scale.view()), out.view_mut());
+        let norm =
+            RmsNorm { x: Some(x.view()), residual: None, weight: weight.view().into(), eps: EPS, scale, out };
+        norm.run(&cpu).unwrap_err().to_string()
+    };
+    let text = scaled(&of(Dtype::F32, &[2]), of(Dtype::E4m3, &[2, 8]));
+    assert_eq!(text, "norm.rmsnorm: scale has shape [2], expected [1]");
+    let text = scaled(&of(Dtype::F16, &[1]), of(Dtype::E4m3, &[2, 8]));
+    assert_eq!(text, "norm.rmsnorm: scale is f16, expected f32");
+    let text = scaled(&of(Dtype::F32, &[1]), of(Dtype::F16, &[2, 8]));
+    assert_eq!(text, "norm.rmsnorm: out is f16, with a scale it must have 8 bits");
+    let layer = |bias: &Array, mut out: Array| {
+        let (weight, bias, out) = (weight.view().into(), bias.view(), out.view_mut());
+        LayerNorm { x: x.view(), weight, bias, eps: EPS, scale: None, out }.run(&cpu).unwrap_err().to_string()
+    };
+    let text = layer(&of(Dtype::F32, &[7]), of(Dtype::F16, &[2, 8]));
+    assert_eq!(text, "norm.layer_norm: bias has shape [7], expected [hidden] = [8]");
+    let text = layer(&of(Dtype::E5m2, &[8]), of(Dtype::F16, &[2, 8]));
+    assert_eq!(text, "norm.layer_norm: bias is e5m2, expected f32, f16 or bf16");
+    let text = layer(&of(Dtype::F32, &[8]), of(Dtype::F16, &[3, 8]));
+    assert_eq!(text, "norm.layer_norm: out has shape [3, 8], expected [rows, hidden] = [2, 8]");
+    let text = layer(&of(Dtype::F32, &[8]), of(Dtype::E4m3, &[2, 8]));
+    assert_eq!(text, "norm.layer_norm: out is e4m3, expected f32, f16 or bf16");
 }
