@@ -132,6 +132,8 @@ fn embeddings(device: &Stream) -> Outcome {
             dims: [DIM as u32; 2],
             from,
             to,
+            rest: None,
+            factors: None,
         };
         let (grid, arguments) = call.launch();
         let kernel = rope::rope("rope", call.config())?;

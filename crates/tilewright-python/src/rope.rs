@@ -5,13 +5,13 @@ use crate::{
     errors::{invalid, raised},
     integers::IndexArg,
     keywords::Keywords,
-    overlap::spans_overlap,
+    overlap::{check_separate, spans_overlap},
     tensor::TensorArg,
 };
 use pyo3::prelude::*;
 use tilewright::{
     Error, Operator, Result,
-    rope::{CosSinCache, Rope, RopeAngles, RopeRotation, RopeScaling, RopeStyle},
+    rope::{CosSinCache, Rope, RopeAngles, RopeRest, RopeRotation, RopeScaling, RopeStyle},
     tensor::Indices,
 };
 
@@ -105,11 +105,7 @@ pub(crate) fn apply_rope(
     let rope = rope.map(|rope| rope.rope()).transpose().map_err(raised)?;
     let cache = cache.as_ref().map(|cache| &cache.0);
     py.detach(|| {
-        let angles = match (&rope, cache) {
-            (Some(rope), None) => RopeAngles::Computed(rope),
-            (None, Some(cache)) => RopeAngles::Table(cache),
-            _ => return Err(Error::new(OPERATOR, "expected either a rope or a cos_sin_cache")),
-        };
+        let angles = angles(&rope, cache)?;
         let mut copied = Vec::new();
         let indices = positions.indices(OPERATOR, "position", &mut copied)?;
         let from = [from_q.as_ref(), from_k.as_ref()];
@@ -154,6 +150,75 @@ impl<'a> Rotation<'a> {
             }
         };
         let (q, k) = (q.view_mut(OPERATOR, "q")?, k.view_mut(OPERATOR, "k")?);
-        RopeRotation { from, q, k, positions: self.indices, angles: self.angles }.run(&queue.backend)
+        let (positions, angles) = (self.indices, self.angles);
+        RopeRotation { from, q, k, rest: None, scales: None, positions, angles }.run(&queue.backend)
     }
+}
+
+fn angles<'a>(rope: &'a Option<Rope>, cache: Option<&'a CosSinCache>) -> Result<RopeAngles<'a>> {
+    match (rope, cache) {
+        (Some(rope), None) => Ok(RopeAngles::Computed(rope)),
+        (None, Some(cache)) => Ok(RopeAngles::Table(cache)),
+        _ => Err(Error::new(OPERATOR, "expected either a rope or a cos_sin_cache")),
+    }
+}
+
+/// The tensors, scales and angles of a rotation to 8 bits: queries and keys, then those of the elements beyond `rotary_dim`.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct QuantizedRotationFields<'py> {
+    from: Vec<TensorArg>,
+    to: Vec<TensorArg>,
+    scales: [f32; 2],
+    positions: IndexArg,
+    rope: Option<RopeFields>,
+    cache: Option<PyRef<'py, PyCosSinCache>>,
+}
+
+/// Rotates queries and keys and rounds them to 8 bits.
+#[pyfunction]
+pub(crate) fn apply_rope_quantized(
+    py: Python<'_>,
+    queue: &Queue,
+    fields: Keywords<QuantizedRotationFields<'_>>,
+) -> PyResult<()> {
+    let Keywords(fields) = fields;
+    let QuantizedRotationFields { from, mut to, scales, positions, rope, cache } = fields;
+    let rope = rope.map(|rope| rope.rope()).transpose().map_err(raised)?;
+    let cache = cache.as_ref().map(|cache| &cache.0);
+    py.detach(|| {
+        for (at, out) in to.iter().enumerate() {
+            let others = from
+                .iter()
+                .map(|x| x.named("an input"))
+                .chain(to[..at].iter().map(|x| x.named("another output")));
+            others
+                .into_iter()
+                .try_for_each(|other| check_separate(OPERATOR, out.named("an output"), other))?;
+        }
+        let (angles, mut copied) = (angles(&rope, cache)?, Vec::new());
+        let positions = positions.indices(OPERATOR, "position", &mut copied)?;
+        let from = from.iter().map(|from| from.view(OPERATOR, "an input")).collect::<Result<Vec<_>>>()?;
+        let mut to = to
+            .iter_mut()
+            .map(|to| to.view_mut(OPERATOR, "an output"))
+            .collect::<Result<Vec<_>>>()?
+            .into_iter();
+        let (from, rest) = match (&from[..], to.len()) {
+            (&[q, k], 2) => ([q, k], None),
+            (&[q, k, q_rest, k_rest], 4) => ([q, k], Some([q_rest, k_rest])),
+            _ => {
+                return Err(Error::new(
+                    OPERATOR,
+                    "expected two tensors, or four with a rest, and as many outputs",
+                ));
+            }
+        };
+        let mut next = || to.next().expect("their number was matched");
+        let (q, k) = (next(), next());
+        let rest = rest.map(|from| RopeRest { from, q: next(), k: next() });
+        RopeRotation { from: Some(from), q, k, rest, scales: Some(scales), positions, angles }
+            .run(&queue.backend)
+    })
+    .map_err(raised)
 }

@@ -109,6 +109,19 @@ def test_single_attention(host, rng):
     agrees(lambda q, k, v: flashinfer.single_decode_with_kv_cache(q, k, v, return_lse=True), q[0], k, v)
 
 
+def test_rotations_to_8_bits(host, rng):
+    angle = torch.arange(8)[:, None] * 10000.0 ** (-torch.arange(4) / 4)
+    table, positions = torch.cat([angle.cos(), angle.sin()], dim=1), torch.tensor([3, 0, 1])
+    parts = tensor(rng, 3, 2, 8), tensor(rng, 3, 2, 8), tensor(rng, 3, 2, 16), tensor(rng, 3, 2, 16)
+    bits = lambda *tensors: tuple(one.view(torch.uint8) for one in tensors)  # noqa: E731
+    agrees(lambda *given: bits(*flashinfer.rope_quantize_fp8(*given, quant_scale_q=2.0)), *parts, table, positions)
+    caches = torch.zeros(2, 2, 2, 2, 24, dtype=torch.float8_e4m3fn).unbind(0)
+    arrays = torch.tensor([1, 0]).int(), torch.tensor([0, 2]).int(), torch.tensor([0, 0, 0]).int(), torch.tensor([0, 1, 2]).int()
+    agrees(lambda v, table, positions, k_cache, v_cache, *arrays: bits(*flashinfer.rope_quantize_fp8_append_paged_kv_cache(
+        *parts, v, table, positions, (k_cache, v_cache), *arrays, page_size=2)),
+        tensor(rng, 3, 2, 24), table, positions, *caches, *arrays)
+
+
 def test_appends(host, rng):
     k, v, joined = tensor(rng, 3, 2, 8), tensor(rng, 3, 2, 8), torch.zeros(4, 2, 4, 2, 8)
     requests, positions = torch.tensor([0, 1, 1]).int(), torch.tensor([4, 0, 1]).int()

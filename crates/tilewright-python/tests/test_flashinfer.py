@@ -277,6 +277,40 @@ def test_sparse_and_mixed_batches(host, rng):
     close(decode[1:], last)
 
 
+@pytest.mark.parametrize("latent", [False, True])
+def test_rotations_to_8_bits(host, rng, latent):
+    half = lambda *shape: torch.from_numpy(rng.standard_normal(shape)).half()  # noqa: E731
+    heads = () if latent else (2,)
+    q, k, v = half(5, 4, 24), half(5, *heads, 24), None if latent else half(5, 2, 24)
+    angle = torch.arange(8)[:, None] * 10000.0 ** (-torch.arange(4) / 4)
+    table, positions = torch.cat([angle.cos(), angle.sin()], dim=1), torch.tensor([3, 4, 0, 1, 2])
+    flat = [x.reshape(5, -1) for x in (q, k)]
+    expected = flashinfer.apply_rope_with_cos_sin_cache(positions, *flat, 24, table, is_neox=False)
+    q_expected, k_expected = (one.float().view(x.shape).numpy() for one, x in zip(expected, (q, k)))
+    joined = torch.zeros(5, 4, 24, dtype=torch.float8_e5m2)
+    parts = q[..., :8], k[..., :8], q[..., 8:], k[..., 8:]
+    outputs = flashinfer.rope_quantize_fp8(*parts, table, positions, False, quant_scale_q=2.0, quant_scale_kv=0.5,
+                                           q_rope_out=joined[..., :8], q_nope_out=joined[..., 8:])
+    close(joined, 2 * q_expected, 0.13)
+    close(torch.cat([outputs[1].float(), outputs[3].float()], dim=-1), k_expected / 2, 0.13)
+
+    shape = (3, 2, 24) if latent else (3, 2, 2, 24)
+    caches = [torch.zeros(shape, dtype=torch.float8_e4m3fn) for _ in range(2)]
+    pair = (caches[0][..., 8:].clone(), caches[0][..., :8].clone()) if latent else tuple(caches)
+    requests, places = torch.tensor([0, 0, 0, 1, 1]), torch.tensor([0, 1, 2, 0, 1])
+    q_rope, q_nope = flashinfer.rope_quantize_fp8_append_paged_kv_cache(
+        *parts, v, table, positions, pair, torch.tensor([2, 0, 1]), torch.tensor([0, 2, 3]), requests, places, False,
+        quant_scale_kv=4.0, page_size=2)
+    close(torch.cat([q_rope.float(), q_nope.float()], dim=-1), q_expected, 0.07)
+    slots = torch.tensor([4, 5, 0, 2, 3])
+    keys = torch.cat([pair[1].float(), pair[0].float()], dim=-1) if latent else pair[0].float()
+    close(keys.reshape(6, *k.shape[1:])[slots], 4 * k_expected, 0.07)
+    if not latent:
+        close(pair[1].float().reshape(6, 2, 24)[slots], 4 * v.float().numpy(), 0.07)
+        with pytest.raises(tw.Error, match="v is None, expected a tensor"):
+            flashinfer.rope_quantize_fp8_append_paged_kv_cache(*parts, None, table, positions, pair, *(requests,) * 4)
+
+
 def test_norms_activations_and_rotations(host, rng):
     x = torch.from_numpy(rng.standard_normal((3, 32)).astype("float32"))
     weight = torch.from_numpy(rng.standard_normal(32).astype("float32"))

@@ -27,8 +27,14 @@ pub(super) fn rope<M: Machine>(gpu: &Gpu<M>, operator: RopeRotation<'_>) -> Resu
     let to = [operator.q.as_view(), operator.k.as_view()];
     let from = operator.from.unwrap_or(to);
     let counts = [extent(name, "qo_heads", to[0].shape()[1])?, extent(name, "kv_heads", to[1].shape()[1])?];
-    let dims =
-        [extent(name, "head_dim", to[0].shape()[2])?, extent(name, "rotary_dim", angles.rotary_dim())?];
+    let rest = operator.rest.as_ref().map(|rest| {
+        [rest.from[0], rest.from[1], rest.q.as_view(), rest.k.as_view()].map(|tensor| rows(&tensor))
+    });
+    let rest_dim = operator.rest.as_ref().map_or(0, |rest| rest.from[0].shape()[2]);
+    let dims = [
+        extent(name, "head_dim", to[0].shape()[2] + rest_dim)?,
+        extent(name, "rotary_dim", angles.rotary_dim())?,
+    ];
     let launch = |heads, [q, k]: [usize; 2]| {
         if heads == [0, 0] {
             return Ok(());
@@ -44,6 +50,8 @@ pub(super) fn rope<M: Machine>(gpu: &Gpu<M>, operator: RopeRotation<'_>) -> Resu
             dims,
             from: [rows(&from[q]), rows(&from[k])],
             to: [rows(&to[q]), rows(&to[k])],
+            rest: rest.map(|rest| [q, k, 2 + q, 2 + k].map(|tensor| rest[tensor])),
+            factors: operator.scales.map(|scales| [q, k].map(|tensor| 1.0 / scales[tensor])),
         };
         let config = params.config();
         let kernel = gpu.kernel(name, &config.name(), |name| kernels::rope(name, config))?;

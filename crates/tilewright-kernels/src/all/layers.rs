@@ -16,7 +16,7 @@ use tilewright::{Dtype, attention::BitOrder, rope::RopeStyle};
 
 pub(super) fn all() -> Vec<KernelEntry> {
     let rounding = [Dtype::Bf16, Dtype::F16].into_iter().flat_map(rounding);
-    [layers(Dtype::Bf16), layers(Dtype::F16), norms(), others()]
+    [layers(Dtype::Bf16), layers(Dtype::F16), norms(), quantized_ropes(), others()]
         .into_iter()
         .flatten()
         .chain(rounding)
@@ -38,8 +38,14 @@ fn rounding(dtype: Dtype) -> Vec<KernelEntry> {
         width,
         rows,
     };
-    let rope_config =
-        RopeConfig { dtypes: (f32, dtype), style: RopeStyle::Neox, angles: Angles::Table, width };
+    let rope_config = RopeConfig {
+        dtypes: (f32, dtype),
+        style: RopeStyle::Neox,
+        angles: Angles::Table,
+        split: false,
+        scaled: false,
+        width,
+    };
     let activated = |activation| ActivationConfig { activation, dtypes: (f32, dtype), width };
     vec![
         entry(norm_config, NormConfig::name, norm::norm),
@@ -65,7 +71,10 @@ fn layers(dtype: Dtype) -> Vec<KernelEntry> {
         width,
         rows: RowPartition::for_chunks(4096 / width),
     };
-    let rope_config = |style, angles| RopeConfig { dtypes: (dtype, dtype), style, angles, width };
+    let rope_config = |style, angles| {
+        let dtypes = (dtype, dtype);
+        RopeConfig { dtypes, style, angles, split: false, scaled: false, width }
+    };
     let merged = |pair| merge::MergeConfig { dtype, width, rows: row_partition(128 / width), pair };
     let to = |cache| AppendConfig {
         dtypes: (dtype, cache),
@@ -93,6 +102,21 @@ fn layers(dtype: Dtype) -> Vec<KernelEntry> {
         named_entry(named("merge_state"), merged(true), merge::merge),
         named_entry(named("merge_states"), merged(false), merge::merge),
     ]
+}
+
+/// Rotations of heads in two parts to e4m3.
+fn quantized_ropes() -> Vec<KernelEntry> {
+    let dtypes = (Dtype::Bf16, Dtype::E4m3);
+    let width = chunk::max_width(&[Dtype::Bf16]);
+    let all = [RopeStyle::Neox, RopeStyle::Interleaved].map(|style| RopeConfig {
+        dtypes,
+        style,
+        angles: Angles::Table,
+        split: true,
+        scaled: true,
+        width,
+    });
+    all.map(|config| entry(config, RopeConfig::name, rope::rope)).into()
 }
 
 /// Layer norms of 4096 elements and of rows that exceed registers, and norms that are quantized to e4m3.

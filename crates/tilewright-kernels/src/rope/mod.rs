@@ -6,7 +6,8 @@
 //! ```
 //!
 //! Shapes: q, q_out `[tokens, qo_heads, head_dim]`, k, k_out `[tokens, kv_heads, head_dim]`, any token and head
-//! strides. q and k share one dtype, q_out and k_out another; each f32, f16 or bf16. Positions are i32 `[tokens]`,
+//! strides. q and k share one dtype, q_out and k_out another; each f32, f16 or bf16, and results also of 8 bits, scaled by a factor
+//! of queries or keys. Elements beyond `rotary_dim` may be in tensors of their own. Positions are i32 `[tokens]`,
 //! not negative; for angles see [`Angles`]. Sizes are launch parameters.
 //!
 //! A thread processes a pair of chunks in each of four heads: it loads or computes its cosines and sines once, and
@@ -48,6 +49,10 @@ pub struct RopeConfig {
     pub style: RopeStyle,
     /// Source of cosines and sines.
     pub angles: Angles,
+    /// Whether elements beyond `rotary_dim` are in tensors of their own.
+    pub split: bool,
+    /// Whether results are multiplied by factors.
+    pub scaled: bool,
     /// Elements per load: 1, or [`chunk::max_width`] of both dtypes.
     pub width: u32,
 }
@@ -75,6 +80,10 @@ pub struct RopeParams {
     pub from: [Strided; 2],
     /// q_out and k_out; may alias q and k.
     pub to: [Strided; 2],
+    /// Elements beyond `rotary_dim` of q, k, q_out and k_out in tensors of their own.
+    pub rest: Option<[Strided; 4]>,
+    /// Factors of q_out and k_out.
+    pub factors: Option<[f32; 2]>,
 }
 
 impl RopeParams {
@@ -84,10 +93,13 @@ impl RopeParams {
         let (from_dtype, to_dtype) = self.dtypes;
         let from = self.from.iter().flat_map(|tensor| tensor.alignment(from_dtype));
         let elements = from.chain(self.to.iter().flat_map(|tensor| tensor.alignment(to_dtype)));
+        let rest = self.rest.iter().flatten().zip([from_dtype, from_dtype, to_dtype, to_dtype]);
+        let elements = elements.chain(rest.flat_map(|(tensor, dtype)| tensor.alignment(dtype)));
         // the rotated part and the rest have two chunks per pair
         let halves = [rotary, dim - rotary].map(|part| if part % 2 == 0 { part / 2 } else { 1 });
         let width = chunk::width(&[from_dtype, to_dtype], elements.chain(halves));
-        RopeConfig { dtypes: self.dtypes, style: self.style, angles: self.angles, width }
+        let (split, scaled) = (self.rest.is_some(), self.factors.is_some());
+        RopeConfig { dtypes: self.dtypes, style: self.style, angles: self.angles, split, scaled, width }
     }
 
     /// Chunk pairs per head: rotated ones, and all processed ones.
@@ -108,6 +120,8 @@ impl RopeParams {
         let mut args = vec![Arg::U64(self.angles_address), Arg::U64(self.positions)];
         args.extend(self.from.iter().chain(&self.to).flat_map(|tensor| tensor.args()));
         args.extend(words.into_iter().map(Arg::U32));
+        args.extend(self.rest.iter().flatten().flat_map(|tensor| tensor.args()));
+        args.extend(self.factors.into_iter().flatten().map(Arg::F32));
         ([x, y, 1], args)
     }
 }
@@ -125,7 +139,9 @@ impl RopeConfig {
         };
         let (from, to) = self.dtypes;
         let to = if to == from { String::new() } else { format!("_to_{to}") };
-        format!("rope_{style}_{angles}_{from}{to}_{}", self.width)
+        let split = if self.split { "_split" } else { "" };
+        let scaled = if self.scaled { "_scaled" } else { "" };
+        format!("rope_{style}_{angles}_{from}{to}_{}{split}{scaled}", self.width)
     }
 }
 
@@ -144,6 +160,11 @@ pub fn rope(name: &str, config: RopeConfig) -> Result<Kernel, Invalid> {
         let [qo_heads, kv_heads, qo_groups, kv_groups] = names.map(|name| k.param::<u32>(name));
         let [dim, rotary, rotated, columns] =
             ["head_dim", "rotary_dim", "rotated", "columns"].map(|name| k.param::<u32>(name));
+        let rest = config.split.then(|| {
+            let from = ["q_rest", "k_rest"].map(|name| StridedRows::param(k, name, from_dtype));
+            (from, ["q_rest_out", "k_rest_out"].map(|name| StridedRows::param(k, name, to_dtype)))
+        });
+        let factors = config.scaled.then(|| ["q_factor", "k_factor"].map(|name| k.param::<f32>(name)));
         let (token, thread_of_token, in_bounds) = TokenPartition::locate(k, (tokens, threads));
         k.when(in_bounds, || {
             let (group, column) = (thread_of_token / columns, thread_of_token % columns);
@@ -158,8 +179,14 @@ pub fn rope(name: &str, config: RopeConfig) -> Result<Kernel, Invalid> {
                 head: queries.select(group, group - qo_groups),
                 head_stride: queries.select(qo_groups, kv_groups),
                 heads: queries.select(qo_heads, kv_heads),
+                factor: factors.map(|[of_q, of_k]| queries.select(of_q, of_k)),
             };
             let (from, to) = (q.or_else(queries, key, from_dtype), q_out.or_else(queries, k_out, to_dtype));
+            let (from, to) = rest.map_or((from, to), |([q, key], [q_out, k_out])| {
+                let is_rotated = column.lt(rotated);
+                let rest = (q.or_else(queries, key, from_dtype), q_out.or_else(queries, k_out, to_dtype));
+                (from.or_else(is_rotated, rest.0, from_dtype), to.or_else(is_rotated, rest.1, to_dtype))
+            });
             // issued first: the angles depend on it
             let position = positions.at(token).load();
             thread.run((from, to), angles, position);
@@ -181,6 +208,8 @@ struct RopeThread<'k> {
     head: Value<'k, u32>,
     head_stride: Value<'k, u32>,
     heads: Value<'k, u32>,
+    /// Multiplies results.
+    factor: Option<Value<'k, f32>>,
 }
 
 impl<'k> RopeThread<'k> {
@@ -194,12 +223,14 @@ impl<'k> RopeThread<'k> {
         let (k, width) = (self.k, self.config.width);
         let is_rotated = self.column.lt(self.rotated);
         let [first, second] = self.chunk_offsets(is_rotated);
+        let (dim, rotary) = self.dims;
+        let limit = if self.config.split { is_rotated.select(rotary, dim - rotary) } else { dim };
         let loaded: Vec<_> = (0..HEADS_PER_THREAD)
             .map(|i| {
                 let head = self.head + self.head_stride * i;
                 let in_bounds = head.lt(self.heads);
                 // at width 1 the copied part may have an odd length
-                let in_bounds = [in_bounds, in_bounds & second.lt(self.dims.0)];
+                let in_bounds = [in_bounds, in_bounds & second.lt(limit)];
                 let (from, to) = (from.row(self.token, head), to.row(self.token, head));
                 let load = |at, in_bounds| from.at(at).load_when(in_bounds, width, Access::Streaming);
                 (in_bounds, to, [load(first, in_bounds[0]), load(second, in_bounds[1])])
@@ -208,9 +239,21 @@ impl<'k> RopeThread<'k> {
         let column = self.column.min(self.rotated - 1);
         let angles = self.angles(angles, position, column);
         for (in_bounds, to, before) in loaded {
-            let after = self.rotate(&before, &angles);
+            let mut after = self.rotate(&before, &angles);
+            if let Some(factor) = self.factor {
+                // selected before the conversion to 8 bits, which takes many registers
+                for (after, before) in after.iter_mut().zip(&before) {
+                    let pairs = after.iter_mut().zip(before.numbers());
+                    pairs.for_each(|(after, before)| *after = is_rotated.select(*after, before) * factor);
+                }
+            }
+            let dtype = self.config.dtypes.1;
+            let after = after.map(|numbers| Chunk::of(dtype, &numbers));
             for (i, place) in [first, second].into_iter().enumerate() {
-                let after = after[i].or_else(is_rotated, &before[i].to(self.config.dtypes.1));
+                let after = match self.factor {
+                    Some(_) => after[i].clone(),
+                    None => after[i].or_else(is_rotated, &before[i].to(dtype)),
+                };
                 k.when(in_bounds[i], || after.store(to.at(place)));
             }
         }
@@ -225,7 +268,8 @@ impl<'k> RopeThread<'k> {
             (RopeStyle::Interleaved, 1) => [adjacent, adjacent + 1],
             _ => [self.column * width, self.column * width + (rotary >> 1)],
         };
-        let beyond = rotary + (self.column - self.rotated) * (2 * width);
+        let beyond = (self.column - self.rotated) * (2 * width);
+        let beyond = if self.config.split { beyond } else { rotary + beyond };
         let copied = [beyond, beyond + width];
         [0, 1].map(|i| is_rotated.select(pair[i], copied[i]))
     }
@@ -259,7 +303,7 @@ impl<'k> RopeThread<'k> {
     }
 
     #[track_caller]
-    fn rotate(&self, before: &[Chunk<'k>; 2], angles: &[[Value<'k, f32>; 2]]) -> [Chunk<'k>; 2] {
+    fn rotate(&self, before: &[Chunk<'k>; 2], angles: &[[Value<'k, f32>; 2]]) -> [Vec<Value<'k, f32>>; 2] {
         let mut numbers = [before[0].numbers(), before[1].numbers()];
         let len = self.config.width as usize;
         for (i, &[cos, sin]) in angles.iter().enumerate() {
@@ -273,6 +317,6 @@ impl<'k> RopeThread<'k> {
             numbers[va][a] = x.mul_add(cos, -(y * sin));
             numbers[vb][b] = y.mul_add(cos, x * sin);
         }
-        numbers.map(|numbers| Chunk::of(self.config.dtypes.1, &numbers))
+        numbers
     }
 }

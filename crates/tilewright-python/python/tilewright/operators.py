@@ -95,6 +95,19 @@ def apply_rope(q, k, positions, rope: "Rope | CosSinCache", *, out: "tuple | Non
     return to_q, to_k
 
 
+def apply_rope_quantized(q, k, positions, rope: "Rope | CosSinCache", out: tuple, *, scales=(1.0, 1.0), rest=None) -> None:
+    """Writes the rotated ``q`` and ``k``, divided by their ``scales``, rounded and saturated, to ``out = (q, k)`` of 8 bits.
+
+    ``rest = (q, k)``: elements beyond the ``rotary_dim`` in tensors of their own ``[tokens, heads, rest_dim]``, which are not
+    rotated; ``out`` then has four tensors."""
+    _core.apply_rope_quantized(queue_of(q), {
+        "from": (q, k, *(rest or ())), "to": out, "scales": [float(scale) for scale in scales],
+        "positions": device_indices(positions),
+        "rope": rope._fields if isinstance(rope, Rope) else None,
+        "cache": rope._core if isinstance(rope, CosSinCache) else None,
+    })
+
+
 def linear(x, weight, bias=None, *, out=None):
     """``x · weightᵀ + bias``: ``x`` ``[rows, in_features]``, ``weight`` ``[out_features, in_features]``."""
     if out is None:

@@ -64,7 +64,8 @@ class _Generator(torch.Generator):
 _COMPILER = (
     "flashinfer.jit", "flashinfer.jit.core", "flashinfer.jit.env", "flashinfer.jit.utils", "flashinfer.jit.attention",
     "flashinfer.jit.attention.variants", "flashinfer.fp4_quantization", "flashinfer.quantization.nvfp4_quantization_utils",
-    "flashinfer.trace", "flashinfer.triton", "flashinfer.triton.cascade", "tests.test_helpers.jit_utils",
+    "flashinfer.trace", "flashinfer.triton", "flashinfer.triton.cascade", "flashinfer.cutile", "flashinfer.cutile.cutile_common",
+    "tests.test_helpers.jit_utils",
 )
 
 

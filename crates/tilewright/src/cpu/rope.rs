@@ -2,13 +2,14 @@
 
 use crate::{
     Cpu, Element, View, ViewMut,
-    rope::{Rope, RopeAngles, RopeRotation, RopeStyle, fill_row},
+    rope::{Rope, RopeAngles, RopeRest, RopeRotation, RopeStyle, fill_row},
     rows::{rows_mut, widen_row},
     tensor::with_computable,
+    with_dtype,
 };
 
 pub(super) fn rope(cpu: &Cpu, operator: RopeRotation<'_>) {
-    let RopeRotation { from, q, k, positions, angles } = operator;
+    let RopeRotation { from, q, k, rest, scales, positions, angles } = operator;
     let (positions, dim) = (positions.host().unwrap_or_default(), angles.rotary_dim());
     let computed = match angles {
         RopeAngles::Computed(rope) => compute_table(cpu, rope, positions),
@@ -19,10 +20,19 @@ pub(super) fn rope(cpu: &Cpu, operator: RopeRotation<'_>) {
         RopeAngles::Table(cache) => cache.row(positions[token] as usize),
     };
     let [q_from, k_from] = from.map_or([None; 2], |from| from.map(Some));
-    for (from, to) in [(q_from, q), (k_from, k)] {
+    let factors = scales.map_or([1.0; 2], |scales| scales.map(|scale| 1.0 / scale));
+    for (from, to, factor) in [(q_from, q, factors[0]), (k_from, k, factors[1])] {
         match from {
-            Some(from) => rotate_to(cpu, from, to, angles.style(), row),
+            Some(from) => copy_scaled(cpu, from, to, factor, |head, token| {
+                let (cosines, sines) = row(token).split_at(dim / 2);
+                rotate_head(&mut head[..dim], angles.style(), cosines, sines);
+            }),
             None => rotate(cpu, to, angles.style(), row),
+        }
+    }
+    if let Some(RopeRest { from, q, k }) = rest {
+        for ((from, to), factor) in from.into_iter().zip([q, k]).zip(factors) {
+            copy_scaled(cpu, from, to, factor, |_, _| {});
         }
     }
 }
@@ -36,22 +46,20 @@ fn compute_table(cpu: &Cpu, rope: &Rope, positions: &[i32]) -> Vec<f32> {
     table
 }
 
-/// Rotates each head of `from` in f32 and writes it to `to`, with the dimensions that are not rotated.
-fn rotate_to<'t>(
+/// Writes each head of `from`, changed by `edit` in f32 and multiplied by `factor`, to `to`.
+fn copy_scaled(
     cpu: &Cpu,
     from: View<'_>,
     to: ViewMut<'_>,
-    style: RopeStyle,
-    angles: impl Fn(usize) -> &'t [f32] + Sync + Send,
+    factor: f32,
+    edit: impl Fn(&mut [f32], usize) + Sync + Send,
 ) {
     let (heads, width) = (to.shape()[1], to.shape()[2]);
-    with_computable!(to.dtype(), To => {
+    with_dtype!(to.dtype(), To => {
         cpu.each_row(rows_mut::<To>(to), width, Vec::new, |head_f32, row, head| {
             widen_row(from, row, head_f32);
-            let angles = angles(row / heads);
-            let (cosines, sines) = angles.split_at(angles.len() / 2);
-            rotate_head(&mut head_f32[..angles.len()], style, cosines, sines);
-            head.iter_mut().zip(&*head_f32).for_each(|(to, &from)| *to = To::from_f32(from));
+            edit(head_f32, row / heads);
+            head.iter_mut().zip(&*head_f32).for_each(|(to, &from)| *to = To::from_f32(from * factor));
         });
     });
 }

@@ -2,7 +2,7 @@
 //!
 //! `q`: `[tokens, qo_heads, head_dim]`, `k`: `[tokens, kv_heads, head_dim]`. A pair `(a, b)` at angle `φ` becomes
 //! `(a·cos φ - b·sin φ, b·cos φ + a·sin φ)`, computed in f32 and rounded once. Elements from `rotary_dim` on are
-//! unchanged.
+//! unchanged. Results of 8 bits are multiplied by `1 / scale` before they are rounded, the unchanged elements too.
 
 mod cache;
 mod frequencies;
@@ -14,10 +14,10 @@ pub use frequencies::{Rope, RopeScaling, RopeStyle};
 pub use positions::Positions;
 
 use crate::{
-    Backend, Error, Operator, Result, View, ViewMut,
+    Backend, Dtype, Error, Operator, Result, View, ViewMut,
     operator::{TensorRef, TensorVisitor, dispatch},
     rows::check_rows,
-    tensor::{Indices, check_computable, check_shape},
+    tensor::{Indices, check_computable, check_dtype, check_shape},
 };
 
 /// The angles of a rotary embedding.
@@ -55,15 +55,31 @@ impl RopeAngles<'_> {
     }
 }
 
+/// The elements of each head beyond `rotary_dim` in tensors of their own, which are copied and rounded like rotated ones.
+#[derive(Debug)]
+pub struct RopeRest<'a> {
+    /// Of queries and keys, `[tokens, heads, head_dim - rotary_dim]`, of the dtypes of [`RopeRotation::from`].
+    pub from: [View<'a>; 2],
+    /// Of the result for queries, with the dtype of [`RopeRotation::q`].
+    pub q: ViewMut<'a>,
+    /// Of the result for keys, with the dtype of [`RopeRotation::k`].
+    pub k: ViewMut<'a>,
+}
+
 /// The arguments of a rotary embedding.
 #[derive(Debug)]
 pub struct RopeRotation<'a> {
     /// The queries and keys to rotate; `None` if they are the content of `q` and `k`.
     pub from: Option<[View<'a>; 2]>,
-    /// The rotated queries, `[tokens, qo_heads, head_dim]` f32, f16 or bf16, with stride 1 along the last axis.
+    /// The rotated queries, `[tokens, qo_heads, head_dim]` f32, f16 or bf16, with stride 1 along the last axis. With scales they
+    /// have 8 bits; with a rest, `head_dim` here is `rotary_dim`.
     pub q: ViewMut<'a>,
     /// The rotated keys, `[tokens, kv_heads, head_dim]`, as `q`.
     pub k: ViewMut<'a>,
+    /// The elements beyond `rotary_dim`, unless they are in `from`, `q` and `k`; only out of place.
+    pub rest: Option<RopeRest<'a>>,
+    /// Divisors of the queries and of the keys, above 0, for results of 8 bits; only out of place.
+    pub scales: Option<[f32; 2]>,
     /// `[tokens]`: the position of each token. The caller guarantees that positions on a device are valid.
     pub positions: Indices<'a>,
     /// The angles of the positions.
@@ -86,10 +102,10 @@ impl<'a> Operator<'a> for RopeRotation<'a> {
         let tokens = check_heads(operator, from, self.angles.rotary_dim())?;
         let out = [("q_out", &self.q), ("k_out", &self.k)];
         for ((argument, to), from) in out.into_iter().zip(self.from.iter().flatten()) {
-            check_shape(operator, argument, (to.shape(), from.shape()), "[tokens, heads, head_dim]")?;
-            check_computable(operator, argument, to.dtype())?;
-            check_rows(operator, argument, (to.shape(), to.strides()))?;
+            check_copy(operator, argument, to, from)?;
+            self.check_result(argument, to.dtype())?;
         }
+        self.check_rest(from)?;
         check_positions(operator, self.positions, tokens, self.angles.max_positions())
     }
 
@@ -100,10 +116,65 @@ impl<'a> Operator<'a> for RopeRotation<'a> {
         }
         visit(q, TensorRef::Output(&mut self.q))?;
         visit(k, TensorRef::Output(&mut self.k))?;
+        if let Some(RopeRest { from: [q_rest, k_rest], q, k }) = &mut self.rest {
+            visit("q_rest", TensorRef::Input(q_rest))?;
+            visit("k_rest", TensorRef::Input(k_rest))?;
+            visit("q_rest_out", TensorRef::Output(q))?;
+            visit("k_rest_out", TensorRef::Output(k))?;
+        }
         visit("positions", TensorRef::Indices(&mut self.positions))
     }
 
     dispatch!(rope);
+}
+
+impl RopeRotation<'_> {
+    /// Rejects an 8-bit result without scales, another one with them, and scales in place or out of range.
+    fn check_result(&self, argument: &str, dtype: Dtype) -> Result<()> {
+        let operator = self.name();
+        let Some(scales) = self.scales else { return check_computable(operator, argument, dtype) };
+        crate::ensure!(dtype.size() == 1, operator, "{argument} is {dtype}, with scales it must have 8 bits");
+        let wrong = scales.iter().find(|scale| !(scale.is_finite() && **scale > 0.0));
+        wrong.map_or(Ok(()), |scale| {
+            Err(Error::new(operator, format!("scale = {scale} is not a finite number above 0")))
+        })
+    }
+
+    fn check_rest(&self, from: [View<'_>; 2]) -> Result<()> {
+        let (operator, out_of_place) = (self.name(), self.from.is_some());
+        crate::ensure!(
+            out_of_place || (self.rest.is_none() && self.scales.is_none()),
+            operator,
+            "a rotation in place has neither scales nor a rest"
+        );
+        let Some(rest) = &self.rest else { return Ok(()) };
+        let (rotary_dim, head_dim) = (self.angles.rotary_dim(), from[0].shape()[2]);
+        let whole = rotary_dim == head_dim;
+        crate::ensure!(
+            whole,
+            operator,
+            "head_dim = {head_dim} beside a rest, expected rotary_dim = {rotary_dim}"
+        );
+        let rest_dim = rest.from[0].shape().last().copied().unwrap_or(0);
+        let names = [("q_rest", "q_rest_out"), ("k_rest", "k_rest_out")];
+        let outputs = [(&rest.q, &self.q), (&rest.k, &self.k)];
+        for (i, ((name, out_name), (out, rotated))) in names.into_iter().zip(outputs).enumerate() {
+            let (x, heads) = (&rest.from[i], from[i].shape());
+            let expected = [heads[0], heads[1], rest_dim];
+            check_shape(operator, name, (x.shape(), &expected), "[tokens, heads, rest_dim]")?;
+            check_dtype(operator, name, x.dtype(), from[i].dtype())?;
+            check_rows(operator, name, (x.shape(), x.strides()))?;
+            check_copy(operator, out_name, out, x)?;
+            check_dtype(operator, out_name, out.dtype(), rotated.dtype())?;
+        }
+        Ok(())
+    }
+}
+
+/// Rejects a result that differs from `from` in shape or has no dense last axis.
+fn check_copy(operator: &'static str, argument: &str, to: &ViewMut<'_>, from: &View<'_>) -> Result<()> {
+    check_shape(operator, argument, (to.shape(), from.shape()), "[tokens, heads, head_dim]")?;
+    check_rows(operator, argument, (to.shape(), to.strides()))
 }
 
 /// Rotates `q` and `k` in place by the angles of their positions, with shapes and dtypes as in [`RopeRotation`].
@@ -157,7 +228,8 @@ fn rotate<B: Backend + ?Sized>(
     angles: RopeAngles<'_>,
 ) -> Result<()> {
     let tokens = q.shape().first().copied().unwrap_or(0);
-    let operator = RopeRotation { from, q, k, positions: Indices::from(&[]), angles };
+    let operator =
+        RopeRotation { from, q, k, rest: None, scales: None, positions: Indices::from(&[]), angles };
     let positions = positions.expand(operator.name(), tokens)?;
     RopeRotation { positions: positions.indices(), ..operator }.run(backend)
 }

@@ -9,8 +9,11 @@ use tilewright::{
     gemm::{SegmentGemm, linear},
     kv::copy_pages,
     norm::{LayerNorm, RmsNorm, fused_add_rmsnorm, rmsnorm, rmsnorm_in_place},
-    rope::{CosSinCache, Positions, Rope, apply_rope, apply_rope_with_cos_sin_cache},
-    tensor::{Buffer, IndexBuffer, copy},
+    rope::{
+        CosSinCache, Positions, Rope, RopeAngles, RopeRest, RopeRotation, apply_rope,
+        apply_rope_with_cos_sin_cache,
+    },
+    tensor::{Buffer, DeviceMemory, IndexBuffer, copy},
 };
 
 const ROWS: [usize; 2] = [2, 16];
@@ -68,6 +71,21 @@ fn rotary_embedding() {
     judge!("rope.apply", ["positions", "q", "k"], |gpu, [at, q, k]| {
         let at = Positions::Indices(at.indices(0, 2)?);
         apply_rope(gpu, view_mut(q, &heads), view_mut(k, &heads), at, &rope)
+    });
+    let names = ["q", "k", "q_out", "k_out", "q_rest", "k_rest", "q_rest_out", "k_rest_out", "positions"];
+    judge!("rope.rotate", names, |gpu, [q, k, q_out, k_out, q_rest, k_rest, q_rest_out, k_rest_out, at]| {
+        let eight_bits = |memory: &mut DeviceMemory| memory.view_mut(Dtype::E4m3, 0, &heads);
+        let from = [view(q_rest, &heads), view(k_rest, &heads)];
+        RopeRotation {
+            from: Some([view(q, &heads), view(k, &heads)]),
+            q: eight_bits(q_out)?,
+            k: eight_bits(k_out)?,
+            rest: Some(RopeRest { from, q: eight_bits(q_rest_out)?, k: eight_bits(k_rest_out)? }),
+            scales: Some([1.0, 2.0]),
+            positions: at.indices(0, 2)?,
+            angles: RopeAngles::Computed(&rope),
+        }
+        .run(gpu)
     });
     judge!("rope.apply_with_cos_sin_cache", ["positions", "q", "k"], |gpu, [at, q, k]| {
         let at = Positions::Indices(at.indices(0, 2)?);

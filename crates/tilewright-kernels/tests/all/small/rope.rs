@@ -5,7 +5,10 @@ use crate::real::{Real, assert_near, noise, wide};
 use half::{bf16, f16};
 use tilewright::{
     Dtype,
-    reference::rope::{frequency, rotate},
+    reference::{
+        quant::{decode, quantize},
+        rope::{frequency, rotate},
+    },
     rope::{CosSinCache, Rope as Embedding, RopeStyle},
 };
 use tilewright_kernels::{
@@ -121,6 +124,8 @@ fn run<T: Real, To: Real>(case: RopeCase, tokens: usize, seed: u64) {
         dims: case.dims,
         from,
         to,
+        rest: None,
+        factors: None,
     };
     let what = format!("{case:?}, {tokens} tokens of {} to {}", T::PTX, To::PTX);
     launch(&what, call, seed, &mut memory);
@@ -147,6 +152,76 @@ fn run<T: Real, To: Real>(case: RopeCase, tokens: usize, seed: u64) {
 }
 
 #[test]
+fn results_of_8_bits_are_scaled() {
+    for style in [RopeStyle::Neox, RopeStyle::Interleaved] {
+        for (dims, split) in [([64, 64], false), ([96, 32], false), ([96, 32], true), ([13, 6], true)] {
+            quantize_heads(
+                RopeCase { heads: [5, 2], dims, style, angles: Angles::Table, in_place: false },
+                split,
+            );
+        }
+    }
+}
+
+/// Dense heads of bf16 to dense ones of e4m3; with `split` the elements beyond `rotary_dim` are in tensors of their own.
+fn quantize_heads(case: RopeCase, split: bool) {
+    const TOKENS: usize = 3;
+    let (mut memory, factors, positions) = (Memory::new(), [4.0_f32, 50.0], [7, 0, 49]);
+    let [dim, rotary] = case.dims.map(|dim| dim as usize);
+    let part = if split { rotary } else { dim };
+    let heads = case.heads.map(|heads| heads as usize);
+    let mut place = |heads: usize, width: usize, bytes: &[u8]| Strided {
+        address: memory.alloc_bytes(bytes),
+        strides: [heads * width, width].map(|stride| stride as u64),
+    };
+    let x = [0, 1].map(|i| noise::<bf16>(TOKENS * heads[i] * dim, 9 + i as u64));
+    let columns = |i: usize, columns: std::ops::Range<usize>| -> Vec<u8> {
+        let of = |head: &[bf16]| {
+            head[columns.clone()].iter().flat_map(|x| x.to_bits().to_le_bytes()).collect::<Vec<_>>()
+        };
+        x[i].chunks(dim).flat_map(of).collect()
+    };
+    let from = [0, 1].map(|i| place(heads[i], part, &columns(i, 0..part)));
+    let to = [0, 1].map(|i| place(heads[i], part, &vec![0; TOKENS * heads[i] * part]));
+    let rest = dim - rotary;
+    let rest_from = [0, 1].map(|i| place(heads[i], rest, &columns(i, rotary..dim)));
+    let rest_to = [0, 1].map(|i| place(heads[i], rest, &vec![0; TOKENS * heads[i] * rest]));
+    let call = RopeParams {
+        dtypes: (Dtype::Bf16, Dtype::E4m3),
+        style: case.style,
+        angles: case.angles,
+        angles_address: angles(case, &mut memory),
+        positions: memory.alloc_from(&positions),
+        tokens: TOKENS as u32,
+        heads: case.heads,
+        dims: case.dims,
+        from,
+        to,
+        rest: split.then_some([rest_from[0], rest_from[1], rest_to[0], rest_to[1]]),
+        factors: Some(factors),
+    };
+    launch("8 bits", call, 0, &mut memory);
+    for (i, row) in [0, 1].into_iter().flat_map(|i| (0..TOKENS * heads[i]).map(move |row| (i, row))) {
+        let read = |at: Strided, width: usize| {
+            let mut bytes = vec![0; width];
+            memory.copy_to(at.address + (row * width) as u64, &mut bytes).expect("a head");
+            bytes
+        };
+        let mut found = read(to[i], part);
+        if split {
+            found.extend(read(rest_to[i], rest));
+        }
+        let expected = rotated(case, &wide(&x[i][row * dim..][..dim]), positions[row / heads[i]]);
+        for (column, (&found, expected)) in found.iter().zip(expected).enumerate() {
+            let bound = |error: f64| quantize(Dtype::E4m3, (expected + error) * f64::from(factors[i]));
+            let (low, high, found) = (bound(-1e-6), bound(1e-6), decode(Dtype::E4m3, found));
+            let what = format!("{case:?} {split}: tensor {i}, row {row}, element {column}");
+            assert!((low..=high).contains(&found), "{what} is {found}, expected {low} to {high}");
+        }
+    }
+}
+
+#[test]
 fn angles_of_far_positions_are_exact() {
     let case = RopeCase {
         heads: [1, 0],
@@ -169,6 +244,8 @@ fn angles_of_far_positions_are_exact() {
         dims: case.dims,
         from: [at; 2],
         to: [at; 2],
+        rest: None,
+        factors: None,
     };
     launch("far positions", call, 0, &mut memory);
     let found: Vec<f32> = memory.read(at.address, x.len()).expect("tokens");
@@ -205,6 +282,8 @@ fn offsets_have_64_bits() {
         dims: case.dims,
         from: [rows; 2],
         to: [rows; 2],
+        rest: None,
+        factors: None,
     };
     launch("far tokens", call, 0, &mut memory);
     for (token, (at, position)) in tokens.iter().zip(at.into_iter().zip([7, 9, 4])) {

@@ -77,6 +77,9 @@ from .rope import (
     apply_rope_pos_ids_inplace,
     apply_rope_with_cos_sin_cache,
     apply_rope_with_cos_sin_cache_inplace,
+    mla_rope_quantize_fp8,
+    rope_quantize_fp8,
+    rope_quantize_fp8_append_paged_kv_cache,
 )
 from .sampling import (
     chain_speculative_sampling,

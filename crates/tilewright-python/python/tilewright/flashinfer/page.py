@@ -12,30 +12,32 @@ from ._refuse import check_layout
 
 def append_paged_kv_cache(
     append_key, append_value, batch_indices, positions, paged_kv_cache, kv_indices, kv_indptr, kv_last_page_len,
-    kv_layout="NHD",
+    kv_layout="NHD", *, v_scale=None,
 ):
-    """Writes new keys and values ``[nnz, num_kv_heads, head_dim]`` to the pages of their positions.
+    """Writes new keys and values ``[nnz, num_kv_heads, head_dim]`` to the pages of their positions. ``v_scale`` divides values.
 
     If one of the arrays is on a GPU, the kernel reads all of them there, and skips a token without a page in the cache."""
     check_layout("append_paged_kv_cache", kv_layout)
     if is_compiling():
         k_cache, v_cache = paged_kv_cache if isinstance(paged_kv_cache, (tuple, list)) else (paged_kv_cache, None)
         _append(append_key, append_value, batch_indices, positions, k_cache, v_cache, kv_indices, kv_indptr, kv_last_page_len,
-                kv_layout)
+                kv_layout, v_scale)
         return
     k_cache, v_cache = split_cache("append_paged_kv_cache", paged_kv_cache, kv_layout)
     page_size = k_cache.shape[1 if kv_layout == "NHD" else 2]
     table = _table(batch_indices, positions, kv_indptr, kv_indices, kv_last_page_len, page_size)
-    cache.append_paged_kv_cache(append_key, append_value, batch_indices, positions, k_cache, v_cache, table, layout=kv_layout)
+    cache.append_paged_kv_cache(append_key, append_value, batch_indices, positions, k_cache, v_cache, table, layout=kv_layout,
+                                v_scale=v_scale)
 
 
 @operator("append_paged_kv_cache(Tensor append_key, Tensor append_value, Tensor batch_indices, Tensor positions, "
-          "Tensor(a!) k_cache, Tensor(b!)? v_cache, Tensor kv_indices, Tensor kv_indptr, Tensor kv_last_page_len, str kv_layout)")
+          "Tensor(a!) k_cache, Tensor(b!)? v_cache, Tensor kv_indices, Tensor kv_indptr, Tensor kv_last_page_len, str kv_layout, "
+          "float? v_scale)")
 def _append(append_key, append_value, batch_indices, positions, k_cache, v_cache, kv_indices, kv_indptr, kv_last_page_len,
-            kv_layout):
+            kv_layout, v_scale):
     cache = k_cache if v_cache is None else (k_cache, v_cache)
     append_paged_kv_cache(append_key, append_value, batch_indices, positions, cache, kv_indices, kv_indptr, kv_last_page_len,
-                          kv_layout)
+                          kv_layout, v_scale=v_scale)
 
 
 def append_paged_mla_kv_cache(

@@ -7,6 +7,8 @@ from .._core import Error
 from ..operators import CosSinCache, Rope
 from ._compiled import is_compiling, operator
 from ._pages import host_array, requests_of
+from ._refuse import check_choice
+from .page import append_paged_kv_cache, append_paged_mla_kv_cache
 
 #: Tables kept for reuse; engines have one or two.
 _LIMIT = 16
@@ -169,3 +171,98 @@ def apply_rope_with_cos_sin_cache(positions, query, key, head_size, cos_sin_cach
     """:func:`apply_rope_with_cos_sin_cache_inplace` into new tensors, which it returns."""
     q, k = _apply(_heads(query, head_size), _heads(key, head_size), positions, (cos_sin_cache, is_neox), False)
     return q.view(query.shape), k.view(key.shape)
+
+
+def _quantize(q_rope, k_rope, q_nope, k_nope, table, pos_ids, is_neox, scales, q_rope_out, k_rope_out, q_nope_out, k_nope_out):
+    outputs = q_rope_out, k_rope_out, q_nope_out, k_nope_out
+    # parts of one tensor on the host share its memory: they are written through tensors of their own
+    dense = [out if out.is_cuda or out.is_contiguous() else torch.empty(out.shape, dtype=out.dtype) for out in outputs]
+    q, k, q_rest, k_rest = (_with_heads(x) for x in (q_rope, k_rope, q_nope, k_nope))
+    split = q_rest.shape[-1] > 0 or k_rest.shape[-1] > 0
+    to = [_with_heads(out) for out in dense]
+    operators.apply_rope_quantized(q, k, pos_ids, _table(table, is_neox), to if split else to[:2],
+                                   scales=[1 / scale for scale in scales], rest=(q_rest, k_rest) if split else None)
+    for out, written in zip(outputs, dense):
+        if out is not written:
+            out.copy_(written)
+
+
+_rope_quantize = operator(
+    "rope_quantize(Tensor q_rope, Tensor k_rope, Tensor q_nope, Tensor k_nope, Tensor table, Tensor pos_ids, bool is_neox, "
+    "float[] scales, Tensor(a!) q_rope_out, Tensor(b!) k_rope_out, Tensor(c!) q_nope_out, Tensor(d!) k_nope_out)"
+)(_quantize)
+
+
+def _with_heads(x):
+    return x.unsqueeze(1) if x.dim() == 2 else x
+
+
+def _or_empty(rest, x):
+    return x[..., :0] if rest is None else rest
+
+
+def _quantized_dtype(dtype, *outputs):
+    """The dtype that the caller passed, of its outputs, or e4m3."""
+    return dtype or next((out.dtype for out in outputs if out is not None), torch.float8_e4m3fn)
+
+
+def _or_new(out, x, dtype):
+    return torch.empty(x.shape, dtype=dtype, device=x.device) if out is None else out
+
+
+def rope_quantize_fp8(
+    q_rope, k_rope, q_nope, k_nope, cos_sin_cache, pos_ids, is_neox=True, quantize_dtype=None, quant_scale_q=1.0,
+    quant_scale_kv=1.0, q_rope_out=None, k_rope_out=None, q_nope_out=None, k_nope_out=None, enable_pdl=False, backend="cuda",
+):
+    """Rotates ``q_rope`` ``[nnz, num_qo_heads, rope_dim]`` and ``k_rope``, multiplies them and the elements that are not rotated
+    by ``quant_scale_q`` and ``quant_scale_kv``, and rounds them to 8 bits. Keys have three axes, or two for one latent head.
+    Returns the four outputs."""
+    check_choice("rope_quantize_fp8", "backend", backend, ("cuda", "cutile"))
+    outputs = q_rope_out, k_rope_out, q_nope_out, k_nope_out
+    dtype = _quantized_dtype(quantize_dtype, *outputs)
+    sources = q_rope, k_rope, _or_empty(q_nope, q_rope), _or_empty(k_nope, k_rope)
+    outputs = tuple(_or_new(out, x, dtype) for out, x in zip(outputs, sources))
+    scales = [float(quant_scale_q), float(quant_scale_kv)]
+    quantize = _rope_quantize if is_compiling() else _quantize
+    quantize(*sources, cos_sin_cache, pos_ids, is_neox, scales, *outputs)
+    return outputs
+
+
+def mla_rope_quantize_fp8(
+    q_rope, k_rope, q_nope, k_nope, cos_sin_cache, pos_ids, is_neox=True, quantize_dtype=None, quant_scale_q=1.0,
+    quant_scale_kv=1.0, q_rope_out=None, k_rope_out=None, q_nope_out=None, k_nope_out=None, enable_pdl=False,
+):
+    """:func:`rope_quantize_fp8` with keys ``[nnz, rope_dim]`` and ``[nnz, no_rope_dim]`` of one latent head."""
+    return rope_quantize_fp8(q_rope, k_rope, q_nope, k_nope, cos_sin_cache, pos_ids, is_neox, quantize_dtype, quant_scale_q,
+                             quant_scale_kv, q_rope_out, k_rope_out, q_nope_out, k_nope_out, enable_pdl)
+
+
+def rope_quantize_fp8_append_paged_kv_cache(
+    q_rope, k_rope, q_nope, k_nope, v, cos_sin_cache, pos_ids, paged_kv_cache, kv_indices, kv_indptr, batch_indices, positions,
+    is_neox=True, quantize_dtype=None, quant_scale_q=1.0, quant_scale_kv=1.0, page_size=16, kv_layout="NHD", q_rope_out=None,
+    q_nope_out=None, enable_pdl=False,
+):
+    """:func:`rope_quantize_fp8`, then appends keys and ``v`` to the pages of their positions: to ``(k_cache, v_cache)``, or for one
+    latent head, without ``v``, to ``(ckv_cache, kpe_cache)``. Returns ``q_rope_out`` and ``q_nope_out``."""
+    name, latent = "rope_quantize_fp8_append_paged_kv_cache", k_rope.dim() == 2
+    if latent != (v is None):
+        raise Error(f"flashinfer.{name}: v is {'a tensor beside one latent head' if latent else 'None'}, expected "
+                    f"{'None' if latent else 'a tensor'}")
+    dtype = _quantized_dtype(quantize_dtype, q_rope_out, q_nope_out)
+    for one in paged_kv_cache:
+        if one.dtype != dtype:
+            raise Error(f"flashinfer.{name}: paged_kv_cache is {one.dtype}, expected {dtype}")
+    k_nope, rotated = _or_empty(k_nope, k_rope), k_rope.shape[-1]
+    k = torch.empty((*k_rope.shape[:-1], rotated + k_nope.shape[-1]), dtype=dtype, device=k_rope.device)
+    kpe, ckv = k[..., :rotated], k[..., rotated:]
+    q_rope_out, _, q_nope_out, _ = rope_quantize_fp8(
+        q_rope, k_rope, q_nope, k_nope, cos_sin_cache, pos_ids, is_neox, dtype, quant_scale_q, quant_scale_kv, q_rope_out, kpe,
+        q_nope_out, ckv)
+    last_page_len = torch.full_like(kv_indptr[1:], page_size)
+    table = kv_indices, kv_indptr, last_page_len
+    if latent:
+        append_paged_mla_kv_cache(ckv, kpe, batch_indices, positions, *paged_kv_cache, *table)
+    else:
+        append_paged_kv_cache(k, v, batch_indices, positions, tuple(paged_kv_cache), *table, kv_layout,
+                              v_scale=1 / float(quant_scale_kv))
+    return q_rope_out, q_nope_out

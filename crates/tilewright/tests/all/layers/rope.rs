@@ -2,12 +2,13 @@
 
 use crate::arrays::{Array, DTYPES, F32_UNIT, Layout};
 use tilewright::{
-    Backend, Cpu, Dtype, Result,
+    Backend, Cpu, Dtype, Operator, Result,
     reference::rope::{frequency, llama31_frequency, rotate},
     rope::{
-        CosSinCache, Positions, Rope, RopeScaling, RopeStyle, apply_rope, apply_rope_with_cos_sin_cache,
-        rotate_with_cos_sin_cache,
+        CosSinCache, Positions, Rope, RopeAngles, RopeRest, RopeRotation, RopeScaling, RopeStyle, apply_rope,
+        apply_rope_with_cos_sin_cache, rotate_with_cos_sin_cache,
     },
+    tensor::Indices,
 };
 
 const STYLES: [RopeStyle; 2] = [RopeStyle::Neox, RopeStyle::Interleaved];
@@ -95,6 +96,68 @@ fn rotation_to_other_tensors_rounds_once<B: Backend>(backends: &[B]) {
                 apply_rope_with_cos_sin_cache(backend, q_view, k_view, positions, &cache).unwrap();
                 assert_eq!((q_out.values(), k_out.values()), (q.values(), k.values()), "{shape:?} {style:?}");
             }
+        }
+    }
+}
+
+/// Queries and keys in 8 bits with a scale each, whole heads or rotated and other elements in tensors of their own.
+fn rotation_to_8_bits_rounds_once<B: Backend>(backends: &[B]) {
+    const DIMS: [[usize; 2]; 5] = [[4, 0], [16, 16], [64, 32], [8, 3], [6, 10]];
+    for (backend, dtype) in backends.iter().flat_map(|backend| DTYPES.map(|dtype| (backend, dtype))) {
+        for (to, dims) in
+            [Dtype::E4m3, Dtype::E5m2, Dtype::I8].iter().flat_map(|to| DIMS.map(|dims| (*to, dims)))
+        {
+            for (style, split) in STYLES.iter().flat_map(|style| [(*style, false), (*style, true)]) {
+                check_quantized(backend, (dtype, to), dims, (style, split));
+            }
+        }
+    }
+}
+
+fn check_quantized<B: Backend>(
+    backend: &B,
+    (dtype, to): (Dtype, Dtype),
+    [rotary_dim, rest_dim]: [usize; 2],
+    (style, split): (RopeStyle, bool),
+) {
+    let (ids, scales) = ([3, 0, 40], [0.01_f32, 3.0]);
+    let rope = Rope::new(rotary_dim, 10_000.0).unwrap().with_style(style);
+    let cache = CosSinCache::new(&rope, 41).unwrap();
+    let layouts = if to == Dtype::I8 { [Layout::Dense; 2] } else { [Layout::Padded, Layout::HeadsFirst] };
+    let shape = |heads, dim| [3, heads, dim];
+    let whole = rotary_dim + if split { 0 } else { rest_dim };
+    let heads = [5, 2];
+    let x = [0, 1].map(|i| Array::random(dtype, &shape(heads[i], whole), layouts[i], i as u64));
+    let rests =
+        [0, 1].map(|i| Array::random(dtype, &shape(heads[i], rest_dim), layouts[1 - i], 2 + i as u64));
+    let [mut q, mut k] = [0, 1].map(|i| Array::zeros(to, &shape(heads[i], whole), layouts[1 - i]));
+    let [mut q_rest, mut k_rest] = [0, 1].map(|i| Array::zeros(to, &shape(heads[i], rest_dim), layouts[i]));
+    let rest =
+        RopeRest { from: rests.each_ref().map(Array::view), q: q_rest.view_mut(), k: k_rest.view_mut() };
+    RopeRotation {
+        from: Some(x.each_ref().map(Array::view)),
+        q: q.view_mut(),
+        k: k.view_mut(),
+        rest: split.then_some(rest),
+        scales: Some(scales),
+        positions: Indices::from(&ids),
+        angles: RopeAngles::Table(&cache),
+    }
+    .run(backend)
+    .unwrap();
+    let frequencies = unscaled_frequencies(rotary_dim, 10_000.0);
+    for (i, (out, rest_out)) in [(&q, &q_rest), (&k, &k_rest)].into_iter().enumerate() {
+        let (scale, what) =
+            (f64::from(scales[i]), format!("{dtype} to {to} {rotary_dim}+{rest_dim} {style:?} {split} {i}"));
+        let (values, slack) = (x[i].values(), |_| 2.0 * 6.0 * 8.0 * F32_UNIT / scale);
+        let rotated = values.chunks(whole).enumerate().flat_map(|(row, head)| {
+            let angles: Vec<f64> = frequencies.iter().map(|f| f64::from(ids[row / heads[i]]) * f).collect();
+            rotate(head, &angles, style)
+        });
+        out.assert_quantized(&rotated.map(|x| x / scale).collect::<Vec<_>>(), slack, &what);
+        if split {
+            let expected: Vec<f64> = rests[i].values().iter().map(|x| x / scale).collect();
+            rest_out.assert_quantized(&expected, slack, &format!("{what}: rest"));
         }
     }
 }
@@ -309,6 +372,7 @@ fn tokens_are_batch_and_thread_invariant() {
 crate::judge_backends!(
     rotation_matches_the_oracle,
     rotation_to_other_tensors_rounds_once,
+    rotation_to_8_bits_rounds_once,
     queries_and_keys_may_differ,
     elements_beyond_rotary_dim_keep_their_bits,
     far_positions_are_as_accurate_as_near_ones,
@@ -396,4 +460,46 @@ fn refusals_of_calls_name_what_is_wrong() {
     let text = to(&[1, 1, 8], &[8, 9]);
     let expected = format!("expected [tokens, heads, head_dim] = {shape:?}");
     assert_eq!(text, format!("rope.rotate_with_cos_sin_cache: k_out has shape [1, 1, 8], {expected}"));
+}
+
+#[test]
+fn refusals_of_rests_and_scales_name_what_is_wrong() {
+    let cpu = Cpu::with_threads(1).unwrap();
+    let cache = CosSinCache::new(&Rope::new(4, 10_000.0).unwrap(), 8).unwrap();
+    let of = |dtype, dim| Array::zeros(dtype, &[1, 1, dim], Layout::Dense);
+    let refuse = |to, scales, dim, rest: Option<(Array, Array)>| {
+        let (from, [mut q, mut k]) = (of(Dtype::F16, dim), [of(to, dim), of(to, dim)]);
+        let mut rests = rest.map(|(from, to)| (from, to.clone(), to));
+        let rest = rests.as_mut().map(|(from, q, k)| RopeRest {
+            from: [from.view(); 2],
+            q: q.view_mut(),
+            k: k.view_mut(),
+        });
+        let (q, k, positions) = (q.view_mut(), k.view_mut(), Indices::from(&[1]));
+        let from = Some([from.view(); 2]);
+        let rotation =
+            RopeRotation { from, q, k, rest, scales, positions, angles: RopeAngles::Table(&cache) };
+        let text = rotation.run(&cpu).unwrap_err().to_string();
+        text.strip_prefix("rope.rotate_with_cos_sin_cache: ").expect("the operator").to_owned()
+    };
+    let (f16, e4m3, one) = (Dtype::F16, Dtype::E4m3, Some([1.0, 1.0]));
+    assert_eq!(refuse(e4m3, None, 4, None), "q_out is e4m3, expected f32, f16 or bf16");
+    assert_eq!(refuse(f16, one, 4, None), "q_out is f16, with scales it must have 8 bits");
+    assert_eq!(refuse(e4m3, Some([1.0, 0.0]), 4, None), "scale = 0 is not a finite number above 0");
+    let rest = |from, to| Some((from, to));
+    let text = refuse(e4m3, one, 6, rest(of(f16, 2), of(e4m3, 2)));
+    assert_eq!(text, "head_dim = 6 beside a rest, expected rotary_dim = 4");
+    let text = refuse(e4m3, one, 4, rest(of(Dtype::Bf16, 2), of(e4m3, 2)));
+    assert_eq!(text, "q_rest is bf16, expected f16");
+    let text = refuse(e4m3, one, 4, rest(of(f16, 2), of(Dtype::E5m2, 2)));
+    assert_eq!(text, "q_rest_out is e5m2, expected e4m3");
+    let text = refuse(e4m3, one, 4, rest(of(f16, 2), of(e4m3, 3)));
+    assert_eq!(text, "q_rest_out has shape [1, 1, 3], expected [tokens, heads, head_dim] = [1, 1, 2]");
+    let mut both = [of(Dtype::F16, 4), of(Dtype::F16, 4)];
+    let [q, k] = both.each_mut().map(Array::view_mut);
+    let angles = RopeAngles::Table(&cache);
+    let in_place =
+        RopeRotation { from: None, q, k, rest: None, scales: one, positions: Indices::from(&[1]), angles };
+    let text = in_place.run(&cpu).unwrap_err().to_string();
+    assert_eq!(text, "rope.apply_with_cos_sin_cache: a rotation in place has neither scales nor a rest");
 }
