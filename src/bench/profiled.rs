@@ -21,7 +21,7 @@ use tilewright::{
     rope::RopeRotation,
     sampling::{
         ChainVerification, LogitsEditing, LogprobQuery, SamplingDistribution, ScoreFilter, TensorChain,
-        TensorDistribution, TensorSampling, TensorTopKMask, TokenSampling, TopKSelection,
+        TensorDistribution, TensorSampling, TensorTopKMask, TokenSampling, TopKSelection, TopKTransform,
     },
     tensor::{Buffer, IndexBuffer},
 };
@@ -120,6 +120,7 @@ describe_by_tensors!(
     TensorDistribution,
     LogitsEditing,
     TopKSelection,
+    TopKTransform,
     LogprobQuery,
     ChainVerification,
     TensorChain,

@@ -54,6 +54,7 @@ macro_rules! for_each_operator {
             top_k_mask_tensors: sampling, TensorTopKMask;
             edit_logits: sampling, LogitsEditing;
             top_k: sampling, TopKSelection;
+            top_k_transform: sampling, TopKTransform;
             logprobs: sampling, LogprobQuery;
             chain_speculative_sampling: sampling, ChainVerification;
             chain_tensors: sampling, TensorChain;

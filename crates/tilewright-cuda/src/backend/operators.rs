@@ -20,7 +20,7 @@ use tilewright::{
     rope::RopeRotation,
     sampling::{
         ChainVerification, LogitsEditing, LogprobQuery, SamplingDistribution, ScoreFilter, TensorChain,
-        TensorDistribution, TensorSampling, TensorTopKMask, TokenSampling, TopKSelection,
+        TensorDistribution, TensorSampling, TensorTopKMask, TokenSampling, TopKSelection, TopKTransform,
     },
     tensor::{Buffer, DeviceMemory, IndexBuffer},
 };
@@ -150,6 +150,7 @@ impl<M: Machine> Backend for Gpu<M> {
         top_k_mask_tensors: TensorTopKMask => sampling::top_k_mask_tensors,
         edit_logits: LogitsEditing => sampling::edit_logits,
         top_k: TopKSelection => sampling::top_k,
+        top_k_transform: TopKTransform => sampling::top_k_transform,
         logprobs: LogprobQuery => sampling::logprobs,
         chain_tensors: TensorChain => sampling::chain_tensors,
         chain_speculative_sampling: ChainVerification => sampling::chain_speculative_sampling,

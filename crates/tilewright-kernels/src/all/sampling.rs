@@ -31,6 +31,7 @@ pub(super) fn all() -> Vec<KernelEntry> {
             sampling::distribution::<f32, f16>(name, probs)
         }),
         entry_with(named("top_k_bf16_512"), ALL, |name| sampling::top_k::<bf16>(name, 512)),
+        entry_with(named("top_k_transform_f32_512"), ALL, |name| sampling::top_k_transform::<f32>(name, 512)),
         entry_with(named("top_k_mask_f32_128"), ALL, |name| sampling::top_k_mask::<f32>(name, 128)),
         entry_with(named("logprobs_bf16_512"), ALL, |name| sampling::logprobs::<bf16>(name, 512)),
         entry_with(named("chain_logits_f32_bf16_512"), ALL, move |name| {

@@ -7,7 +7,7 @@
 //! | | |
 //! |---|---|
 //! | [`sample()`], [`distribution()`] | temperature, top-k, top-p, min-p; a token, or all probabilities |
-//! | [`top_k()`], [`top_k_mask`], [`logprobs()`] | largest elements with their indices; ranks |
+//! | [`top_k()`], [`top_k_mask`], [`top_k_transform`], [`logprobs()`] | largest elements with their indices; ranks |
 //! | [`chain()`] | verification of chains of drafted tokens |
 //! | [`mask_tokens`], [`penalise`], [`add_bias`] | in-place edits of logits |
 //!
@@ -59,7 +59,7 @@ pub use mass::{Number, mass_bits};
 pub use request::{JOINT, ParamSource, REQUEST_WORDS, RequestSources, request_flags, request_words};
 pub use row_stats::{EMPTY, INVALID_VALUE, NO_ROW, ROW_OUTCOME_WORDS, RowKind, VALID};
 pub use sample::{RowCtas, SampleConfig, SampleParams, cta_threads, sample};
-pub use top_k::{LAST_FIRST, SORTED, top_k, top_k_mask};
+pub use top_k::{LAST_FIRST, SORTED, top_k, top_k_mask, top_k_transform};
 
 use tilewright_ptx::verify::Invalid;
 

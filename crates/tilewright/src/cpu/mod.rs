@@ -38,7 +38,7 @@ use crate::{
     rope::RopeRotation,
     sampling::{
         ChainVerification, LogitsEditing, LogprobQuery, SamplingDistribution, ScoreFilter, TensorChain,
-        TensorDistribution, TensorSampling, TensorTopKMask, TokenSampling, TopKSelection,
+        TensorDistribution, TensorSampling, TensorTopKMask, TokenSampling, TopKSelection, TopKTransform,
     },
 };
 use simd::team::Team;
@@ -186,6 +186,7 @@ impl Backend for Cpu {
         top_k_mask_tensors: TensorTopKMask => sampling::top_k_mask_tensors,
         edit_logits: LogitsEditing => sampling::edit::run,
         top_k: TopKSelection => sampling::top_k::run,
+        top_k_transform: TopKTransform => sampling::top_k::transform,
         logprobs: LogprobQuery => sampling::logprobs::run,
         chain_speculative_sampling: ChainVerification => sampling::speculative::run,
         chain_tensors: TensorChain => sampling::speculative::run_tensors,

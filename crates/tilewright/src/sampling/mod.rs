@@ -26,6 +26,7 @@ mod tensor_chain;
 mod tensor_params;
 mod tensor_sampling;
 mod top_k;
+mod top_k_transform;
 
 pub use draw::{
     Sampled, SamplingDistribution, Scores, TokenSampling, distribution, sample, sampling_from_probs,
@@ -42,3 +43,4 @@ pub use tensor_chain::TensorChain;
 pub use tensor_params::{TensorParam, TensorParams};
 pub use tensor_sampling::{TensorDistribution, TensorSampling, TensorTopKMask};
 pub use top_k::{TieBreak, TopK, TopKSelection, top_k};
+pub use top_k_transform::{IndexMapping, PageMapping, TopKTransform};

@@ -15,7 +15,7 @@ pub(super) use edit::edit_logits;
 pub(super) use logprobs::logprobs;
 pub(super) use sample::{sample, sample_tensors};
 pub(super) use speculative::{chain_speculative_sampling, chain_tensors};
-pub(super) use top_k::{top_k, top_k_mask_tensors};
+pub(super) use top_k::{top_k, top_k_mask_tensors, top_k_transform};
 
 use super::Gpu;
 use crate::machine::Machine;

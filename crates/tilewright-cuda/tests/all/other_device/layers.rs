@@ -2,7 +2,7 @@
 
 use super::{simulated, view, view_mut, zeros};
 use tilewright::{
-    Backend, Dtype, Operator,
+    Backend, Dtype, Operator, Result, ViewMut,
     activation::silu_and_mul,
     attention::{BitOrder, packbits_on_device},
     gather::gather_rows,
@@ -18,6 +18,10 @@ use tilewright::{
 
 const ROWS: [usize; 2] = [2, 16];
 
+fn eight_bits<'a>(memory: &'a mut DeviceMemory, shape: &[usize]) -> Result<ViewMut<'a>> {
+    memory.view_mut(Dtype::E4m3, 0, shape)
+}
+
 #[test]
 fn norms_and_activations() {
     judge!("norm.rmsnorm", ["x", "out", "weight"], |gpu, [x, out, weight]| {
@@ -31,7 +35,7 @@ fn norms_and_activations() {
     });
     judge!("norm.rmsnorm", ["x", "out", "weight", "scale"], |gpu, [x, out, weight, scale]| {
         let (x, weight, scale) = (view(x, &ROWS), view(weight, &[16]).into(), Some(view(scale, &[1])));
-        let out = out.view_mut(Dtype::E4m3, 0, &ROWS)?;
+        let out = eight_bits(out, &ROWS)?;
         RmsNorm { x: Some(x), residual: None, weight, eps: 1e-6, scale, out }.run(gpu)
     });
     judge!(
@@ -39,7 +43,7 @@ fn norms_and_activations() {
         ["x", "weight", "bias", "scale", "out"],
         |gpu, [x, weight, bias, scale, out]| {
             let (x, weight, bias) = (view(x, &ROWS), view(weight, &[16]).into(), view(bias, &[16]));
-            let (scale, out) = (Some(view(scale, &[1])), out.view_mut(Dtype::E4m3, 0, &ROWS)?);
+            let (scale, out) = (Some(view(scale, &[1])), eight_bits(out, &ROWS)?);
             LayerNorm { x, weight, bias, eps: 1e-6, scale, out }.run(gpu)
         }
     );
@@ -74,13 +78,16 @@ fn rotary_embedding() {
     });
     let names = ["q", "k", "q_out", "k_out", "q_rest", "k_rest", "q_rest_out", "k_rest_out", "positions"];
     judge!("rope.rotate", names, |gpu, [q, k, q_out, k_out, q_rest, k_rest, q_rest_out, k_rest_out, at]| {
-        let eight_bits = |memory: &mut DeviceMemory| memory.view_mut(Dtype::E4m3, 0, &heads);
         let from = [view(q_rest, &heads), view(k_rest, &heads)];
         RopeRotation {
             from: Some([view(q, &heads), view(k, &heads)]),
-            q: eight_bits(q_out)?,
-            k: eight_bits(k_out)?,
-            rest: Some(RopeRest { from, q: eight_bits(q_rest_out)?, k: eight_bits(k_rest_out)? }),
+            q: eight_bits(q_out, &heads)?,
+            k: eight_bits(k_out, &heads)?,
+            rest: Some(RopeRest {
+                from,
+                q: eight_bits(q_rest_out, &heads)?,
+                k: eight_bits(k_rest_out, &heads)?,
+            }),
             scales: Some([1.0, 2.0]),
             positions: at.indices(0, 2)?,
             angles: RopeAngles::Computed(&rope),
@@ -112,7 +119,7 @@ fn copies_and_bits() {
     assert_eq!(text, "tensor.write_indices: to is in the memory of device 1, expected device 0");
     let buffer = Buffer::on_device(Dtype::F32, zeros(&there));
     let mut host = [0.0_f32; 32];
-    let to = tilewright::ViewMut::new(&mut host[..], &ROWS).expect("a view");
+    let to = ViewMut::new(&mut host[..], &ROWS).expect("a view");
     let text = copy(&here, buffer.view(&ROWS).expect("it fits"), to).expect_err("another device").to_string();
     assert_eq!(text, "tensor.copy: from is in the memory of device 1, expected device 0");
 }

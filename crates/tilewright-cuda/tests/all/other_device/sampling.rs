@@ -1,11 +1,14 @@
 //! The sampling operators.
 
 use super::{view, view_mut};
-use tilewright::sampling::{
-    Bias, ChainOutput, Choice, Drafts, History, Penalties, SamplingParams, Scores, TieBreak, TokenBitmask,
-    TopK, apply_logit_bias, apply_penalties, apply_token_bitmask, chain_speculative_sampling, distribution,
-    logprobs, sample, sampling_from_probs, softmax, top_k, top_k_mask_logits, top_k_renorm_probs,
-    top_p_renorm_probs,
+use tilewright::{
+    Operator,
+    sampling::{
+        Bias, ChainOutput, Choice, Drafts, History, IndexMapping, PageMapping, Penalties, SamplingParams,
+        Scores, TieBreak, TokenBitmask, TopK, TopKTransform, apply_logit_bias, apply_penalties,
+        apply_token_bitmask, chain_speculative_sampling, distribution, logprobs, sample, sampling_from_probs,
+        softmax, top_k, top_k_mask_logits, top_k_renorm_probs, top_p_renorm_probs,
+    },
 };
 
 const SHAPE: [usize; 2] = [1, 40];
@@ -44,6 +47,37 @@ fn draws() {
     judge!("sampling.top_k", ["scores", "values"], |gpu, [scores, values]| {
         let options = TopK { k: 3, ties: TieBreak::Lowest, sorted: true };
         top_k(gpu, view(scores, &SHAPE), options, view_mut(values, &[1, 3]), &mut [0; 3])
+    });
+    let names =
+        ["scores", "lengths", "starts", "table", "table_rows", "table_starts", "indices", "window_indices"];
+    judge!("sampling.top_k_transform", names, |gpu,
+                                               [
+        scores,
+        lengths,
+        starts,
+        table,
+        rows,
+        table_starts,
+        to,
+        windows,
+    ]| {
+        TopKTransform {
+            scores: view(scores, &SHAPE),
+            lengths: lengths.indices(0, 1)?,
+            starts: Some(starts.indices(0, 1)?),
+            k: 3,
+            ties: TieBreak::Lowest,
+            mapping: IndexMapping::Pages(PageMapping {
+                table: table.indices(0, 40)?,
+                width: 40,
+                table_rows: Some(rows.indices(0, 1)?),
+                starts: Some(table_starts.indices(0, 1)?),
+                page_size: 1,
+            }),
+            indices: to.indices_mut(0, 3)?,
+            window_indices: Some(windows.indices_mut(0, 3)?),
+        }
+        .run(gpu)
     });
     judge!("sampling.logprobs", ["logits"], |gpu, [logits]| {
         let choices = [Choice { token: 0, top_n: 2 }];

@@ -21,3 +21,5 @@ mod speculative_distribution;
 mod tensors;
 #[path = "../../../../tilewright/tests/all/sampling/top.rs"]
 mod top;
+#[path = "../../../../tilewright/tests/all/sampling/transform.rs"]
+mod transform;

@@ -4,7 +4,8 @@ use super::{search, ties_within};
 use crate::{
     Cpu, Element,
     rows::{Rows, rows_mut, widen},
-    sampling::{TieBreak, TopK, TopKSelection},
+    sampling::{IndexMapping, PageMapping, TieBreak, TopK, TopKSelection, TopKTransform},
+    tensor::{Indices, IndicesMut},
     with_dtype,
 };
 use std::cmp::Ordering;
@@ -28,6 +29,56 @@ pub(in crate::cpu) fn run(cpu: &Cpu, operator: TopKSelection<'_>) {
             }
         });
     });
+}
+
+pub(in crate::cpu) fn transform(cpu: &Cpu, operator: TopKTransform<'_>) {
+    let TopKTransform { scores, lengths, starts, k, ties, mapping, indices, window_indices } = operator;
+    let (max_len, select) = (scores.shape()[1], TopK { k, ties, sorted: false });
+    let indices = indices.into_host().unwrap_or_default().chunks_mut(k);
+    let window_indices = window_indices.and_then(IndicesMut::into_host).map(|indices| indices.chunks_mut(k));
+    let mut window_indices = window_indices.into_iter().flatten();
+    let out = indices.map(|indices| (indices, window_indices.next())).collect();
+    with_dtype!(scores.dtype(), T => {
+        let rows = Rows::<T>::new(scores);
+        cpu.each_row(out, max_len, Vec::new, |window, row, (indices, window_indices)| {
+            let start = starts.map_or(Some(0), |starts| usize::try_from(at(starts, row)).ok());
+            let start = start.unwrap_or(max_len).min(max_len);
+            let len = usize::try_from(at(lengths, row)).unwrap_or(0).min(max_len - start);
+            widen(&rows.get(row)[start..start + len], window);
+            let selected = match len > k {
+                false => (0..len).collect(),
+                true if window.iter().any(|score| score.is_nan()) => Vec::new(),
+                true => largest(window, select),
+            };
+            indices.fill(-1);
+            for (to, &index) in indices.iter_mut().zip(&selected) {
+                *to = mapped(&mapping, row, index);
+            }
+            if let Some(to) = window_indices {
+                to.fill(-1);
+                to.iter_mut().zip(&selected).for_each(|(to, &index)| *to = index as i32);
+            }
+        });
+    });
+}
+
+fn at(values: Indices<'_>, row: usize) -> i32 {
+    values.host().unwrap_or_default()[row]
+}
+
+fn mapped(mapping: &IndexMapping<'_>, row: usize, index: usize) -> i32 {
+    let PageMapping { table, width, table_rows, starts, page_size } = match mapping {
+        IndexMapping::Offsets(offsets) => return at(*offsets, row).wrapping_add(index as i32),
+        IndexMapping::Pages(pages) => pages,
+    };
+    let number = |of: i32| usize::try_from(of).ok();
+    let entry = || {
+        let start = starts.map_or(Some(0), |starts| number(at(starts, row)))?;
+        let column = Some(start + index / page_size).filter(|column| column < width)?;
+        let first = table_rows.map_or(Some(row), |rows| number(at(rows, row)))? * width;
+        number(*table.host().unwrap_or_default().get(first + column)?)
+    };
+    entry().map_or(-1, |page| (page * page_size + index % page_size) as i32)
 }
 
 /// Indices of the `k` largest of `values`, which must not be NaN.

@@ -9,6 +9,7 @@ mod speculative;
 mod speculative_distribution;
 mod tensors;
 mod top;
+mod transform;
 
 use tilewright::Cpu;
 

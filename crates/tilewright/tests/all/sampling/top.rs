@@ -16,7 +16,7 @@ crate::judge_backends!(
 );
 
 /// Scores with many ties, zeros of both signs and -inf.
-fn scores(count: usize, seed: u64) -> Vec<f32> {
+pub(super) fn scores(count: usize, seed: u64) -> Vec<f32> {
     let round = |(i, x): (usize, f32)| match i % 13 {
         0 => -0.0,
         5 => f32::NEG_INFINITY,
