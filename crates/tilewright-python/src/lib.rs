@@ -23,6 +23,7 @@ mod sampling;
 mod slots;
 mod tensor;
 mod token_params;
+mod top_k_transform;
 mod torch;
 mod tvm_ffi;
 mod variant;
@@ -64,6 +65,7 @@ fn core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(sampling::chain_tensors, module)?)?;
     module.add_function(wrap_pyfunction!(sampling::filter_scores, module)?)?;
     module.add_function(wrap_pyfunction!(sampling::top_k_selection, module)?)?;
+    module.add_function(wrap_pyfunction!(top_k_transform::top_k_transform, module)?)?;
     module.add_function(wrap_pyfunction!(sampling::token_bitmask, module)?)?;
     module.add_function(wrap_pyfunction!(sampling::chain_sample, module)?)
 }

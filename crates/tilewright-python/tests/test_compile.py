@@ -109,6 +109,15 @@ def test_single_attention(host, rng):
     agrees(lambda q, k, v: flashinfer.single_decode_with_kv_cache(q, k, v, return_lse=True), q[0], k, v)
 
 
+def test_transforms_of_top_k(host, rng):
+    scores, pages, lengths = tensor(rng, 2, 9), torch.arange(18).int().view(2, 9), torch.tensor([9, 2]).int()
+    agrees(lambda *given: flashinfer.top_k_page_table_transform(*given, 3), scores, pages, lengths)
+    out, raw = torch.zeros(2, 3).int(), torch.zeros(2, 3).int()
+    agrees(lambda scores, pages, lengths, out, raw: flashinfer.top_k_page_table_transform(
+        scores, pages, lengths, 3, out=out, out_raw_indices=raw), scores, pages, lengths, out, raw)
+    agrees(lambda *given: flashinfer.top_k_ragged_transform(*given, 3), scores, torch.tensor([5, 7]).int(), lengths)
+
+
 def test_rotations_to_8_bits(host, rng):
     angle = torch.arange(8)[:, None] * 10000.0 ** (-torch.arange(4) / 4)
     table, positions = torch.cat([angle.cos(), angle.sin()], dim=1), torch.tensor([3, 0, 1])

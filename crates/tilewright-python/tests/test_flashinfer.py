@@ -311,6 +311,33 @@ def test_rotations_to_8_bits(host, rng, latent):
             flashinfer.rope_quantize_fp8_append_paged_kv_cache(*parts, None, table, positions, pair, *(requests,) * 4)
 
 
+def test_transforms_of_top_k(host, rng):
+    scores = torch.from_numpy(rng.permutation(3 * 20).reshape(3, 20)).float()
+    lengths, starts = torch.tensor([20, 3, 9], dtype=torch.int32), torch.tensor([0, 5, 11], dtype=torch.int32)
+    windows = [scores[row, start : start + length] for row, (start, length) in enumerate(zip(starts, lengths))]
+    kept = [window.topk(min(4, len(window))).indices.sort().values for window in windows]
+    padded = lambda rows: [row.tolist() + [-1] * (4 - len(row)) for row in rows]  # noqa: E731
+    offsets = torch.tensor([100, 200, 300], dtype=torch.int32)
+    out = flashinfer.top_k_ragged_transform(scores, offsets, lengths, 4, row_starts=starts)
+    assert out.dtype == torch.int32 and out.tolist() == padded([offset + row for offset, row in zip(offsets, kept)])
+    pages, to = torch.from_numpy(rng.permutation(40).reshape(2, 20)).int(), torch.tensor([1, 0, 1], dtype=torch.int32)
+    out, raw = torch.empty(3, 4, dtype=torch.int32), torch.empty(3, 4, dtype=torch.int32)
+    first = torch.tensor([2, 0, 1], dtype=torch.int32)
+    assert flashinfer.top_k_page_table_transform(scores, pages, lengths, 4, to, row_starts=starts, page_table_row_starts=first,
+                                                 page_size=4, out=out, out_raw_indices=raw) is out
+    assert raw.tolist() == padded(kept)
+    assert out.tolist() == padded([pages[to[r], first[r] + row // 4] * 4 + row % 4 for r, row in enumerate(kept)])
+    # entries of the window by default
+    out = flashinfer.top_k_page_table_transform(scores[1:], pages, lengths[1:], 4, row_starts=starts[1:])
+    assert out.tolist() == padded([pages[r, starts[r + 1] + kept[r + 1]] for r in range(2)])
+    with pytest.raises(tw.Error, match="page_table_row_starts = None, expected a tensor with row_starts and page_size = 2"):
+        flashinfer.top_k_page_table_transform(scores, pages, lengths, 4, to, row_starts=starts, page_size=2)
+    with pytest.raises(tw.Error, match="page_size = 3, expected a power of two"):
+        flashinfer.top_k_page_table_transform(scores, pages, lengths, 4, to, page_size=3)
+    with pytest.raises(tw.Error, match="window_indices shares memory|indices shares memory"):
+        flashinfer.top_k_page_table_transform(scores, pages, lengths, 4, to, out=raw, out_raw_indices=raw)
+
+
 def test_norms_activations_and_rotations(host, rng):
     x = torch.from_numpy(rng.standard_normal((3, 32)).astype("float32"))
     weight = torch.from_numpy(rng.standard_normal(32).astype("float32"))

@@ -2,10 +2,10 @@
 
 from . import _core
 from ._device import queue_of
-from ._tensors import dtype_name, empty, from_bytes, from_list, on_host, shape_of
+from ._tensors import device_indices, dtype_name, empty, from_bytes, from_list, on_host, shape_of
 
 __all__ = ["apply_token_bitmask", "chain_speculative_sampling", "distribution", "sample", "sampling_from_probs", "softmax",
-           "top_k", "top_k_mask_logits", "top_k_renorm_probs", "top_p_renorm_probs"]
+           "top_k", "top_k_mask_logits", "top_k_renorm_probs", "top_k_transform", "top_p_renorm_probs"]
 
 
 def _params(temperature=1.0, top_k=None, top_p=1.0, min_p=0.0, joint=False, seed=0, offset=0) -> dict:
@@ -83,6 +83,29 @@ def top_k(scores, k: int, *, sorted: bool = True, highest_ties: bool = False):
     _core.top_k_selection(queue_of(scores), {"scores": scores, "k": k, "highest_ties": highest_ties, "sorted": sorted,
                                              "values": values, "indices": indices})
     return values, indices
+
+
+def top_k_transform(
+    scores, lengths, k: int, *, starts=None, offsets=None, table=None, table_rows=None, table_starts=None, page_size: int = 1,
+    highest_ties: bool = False, out=None, window_indices=None,
+):
+    """The indices of the ``k`` largest scores in the window ``starts[r] : starts[r] + lengths[r]`` of each row, ascending and
+    followed by -1, int32 ``[rows, k]``; all of a window of up to ``k``.
+
+    With ``offsets`` ``[rows]`` an index becomes ``offsets[r] + i``. With ``table`` ``[num_tables, width]`` it becomes the slot ``page *
+    page_size + i % page_size`` of ``page = table[table_rows[r], table_starts[r] + i // page_size]``, by default of table ``r`` from 0
+    on, and -1 if there is no such page. ``window_indices`` int32 ``[rows, k]`` receives the indices before that. Arrays on a GPU are
+    read there."""
+    if out is None:
+        out = empty((*shape_of(scores)[:1], k), "int32", scores)
+    arrays = {"lengths": lengths, "starts": starts, "offsets": offsets, "table_rows": table_rows, "table_starts": table_starts}
+    _core.top_k_transform(queue_of(scores), {
+        "scores": scores, "k": k, "highest_ties": highest_ties, "indices": out, "window_indices": window_indices,
+        **{name: None if array is None else device_indices(array) for name, array in arrays.items()},
+        "table": None if table is None else device_indices(table.reshape(-1)), "page_size": page_size,
+        "width": 0 if table is None else shape_of(table)[1],
+    })
+    return out
 
 
 def apply_token_bitmask(logits, words, rows=None) -> None:

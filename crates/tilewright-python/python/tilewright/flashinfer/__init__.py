@@ -97,6 +97,6 @@ from .sampling import (
 )
 from .sparse import BlockSparseAttentionWrapper, VariableBlockSparseAttentionWrapper
 from .stateless import trtllm_batch_decode_with_kv_cache, xqa_batch_decode_with_kv_cache
-from .topk import TopKTieBreak, top_k
+from .topk import TopKTieBreak, top_k, top_k_page_table_transform, top_k_ragged_transform
 
 __all__ = sorted(name for name in globals() if not name.startswith("_"))
