@@ -35,6 +35,16 @@ pub struct LatentCache<'a> {
     pub kpe: View<'a>,
 }
 
+/// A latent cache of 8 bits: true value = stored value times scale. If the scale of `kpe` differs, multiply `q.pe` by the ratio of
+/// the two.
+#[derive(Debug, Clone, Copy)]
+pub struct QuantizedLatentCache<'a> {
+    /// Both tensors.
+    pub cache: LatentCache<'a>,
+    /// Their scale: [`Scale::Tensor`], or [`Scale::One`] for any dtype.
+    pub scale: Scale<'a>,
+}
+
 /// Validated inputs of a backend's attention call.
 #[derive(Debug, Clone, Copy)]
 pub struct Inputs<'a> {
@@ -224,13 +234,27 @@ impl<B: Backend> Attention<B> {
     /// Executes a plan of [`super::Problem::latent`].
     ///
     /// # Errors
-    /// As [`Attention::run`]. There are no scales: fold that of `ckv` into the problem's scale and the output, that of
-    /// `kpe` into `q.pe`.
+    /// As [`Attention::run`].
     pub fn run_latent(
         &self,
         plan: &Plan,
         q: LatentQuery<'_>,
         kv: LatentCache<'_>,
+        out: Output<'_>,
+    ) -> Result<()> {
+        self.run_latent_scaled(plan, q, QuantizedLatentCache { cache: kv, scale: Scale::One }, out)
+    }
+
+    /// [`Attention::run_latent`] over a cache of 8 bits.
+    ///
+    /// # Errors
+    /// As [`Attention::run`], and when the scale is not finite and positive, of another kind than [`Scale::Tensor`], or for a cache
+    /// of another size of elements.
+    pub fn run_latent_scaled(
+        &self,
+        plan: &Plan,
+        q: LatentQuery<'_>,
+        kv: QuantizedLatentCache<'_>,
         out: Output<'_>,
     ) -> Result<()> {
         self.check(plan)?;
@@ -239,6 +263,15 @@ impl<B: Backend> Attention<B> {
             OPERATOR,
             "this is not latent attention, expected Problem::latent"
         );
+        let QuantizedLatentCache { cache: kv, scale } = kv;
+        let kv_dtype = self.problem.dtype_kv();
+        crate::ensure!(
+            matches!(scale, Scale::One) || (matches!(scale, Scale::Tensor(_)) && kv_dtype.is_cache_only()),
+            OPERATOR,
+            "a scale of a latent cache is one number for elements of 8 bits, the cache is {kv_dtype}"
+        );
+        let scales = KvScales { k: scale, v: scale };
+        scales.check(OPERATOR, 1, None)?;
         let rows = plan.tensor_rows(q.nope.shape().first());
         let (heads, dim) = (self.problem.heads(), self.problem.head_dim());
         let kpe = dim.qk - dim.vo;
@@ -258,7 +291,7 @@ impl<B: Backend> Attention<B> {
             k: ckv,
             k_pe: Some((kv.kpe, strides(&kv.kpe))),
             v: ckv,
-            scales: KvScales::default(),
+            scales,
             variant: &self.variant,
             built: self.built.as_ref(),
         };

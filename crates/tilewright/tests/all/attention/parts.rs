@@ -8,8 +8,8 @@ use crate::{
     storage::{Storage, Stored},
 };
 use tilewright::{
-    Attention, Backend, Dtype, HeadDim, Heads, Mask, Output, Problem, Workspace,
-    attention::{LatentCache, LatentQuery, Shard, Split, merge_states},
+    Attention, Backend, Dtype, HeadDim, Heads, Mask, Output, Problem, Scale, Workspace,
+    attention::{LatentCache, LatentQuery, QuantizedLatentCache, Shard, Split, merge_states},
 };
 
 fn absorbed_decode_agrees_with_the_oracle<B: Backend + Clone>(backends: &[B]) {
@@ -18,58 +18,76 @@ fn absorbed_decode_agrees_with_the_oracle<B: Backend + Clone>(backends: &[B]) {
         [&[(1, 0), (1, 1), (3, 3), (1, 11)], &[(1, 17), (5, 97), (17, 114), (1, 33)], &[(1, 514), (3, 96)]];
     let grid = batches.into_iter().flat_map(|lens| [1, 16, 64].map(|page_size| (lens, page_size)));
     for (number, (lens, page_size)) in crate::judge::subset(grid.enumerate()) {
-        let (heads, dtype) = ([16, 4, 64][number % 3], [Dtype::Bf16, Dtype::F16, Dtype::F32][number % 3]);
-        let (ckv, kpe) = [(512, 64), (512, 64), (96, 40)][number % 3];
-        let mask = [Mask::Causal, Mask::Full][number % 2];
-        let scale = 1.0 / 192_f32.sqrt();
-        let problem = Problem::latent(heads, ckv, kpe).dtypes(dtype, dtype).mask(mask).scale(scale).build();
-        let plain = Problem::builder(Heads { qo: heads, kv: 1 }, HeadDim { qk: ckv + kpe, vo: ckv });
-        let plain = plain.dtypes(dtype, dtype).mask(mask).scale(scale).build().expect("it is sound");
-        let mut sample = Sample::random(plain, lens, number as u64);
-        for (k, v) in sample.k.iter().zip(&mut sample.v) {
-            *v = k.chunks_exact(ckv + kpe).flat_map(|key| &key[..ckv]).copied().collect();
-        }
-        let stored = Stored::new(&sample, Storage::Paged(page_size), number as u64);
-        let pages = stored.cache().k.shape()[0];
-        let split = |values: &[f32], skip: usize, width: usize| -> Vec<f32> {
-            values.chunks_exact(ckv + kpe).flat_map(|row| &row[skip..skip + width]).copied().collect()
-        };
-        let all = stored.keys();
-        let (c, p) =
-            (Elements::new(dtype, &split(&all, 0, ckv)), Elements::new(dtype, &split(&all, ckv, kpe)));
-        let cache =
-            LatentCache { ckv: c.view(&[pages, page_size, ckv]), kpe: p.view(&[pages, page_size, kpe]) };
-        let (nope, pe) = (
-            Elements::new(dtype, &split(&sample.q, 0, ckv)),
-            Elements::new(dtype, &split(&sample.q, ckv, kpe)),
+        check_latent(backends, (number, None), (lens, page_size));
+    }
+}
+
+/// Caches of 8 bits with one scale for both tensors, on a kernel without tensor cores.
+fn an_8_bit_latent_cache_agrees_with_the_oracle<B: Backend + Clone>(backends: &[B]) {
+    let lens: &[Lens] = &[(1, 0), (1, 11), (3, 96), (2, 300)];
+    let dtypes = [Dtype::E4m3, Dtype::E5m2, Dtype::I8];
+    for (number, (dtype, scale)) in dtypes.into_iter().zip([0.02, 3.0, 0.25]).enumerate() {
+        check_latent(backends, (number, Some((dtype, scale))), (lens, 16));
+    }
+}
+
+fn check_latent<B: Backend + Clone>(
+    backends: &[B],
+    (number, quantized): (usize, Option<(Dtype, f32)>),
+    (lens, page_size): (&[Lens], usize),
+) {
+    let (heads, dtype) = ([16, 4, 64][number % 3], [Dtype::Bf16, Dtype::F16, Dtype::F32][number % 3]);
+    let (ckv, kpe) = [(512, 64), (512, 64), (96, 40)][number % 3];
+    let mask = [Mask::Causal, Mask::Full][number % 2];
+    let scale = 1.0 / 192_f32.sqrt();
+    let kv_dtype = quantized.map_or(dtype, |(dtype, _)| dtype);
+    let problem = Problem::latent(heads, ckv, kpe).dtypes(dtype, kv_dtype).mask(mask).scale(scale).build();
+    let plain = Problem::builder(Heads { qo: heads, kv: 1 }, HeadDim { qk: ckv + kpe, vo: ckv });
+    let plain = plain.dtypes(dtype, kv_dtype).mask(mask).scale(scale).build().expect("it is sound");
+    let mut sample = Sample::random(plain, lens, number as u64);
+    for (k, v) in sample.k.iter().zip(&mut sample.v) {
+        *v = k.chunks_exact(ckv + kpe).flat_map(|key| &key[..ckv]).copied().collect();
+    }
+    let stored = Stored::new(&sample, Storage::Paged(page_size), number as u64);
+    let pages = stored.cache().k.shape()[0];
+    let split = |values: &[f32], skip: usize, width: usize| -> Vec<f32> {
+        values.chunks_exact(ckv + kpe).flat_map(|row| &row[skip..skip + width]).copied().collect()
+    };
+    let all = stored.keys();
+    let (c, p) =
+        (Elements::new(kv_dtype, &split(&all, 0, ckv)), Elements::new(kv_dtype, &split(&all, ckv, kpe)));
+    let cache = LatentCache { ckv: c.view(&[pages, page_size, ckv]), kpe: p.view(&[pages, page_size, kpe]) };
+    let (nope, pe) =
+        (Elements::new(dtype, &split(&sample.q, 0, ckv)), Elements::new(dtype, &split(&sample.q, ckv, kpe)));
+    let rows = sample.num_rows();
+    let q = LatentQuery { nope: nope.view(&[rows, heads, ckv]), pe: pe.view(&[rows, heads, kpe]) };
+    let scale = quantized.map_or(Scale::One, |(_, scale)| Scale::Tensor(scale));
+    if let Scale::Tensor(scale) = scale {
+        sample.k.iter_mut().chain(&mut sample.v).flatten().for_each(|x| *x *= scale);
+    }
+    let expected = Expected::of(&sample);
+    for backend in backends {
+        let attention =
+            Attention::new(problem.clone().expect("it is sound"), backend.clone()).expect("it can");
+        let plan = attention.plan(&stored.batch()).expect("the batch is sound");
+        let mut o = Elements::filled(dtype, rows * heads * ckv, f32::NAN);
+        let mut lse = Elements::filled(Dtype::F32, rows * heads, f32::NAN);
+        let workspace = &mut Workspace::for_plan(&plan);
+        let lse_view = Some(lse.view_mut(&[rows, heads]));
+        let out = Output { o: o.view_mut(&[rows, heads, ckv]), lse: lse_view, workspace };
+        attention
+            .run_latent_scaled(&plan, q, QuantizedLatentCache { cache, scale }, out)
+            .expect("the tensors fit");
+        let outcome = Outcome { o: o.to_f32(), lse: Some(lse.to_f32()), weights: attention.weights_dtype() };
+        expected.check(&outcome).unwrap_or_else(|text| panic!("{}: {lens:?}: {text}", backend.describe()));
+        // keys and values are one tensor, so its bytes count once
+        let tokens: usize = lens.iter().filter(|lens| lens.0 > 0).map(|lens| lens.1).sum();
+        assert_eq!(
+            plan.explain().kv_bytes_unique,
+            tokens * (ckv + kpe) * kv_dtype.size(),
+            "{}",
+            plan.explain()
         );
-        let rows = sample.num_rows();
-        let q = LatentQuery { nope: nope.view(&[rows, heads, ckv]), pe: pe.view(&[rows, heads, kpe]) };
-        let expected = Expected::of(&sample);
-        for backend in backends {
-            let attention =
-                Attention::new(problem.clone().expect("it is sound"), backend.clone()).expect("it can");
-            let plan = attention.plan(&stored.batch()).expect("the batch is sound");
-            let mut o = Elements::filled(dtype, rows * heads * ckv, f32::NAN);
-            let mut lse = Elements::filled(Dtype::F32, rows * heads, f32::NAN);
-            let workspace = &mut Workspace::for_plan(&plan);
-            let lse_view = Some(lse.view_mut(&[rows, heads]));
-            let out = Output { o: o.view_mut(&[rows, heads, ckv]), lse: lse_view, workspace };
-            attention.run_latent(&plan, q, cache, out).expect("the tensors fit");
-            let outcome =
-                Outcome { o: o.to_f32(), lse: Some(lse.to_f32()), weights: attention.weights_dtype() };
-            expected
-                .check(&outcome)
-                .unwrap_or_else(|text| panic!("{}: {lens:?}: {text}", backend.describe()));
-            // keys and values are one tensor, so its bytes count once
-            let tokens: usize = lens.iter().filter(|lens| lens.0 > 0).map(|lens| lens.1).sum();
-            assert_eq!(
-                plan.explain().kv_bytes_unique,
-                tokens * (ckv + kpe) * dtype.size(),
-                "{}",
-                plan.explain()
-            );
-        }
     }
 }
 
@@ -170,6 +188,7 @@ fn shards_of_keys_merge_to_the_whole<B: Backend + Clone>(backends: &[B]) {
 
 crate::judge_backends!(
     absorbed_decode_agrees_with_the_oracle,
+    an_8_bit_latent_cache_agrees_with_the_oracle,
     a_single_request_is_a_batch_of_one,
     shards_of_keys_merge_to_the_whole
 );

@@ -3,9 +3,9 @@
 use super::refused;
 use crate::elements::Elements;
 use tilewright::{
-    Attention, Batch, Cpu, Dtype, HeadDim, Heads, KvCache, Output, PageTable, Problem, Result, View,
+    Attention, Batch, Cpu, Dtype, HeadDim, Heads, KvCache, Output, PageTable, Problem, Result, Scale, View,
     Workspace,
-    attention::{LatentCache, LatentQuery, Split},
+    attention::{LatentCache, LatentQuery, QuantizedLatentCache, Split},
 };
 
 const F32: Dtype = Dtype::F32;
@@ -176,6 +176,30 @@ fn latent_strides_that_the_kernel_cannot_take() {
     let mut call = LatentCall::new();
     (call.ckv.1, call.kpe.1, call.nope.1) = (vec![80, 9, 1], vec![50, 10, 1], vec![40, 10, 1]);
     assert_eq!(call.run(), Ok(()));
+}
+
+#[test]
+fn scales_are_numbers_for_caches_of_8_bits() {
+    let zeros = |dtype| Elements::filled(dtype, 1000, 0.0);
+    let (q, mut o) = (zeros(F32), zeros(F32));
+    let mut refuse = |kv_dtype, scale, text: &str| {
+        let problem = Problem::latent(4, 8, 4).dtypes(F32, kv_dtype).scale(0.1).build().expect("it is sound");
+        let attention = Attention::new(problem, Cpu::with_threads(1).unwrap()).expect("the CPU can do it");
+        let plan = attention.plan(&paged()).expect("the batch is sound");
+        let (kv, workspace) = (zeros(kv_dtype), &mut Workspace::for_plan(&plan));
+        let query = LatentQuery { nope: front(&q, &[3, 4, 8]), pe: front(&q, &[3, 4, 4]) };
+        let cache = LatentCache { ckv: front(&kv, &[5, 5, 8]), kpe: front(&kv, &[5, 5, 4]) };
+        let out = Output { o: o.strided_mut(0, &[3, 4, 8], &[32, 8, 1]), lse: None, workspace };
+        refused(attention.run_latent_scaled(&plan, query, QuantizedLatentCache { cache, scale }, out), text);
+    };
+    let kind = |dtype: &str| {
+        format!(
+            "attention.run: a scale of a latent cache is one number for elements of 8 bits, the cache is {dtype}"
+        )
+    };
+    refuse(F32, Scale::Tensor(2.0), &kind("f32"));
+    refuse(Dtype::E4m3, Scale::Head(&[2.0]), &kind("e4m3"));
+    refuse(Dtype::E4m3, Scale::Tensor(0.0), "attention.run: k scale = 0, expected a finite number above 0");
 }
 
 #[test]
