@@ -21,7 +21,7 @@ use std::sync::{Mutex, PoisonError};
 use tilewright::{
     Attention, Backend, Batch, KvCache, KvScales, PageTable, Plan, Problem, QuantizedCache, Result, Scale,
     ViewMut, Workspace,
-    attention::{Capacity, LatentCache, LatentQuery, Output, Split},
+    attention::{Capacity, LatentCache, LatentQuery, Output, QuantizedLatentCache, Split},
     tensor::DeviceMemory,
 };
 
@@ -312,12 +312,14 @@ impl PyAttention {
         let (q, k, v) = (q.view(OPERATOR, "q")?, k.view(OPERATOR, "k")?, v.view(OPERATOR, "v")?);
         if let Some(pe) = q_pe {
             tilewright::ensure!(
-                k_scale.is_none() && v_scale.is_none(),
+                v_scale.is_none(),
                 OPERATOR,
-                "latent attention has no k_scale and v_scale, expected them in scale and output"
+                "latent attention has no v_scale, expected k_scale for both tensors of the cache"
             );
             let query = LatentQuery { nope: q, pe: pe.view(OPERATOR, "q_pe")? };
-            return self.attention.run_latent(&plan.plan, query, LatentCache { ckv: k, kpe: v }, out);
+            let scale = ScaleArg::scale(k_scale.as_ref(), "k_scale")?;
+            let cache = QuantizedLatentCache { cache: LatentCache { ckv: k, kpe: v }, scale };
+            return self.attention.run_latent_scaled(&plan.plan, query, cache, out);
         }
         let scales = KvScales {
             k: ScaleArg::scale(k_scale.as_ref(), "k_scale")?,

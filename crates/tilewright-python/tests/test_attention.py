@@ -101,6 +101,15 @@ def test_latent_attention_agrees_with_the_definition(host, rng):
     keys = numpy.concatenate([latent, rotated], axis=2)
     queries = numpy.concatenate([q_nope, q_pe], axis=2)
     close(o, attention(queries, keys, latent, scale=0.2, visible=causal(2, 10))[0])
+    # a cache of 8 bits with a scale for each of its tensors
+    ckv, kpe = (rng.integers(-20, 20, shape).astype("int8") for shape in ((3, 4, 32), (3, 4, 16)))
+    operator = tw.Attention(tw.Problem.latent(4, 32, 16, scale=0.2, dtype="float32", kv_dtype="int8"))
+    plan = operator.plan(tw.Batch.paged([0, 2], tw.PageTable([0, 3], [2, 0, 1], [2], 4)))
+    latent, rotated = (x[[2, 0, 1]].reshape(12, 1, -1)[:10].astype("float32") for x in (ckv, kpe))
+    for scales in ({}, {"ckv_scale": 0.5}, {"kpe_scale": 0.03}, {"ckv_scale": 0.05, "kpe_scale": 0.03}):
+        values, others = latent * scales.get("ckv_scale", 1.0), rotated * scales.get("kpe_scale", 1.0)
+        expected = attention(queries, numpy.concatenate([values, others], axis=2), values, scale=0.2, visible=causal(2, 10))
+        close(operator.run_latent(plan, q_nope, q_pe, ckv, kpe, **scales), expected[0])
 
 
 def test_block_sparse_rows_see_their_blocks(host, rng):

@@ -244,6 +244,20 @@ def test_latent_attention(host, rng):
     both = wrapper.run(*q, tensor(ckv), tensor(kpe))
     close(both[:2], expected[0])
     close(both[2:], expected[0])
+    # caches of 8 bits
+    narrow = [tensor(x).to(torch.float8_e4m3fn) for x in (ckv, kpe)]
+    wrapper.plan(torch.tensor([0, 2]), torch.tensor([0, 3]), torch.tensor([2, 0, 1]), torch.tensor([10]), 4, 32, 16, 4, True, 0.2,
+                 torch.float32, torch.float8_e4m3fn)
+    o = wrapper.run(tensor(q_nope), tensor(q_pe), *narrow, ckv_scale=0.5, kpe_scale=2.0)
+    latent, rotated = (s * x.float().numpy()[[2, 0, 1]].reshape(12, 1, -1)[:10] for s, x in zip((0.5, 2.0), narrow))
+    close(o, attention(numpy.concatenate([q_nope, q_pe], axis=2), numpy.concatenate([latent, rotated], axis=2), latent, scale=0.2,
+                       visible=causal(2, 10))[0])
+    with pytest.raises(tw.Error, match="kpe_scale = None, expected a number for caches of float8_e4m3fn"):
+        wrapper.run(tensor(q_nope), tensor(q_pe), *narrow, ckv_scale=0.5)
+    with pytest.raises(tw.Error, match="a scale of a latent cache is one number for elements of 8 bits, the cache is f32"):
+        wrapper.plan(torch.tensor([0, 2]), torch.tensor([0, 3]), torch.tensor([2, 0, 1]), torch.tensor([10]), 4, 32, 16, 4, True, 0.2,
+                     torch.float32, torch.float32)
+        wrapper.run(tensor(q_nope), tensor(q_pe), tensor(ckv), tensor(kpe), ckv_scale=0.5)
 
 
 def test_sparse_and_mixed_batches(host, rng):

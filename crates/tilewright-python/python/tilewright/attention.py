@@ -57,9 +57,11 @@ class Problem:
 
     @classmethod
     def latent(
-        cls, num_heads: int, head_dim_ckv: int, head_dim_kpe: int, *, scale: float, dtype="bfloat16", causal: bool = True
+        cls, num_heads: int, head_dim_ckv: int, head_dim_kpe: int, *, scale: float, dtype="bfloat16", kv_dtype=None,
+        causal: bool = True,
     ) -> "Problem":
-        """Multi-head latent attention (DeepSeek) in absorbed form: one latent row and one rotary row per token.
+        """Multi-head latent attention (DeepSeek) in absorbed form: one latent row and one rotary row per token. The cache has
+        ``dtype``, unless ``kv_dtype`` differs.
 
         ``scale`` is that of the heads before absorption, ``1 / sqrt(128 + 64)`` in DeepSeek-V3.
         """
@@ -71,7 +73,7 @@ class Problem:
             head_dim_qk=head_dim_ckv + head_dim_kpe,
             head_dim_vo=head_dim_ckv,
             dtype=dtype,
-            kv_dtype=dtype,
+            kv_dtype=dtype if kv_dtype is None else dtype_name(kv_dtype),
             layout="NHD",
             causal=causal,
             window_left=None,
@@ -322,18 +324,25 @@ class Attention:
         })
         return (out, lse) if return_lse else out
 
-    def run_latent(self, plan: Plan, q_nope, q_pe, ckv, kpe, *, out=None, lse=None, return_lse: bool = False):
+    def run_latent(
+        self, plan: Plan, q_nope, q_pe, ckv, kpe, *, out=None, lse=None, return_lse: bool = False, ckv_scale=None, kpe_scale=None
+    ):
         """Executes a plan of :meth:`Problem.latent`.
 
         ``q_nope`` ``[num_rows, num_heads, head_dim_ckv]``, ``q_pe`` ``[num_rows, num_heads, head_dim_kpe]``; ``ckv`` and ``kpe``
-        paged ``[num_pages, page_size, dim]`` or ragged ``[num_tokens, dim]``.
+        paged ``[num_pages, page_size, dim]`` or ragged ``[num_tokens, dim]``. The scales are numbers, 1 by default, for caches of 8
+        bits; if they differ, ``q_pe`` is multiplied by their ratio and rounded to its dtype.
         """
+        scale = None if ckv_scale is None and kpe_scale is None else float(1.0 if ckv_scale is None else ckv_scale)
+        ratio = 1.0 if scale is None else float(1.0 if kpe_scale is None else kpe_scale) / scale
+        if ratio != 1.0:
+            q_pe = q_pe * ratio
         if out is None:
             out = empty(shape_of(q_nope), self.problem._fields[4], q_nope)
         if lse is None and return_lse:
             lse = empty(shape_of(q_nope)[:2], "float32", q_nope)
         self._operator().run(plan._core, {
-            "q": q_nope, "q_pe": q_pe, "k": ckv, "v": kpe, "k_scale": None, "v_scale": None, "o": out, "lse": lse,
+            "q": q_nope, "q_pe": q_pe, "k": ckv, "v": kpe, "k_scale": scale, "v_scale": None, "o": out, "lse": lse,
         })
         return (out, lse) if return_lse else out
 

@@ -40,8 +40,8 @@ class BatchMLAPagedAttentionWrapper:
         function = "BatchMLAPagedAttentionWrapper.plan"
         refuse(function, use_profiler=use_profiler)
         dtypes = dtype_name(q_data_type), dtype_name(kv_data_type)
-        if dtypes[0] != dtypes[1]:
-            refuse(function, f"q_data_type = {dtypes[0]}", kv_data_type=kv_data_type)
+        if dtypes[0] != dtypes[1] and not dtypes[1].startswith("float8"):
+            refuse(function, f"q_data_type = {dtypes[0]} or 8 bits", kv_data_type=kv_data_type)
         lens = host_array(kv_len_arr)
         bounds = host_array(kv_indptr)[: len(lens) + 1]  # as FlashInfer, which does not read the others
         counts = (lens + page_size - 1) // page_size
@@ -55,14 +55,15 @@ class BatchMLAPagedAttentionWrapper:
             bounds = numpy.concatenate([[0], counts.cumsum()])
         else:
             pages = kv_indices[: int(bounds[-1])]
-        key = (num_heads, head_dim_ckv, head_dim_kpe, page_size, causal, float(sm_scale), dtypes[0])
+        key = (num_heads, head_dim_ckv, head_dim_kpe, page_size, causal, float(sm_scale), *dtypes)
         if self._use_cuda_graph:
             for buffer, array in zip(self._buffers, (qo_indptr, kv_indptr, kv_indices, kv_len_arr), strict=True):
                 if len(array) > len(buffer):
                     raise ValueError(f"a buffer has {len(buffer)} elements, the batch needs {len(array)}")
                 buffer[: len(array)].copy_(array, non_blocking=True)
         if key != self._key:
-            problem = Problem.latent(num_heads, head_dim_ckv, head_dim_kpe, scale=float(sm_scale), dtype=dtypes[0], causal=causal)
+            problem = Problem.latent(num_heads, head_dim_ckv, head_dim_kpe, scale=float(sm_scale), dtype=dtypes[0],
+                                     kv_dtype=dtypes[1], causal=causal)
             self._operator, self._plan = Attention(problem, device=planned_device(self._float_workspace_buffer)), None
         queries = host_array(qo_indptr)
         batch = Batch.paged(queries, PageTable(bounds, pages, last, page_size))
@@ -81,9 +82,10 @@ class BatchMLAPagedAttentionWrapper:
     ):
         """Attention of the planned batch: ``q_nope`` ``[num_rows, num_heads, head_dim_ckv]``, ``q_pe`` ``[num_rows, num_heads,
         head_dim_kpe]``, caches ``[num_pages, page_size, dim]``. The LSE is in base 2, or natural with
-        ``return_lse_base_on_e``."""
+        ``return_lse_base_on_e``. ``ckv_scale`` and ``kpe_scale`` multiply caches of 8 bits; if they differ, ``q_pe`` is multiplied by
+        their ratio and rounded."""
         refuse("BatchMLAPagedAttentionWrapper.run", profiler_buffer=profiler_buffer, kv_len=kv_len, page_table=page_table,
-               o_scale=o_scale, ckv_scale=ckv_scale, ckv_scale_arr=ckv_scale_arr, kpe_scale=kpe_scale)
+               o_scale=o_scale, ckv_scale_arr=ckv_scale_arr)
         if self._plan is None:
             raise Error("flashinfer.run: plan() has not been called")
         dtype = torch_dtype(self._key[6])
@@ -93,7 +95,12 @@ class BatchMLAPagedAttentionWrapper:
             check_output("run", "out", out, q_nope.shape, dtype, q_nope.device)
         if lse is None and return_lse:
             lse = torch.empty(q_nope.shape[:2], dtype=torch.float32, device=q_nope.device)
-        self._operator.run_latent(self._plan, q_nope, q_pe, ckv_cache, kpe_cache, out=out, lse=lse)
+        if self._key[7] != self._key[6]:
+            for name, scale in (("ckv_scale", ckv_scale), ("kpe_scale", kpe_scale)):
+                if scale is None:
+                    raise Error(f"flashinfer.run: {name} = None, expected a number for caches of {self._key[7]}")
+        self._operator.run_latent(self._plan, q_nope, q_pe, ckv_cache, kpe_cache, out=out, lse=lse, ckv_scale=ckv_scale,
+                                  kpe_scale=kpe_scale)
         if not return_lse:
             return out
         return out, lse.mul_(math.log(2.0)) if return_lse_base_on_e else lse
