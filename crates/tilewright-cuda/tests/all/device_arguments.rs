@@ -207,7 +207,8 @@ fn angles_are_shared_by_streams() {
         for angles in [RopeAngles::Computed(&ropes[at]), RopeAngles::Table(&caches[at])] {
             let [q, k] = memory.each_mut().map(|memory| memory.view_mut(Dtype::F32, 0, &[2, 1, 8]));
             let positions = positions.indices(0, 2)?;
-            RopeRotation { from: None, q: q?, k: k?, positions, angles }.run(gpu)?;
+            RopeRotation { from: None, q: q?, k: k?, rest: None, scales: None, positions, angles }
+                .run(gpu)?;
         }
         Ok(())
     };
