@@ -203,6 +203,9 @@ mod tests {
         let quick = selected(&["--quick"]);
         assert!(kernels.iter().all(|kernel| quick.iter().any(|(name, _)| *name == kernel.name)));
         let named = selected(&["--quick", "rmsnorm_bf16"]);
-        assert_eq!(named, [("rmsnorm_bf16".to_owned(), 80), ("rmsnorm_bf16".to_owned(), 90)]);
+        let names = ["rmsnorm_bf16", "rmsnorm_bf16_to_e4m3_bf16_8_128x4_scaled"];
+        let expected: Vec<_> =
+            names.iter().flat_map(|name| [80, 90].map(|arch| ((*name).to_owned(), arch))).collect();
+        assert_eq!(named, expected);
     }
 }
