@@ -6,7 +6,7 @@ use crate::{
     keywords::Keywords,
 };
 use pyo3::prelude::*;
-use tilewright::{HeadDim, Heads, KvLayout, Mask, Problem};
+use tilewright::{Dtype, HeadDim, Heads, KvLayout, Mask, Problem};
 
 const OPERATOR: &str = "attention.problem";
 
@@ -24,6 +24,7 @@ pub(crate) struct ProblemFields {
     head_dim_qk: usize,
     head_dim_vo: usize,
     dtype: String,
+    q_dtype: Option<String>,
     kv_dtype: String,
     layout: String,
     causal: bool,
@@ -69,6 +70,15 @@ impl PyProblem {
         };
         let dtypes = (element_type(OPERATOR, &fields.dtype)?, element_type(OPERATOR, &fields.kv_dtype)?);
         builder = builder.dtypes(dtypes.0, dtypes.1).layout(layout).mask(fields.mask()?);
+        let q_dtype = fields.q_dtype.as_ref().map(|name| element_type(OPERATOR, name)).transpose()?;
+        match q_dtype.filter(|q| *q != dtypes.0) {
+            None => {}
+            Some(Dtype::E4m3) => builder = builder.fp8_queries(),
+            Some(q) => {
+                let text = format!("q_dtype = {q}, expected {} as dtype, or e4m3", dtypes.0);
+                return Err(invalid(OPERATOR, text));
+            }
+        }
         if let Some(scale) = fields.scale {
             builder = builder.scale(scale);
         }

@@ -622,3 +622,44 @@ def test_properties_follow_the_compute_capability(monkeypatch):
     assert not properties.device_support_pdl(torch.device("cpu"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert not properties.is_sm90a_supported(gpu)
+
+
+@pytest.mark.parametrize("paged", [False, True])
+def test_queries_keys_and_values_of_e4m3(paged):
+    """FP8 attention with scales per head, against attention of the dequantized tensors."""
+    torch.manual_seed(3)
+    heads, kv_heads, dim, lens, kv_lens = 4, 2, 64, [5, 17], [32, 48]
+    e4m3, rows, tokens = torch.float8_e4m3fn, sum(lens), sum(kv_lens)
+    q, k, v = (torch.randn(n, h, dim).to(e4m3) for n, h in ((rows, heads), (tokens, kv_heads), (tokens, kv_heads)))
+    scales = [torch.tensor([0.5, 0.5, 2.0, 2.0]), torch.tensor([0.25, 1.5]), torch.tensor([3.0, 0.5])]
+    float_q, float_k, float_v = (x.float() * s[:, None] for x, s in zip((q, k, v), scales, strict=True))
+    bounds, kv_bounds = [torch.tensor([0, *n]).cumsum(0).int() for n in (lens, kv_lens)]
+    options = {"causal": True, "q_data_type": e4m3, "kv_data_type": e4m3, "o_data_type": torch.bfloat16}
+    if paged:
+        wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(torch.empty(1, dtype=torch.uint8))
+        pages = torch.tensor([0, 2, 5]).int()
+        wrapper.plan(bounds, pages, torch.arange(5).int(), torch.tensor([16, 16]).int(), heads, kv_heads, dim, 16, **options)
+        cache = tuple(x.view(5, 16, kv_heads, dim) for x in (k, v))
+        run = lambda *args, **kwargs: wrapper.run(q, cache, *args, **kwargs)
+    else:
+        wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(torch.empty(1, dtype=torch.uint8))
+        wrapper.plan(bounds, kv_bounds, heads, kv_heads, dim, **options)
+        run = lambda *args, **kwargs: wrapper.run(q, k, v, *args, **kwargs)
+    found = run(*scales)
+    assert found.dtype == torch.bfloat16
+    assert torch.equal(found, run(q_scale=scales[0], k_scale=scales[1], v_scale=scales[2]))
+    for request, (length, kv_length) in enumerate(zip(lens, kv_lens, strict=True)):
+        of_q, of_k = bounds[request], kv_bounds[request]
+        at = slice(of_q, of_q + length)
+        keys, values = (x[of_k : of_k + kv_length].repeat_interleave(2, 1) for x in (float_k, float_v))
+        logits = torch.einsum("qhd,khd->hqk", float_q[at], keys) / dim**0.5
+        visible = torch.arange(kv_length)[None] <= torch.arange(length)[:, None] + kv_length - length
+        weights = logits.masked_fill(~visible, float("-inf")).softmax(-1)
+        expected = torch.einsum("hqk,khd->qhd", weights, values)
+        torch.testing.assert_close(found[at].float(), expected, rtol=1e-2, atol=2e-2)
+    one = flashinfer.single_prefill_with_kv_cache(q[:5], k[:32], v[:32], *scales, o_dtype=torch.bfloat16, causal=True)
+    assert torch.equal(one, found[:5])
+    with pytest.raises(tw.Unsupported, match="q_scale differs within a group of 2 query heads"):
+        run(torch.tensor([0.5, 1.0, 2.0, 2.0]), *scales[1:])
+    with pytest.raises(tw.Unsupported, match="o_data_type = 'float8_e4m3fn', expected float16 or bfloat16"):
+        flashinfer.single_prefill_with_kv_cache(q[:5], k[:32], v[:32], causal=True)

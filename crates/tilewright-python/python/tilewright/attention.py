@@ -16,7 +16,7 @@ class Problem:
 
     ``num_qo_heads`` is a multiple of ``num_kv_heads``. ``head_dim`` is that of queries and keys; ``head_dim_vo`` that of values
     and outputs, by default the same. ``dtype`` is that of queries and outputs (float32, float16, bfloat16), ``kv_dtype`` that of
-    the cache (also float8_e4m3fn, float8_e5m2, int8). ``layout`` is ``"NHD"`` or ``"HND"``.
+    the cache (also float8_e4m3fn, float8_e5m2, int8). ``q_dtype`` float8_e4m3fn is FP8 attention, with a cache of that dtype. ``layout`` is ``"NHD"`` or ``"HND"``.
 
     Visible keys: ``causal`` is aligned bottom-right; ``window_left`` keeps that many keys before a row's own position, itself
     not counted. ``scale`` is by default ``1 / sqrt(head_dim)``.
@@ -32,6 +32,7 @@ class Problem:
         *,
         head_dim_vo: "int | None" = None,
         dtype="float32",
+        q_dtype=None,
         kv_dtype=None,
         layout: str = "NHD",
         causal: bool = True,
@@ -46,6 +47,7 @@ class Problem:
             head_dim_qk=head_dim,
             head_dim_vo=head_dim if head_dim_vo is None else head_dim_vo,
             dtype=dtype,
+            q_dtype=None if q_dtype is None else dtype_name(q_dtype),
             kv_dtype=dtype if kv_dtype is None else dtype_name(kv_dtype),
             layout=layout,
             causal=causal,
@@ -73,6 +75,7 @@ class Problem:
             head_dim_qk=head_dim_ckv + head_dim_kpe,
             head_dim_vo=head_dim_ckv,
             dtype=dtype,
+            q_dtype=None,
             kv_dtype=dtype if kv_dtype is None else dtype_name(kv_dtype),
             layout="NHD",
             causal=causal,

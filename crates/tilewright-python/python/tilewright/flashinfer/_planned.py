@@ -14,6 +14,8 @@ from ..operators import Rope
 from ._pages import host_array
 from ._refuse import check_backend, check_choice, check_layout, check_output, number, torch_dtype
 
+#: The dtype of FP8 attention.
+FP8 = "float8_e4m3fn"
 #: Operators kept for reuse; each is a few kilobytes.
 _LIMIT = 256
 _operators: dict = {}
@@ -55,14 +57,15 @@ class Settings:
 
     def factors(self, function: str, q_scale, k_scale, v_scale) -> tuple:
         """The scales of keys and values, with those of queries and logits; ``None`` for 1."""
-        factor = number(function, "q_scale", q_scale) * self.scale() * math.sqrt(self.dims[0])
-        return _unless_one(_product(function, factor, k_scale)), _unless_one(_product(function, 1.0, v_scale))
+        k_factor = _product(function, self.scale() * math.sqrt(self.dims[0]), k_scale)
+        k_factor = _times(k_factor, _of_groups(function, q_scale, self.heads))
+        return _unless_one(k_factor), _unless_one(_product(function, 1.0, v_scale))
 
     def problem(self) -> Problem:
         """The problem with the default scale; runs multiply by the ratio to theirs, so that one plan serves all scales."""
         left = None if self.window_left < 0 else self.window_left
         return Problem(self.heads[0], self.heads[1], self.dims[0], head_dim_vo=self.dims[1], dtype=self.dtypes[0],
-                       kv_dtype=self.dtypes[1], layout=self.layout, causal=self.causal, window_left=left)
+                       q_dtype=self.dtypes[2], kv_dtype=self.dtypes[1], layout=self.layout, causal=self.causal, window_left=left)
 
     def variant(self):
         """The composed variant, or None."""
@@ -100,10 +103,12 @@ class Settings:
         return copy
 
 
-def dtype_names(q, kv) -> tuple:
-    """The names of two dtypes; a missing one of keys is that of queries."""
+def dtype_names(q, kv, out=None) -> tuple:
+    """The names of the dtypes of outputs, keys and queries. A missing one of keys is that of queries, and outputs have that of
+    queries unless those have 8 bits."""
     q_name = dtype_name(q)
-    return q_name, (q_name if kv is None else dtype_name(kv))
+    out_name = dtype_name(out) if q_name == FP8 and out is not None else q_name
+    return out_name, (q_name if kv is None else dtype_name(kv)), q_name
 
 
 def split_of(function: str, fixed_split_size, disable_split_kv: bool, page_size: int):
@@ -216,7 +221,7 @@ class PlannedAttention:
         function = "run"
         last, plan, operator, dtype, k_scale = self._last
         if last is not settings:
-            plan, operator, dtype = self.plan_for(settings), settings.operator(self.device), torch_dtype(settings.dtypes[0])
+            plan, operator, dtype = self.plan_for(settings), settings.operator(self.device), torch_dtype(settings.dtypes[2])
             k_scale, _ = settings.factors(function, None, None, None)
             self._last = (settings, plan, operator, dtype, k_scale)
         if q.dtype != dtype:
@@ -228,7 +233,8 @@ class PlannedAttention:
             return operator.run(plan, q, kv[0], kv[1], out=out, lse=lse, return_lse=return_lse, k_scale=k_scale, v_scale=v_scale)
         except Error:
             if out is not None:
-                check_output(function, "out", out, (q.shape[0], settings.heads[0], settings.dims[1]), dtype, q.device)
+                check_output(function, "out", out, (q.shape[0], settings.heads[0], settings.dims[1]),
+                             torch_dtype(settings.dtypes[0]), q.device)
             if lse is not None:
                 check_output(function, "lse", lse, (q.shape[0], settings.heads[0]), torch.float32, q.device)
             raise
@@ -260,6 +266,27 @@ def _product(function: str, factor: float, scale):
             raise Unsupported(f"flashinfer.{function}: a scale has shape {tuple(scale.shape)}, expected [num_kv_heads]")
         return [factor * one for one in scale.tolist()]
     return factor * number(function, "scale", scale)
+
+
+def _of_groups(function: str, scale, heads):
+    """The scale of queries: a number, or one per KV head if it is equal for the query heads of each group."""
+    if not isinstance(scale, torch.Tensor) or scale.numel() <= 1:
+        return number(function, "q_scale", scale)
+    if tuple(scale.shape) != heads[:1]:
+        raise Error(f"flashinfer.{function}: q_scale has shape {tuple(scale.shape)}, expected ({heads[0]},)")
+    values, group = scale.tolist(), heads[0] // heads[1]
+    if any(value != values[at - at % group] for at, value in enumerate(values)):
+        raise Unsupported(f"flashinfer.{function}: q_scale differs within a group of {group} query heads, expected one per KV head")
+    return values[::group]
+
+
+def _times(a, b):
+    """The product of two factors, each a number or a list of one per KV head."""
+    if isinstance(a, list) and isinstance(b, list):
+        return [x * y for x, y in zip(a, b, strict=True)]
+    if isinstance(b, list):
+        a, b = b, a
+    return [x * b for x in a] if isinstance(a, list) else a * b
 
 
 def _unless_one(factor):

@@ -7,11 +7,10 @@ import torch
 
 from .._core import Error
 from .._core import segment_packbits as pack_segments
-from .._tensors import dtype_name
 from ..attention import Batch, Capacity
 from ._compiled import is_compiling, operator
 from ._pages import host_array, page_table, run_cache
-from ._planned import BatchWrapper, PlannedAttention, Settings, dtype_names, planned_device, sinks_of, split_of
+from ._planned import FP8, BatchWrapper, PlannedAttention, Settings, dtype_names, planned_device, sinks_of, split_of
 from ._refuse import check_backend, check_layout, refuse
 
 
@@ -27,8 +26,14 @@ def single_prefill_with_kv_cache(
     function = "single_prefill_with_kv_cache"
     check_layout(function, kv_layout)
     check_backend(function, backend)
-    refuse(function, scale_q=scale_q, scale_k=scale_k, scale_v=scale_v, kv_cache_sf=kv_cache_sf,
-           use_fp16_qk_reduction=use_fp16_qk_reduction)
+    refuse(function, kv_cache_sf=kv_cache_sf, use_fp16_qk_reduction=use_fp16_qk_reduction)
+    if q.dtype == torch.float8_e4m3fn:
+        return _single_fp8(
+            (q, k, v), (scale_q, scale_k, scale_v), o_dtype, return_lse,
+            (custom_mask, packed_custom_mask, causal, kv_layout, pos_encoding_mode, sm_scale, window_left, logits_soft_cap,
+             rope_scale, rope_theta),
+        )
+    refuse(function, scale_q=scale_q, scale_k=scale_k, scale_v=scale_v)
     if o_dtype is not None and o_dtype != q.dtype:
         refuse(function, f"q.dtype = {q.dtype}", o_dtype=o_dtype)
     if is_compiling():
@@ -48,6 +53,16 @@ def single_prefill_with_kv_cache(
     return planned.run(settings, q, (k, v), None, return_lse=return_lse, scales=(_q_scale, k_scale, v_scale))
 
 
+def _single_fp8(tensors, scales, o_dtype, return_lse, arguments):
+    """FP8 attention of one request; ``scales`` of queries, keys and values are numbers or tensors of one per head."""
+    settings, batch = _single(*tensors, *arguments)
+    dtypes = dtype_names(tensors[0].dtype, tensors[1].dtype, o_dtype)
+    _check_output_dtype("single_prefill_with_kv_cache", o_dtype, dtypes)
+    planned, settings = PlannedAttention(planned_device(tensors[0])), settings.replace(dtypes=dtypes)
+    planned.plan(settings, batch)
+    return planned.run(settings, tensors[0], tensors[1:], None, return_lse=return_lse, scales=scales)
+
+
 def _single(q, k, v, custom_mask, packed_custom_mask, causal, kv_layout, pos_encoding_mode, sm_scale, window_left,
             logits_soft_cap, rope_scale, rope_theta):
     """The settings and the batch of one request."""
@@ -62,7 +77,7 @@ def _single(q, k, v, custom_mask, packed_custom_mask, causal, kv_layout, pos_enc
             raise Error(f"flashinfer.{function}: custom_mask has shape {tuple(custom_mask.shape)}, expected ({qo_len}, {kv_len})")
         mask = pack_mask(custom_mask, [0, qo_len * kv_len])
     settings = Settings(
-        heads=(q.shape[1], k.shape[1 - axis]), dims=(q.shape[2], v.shape[2]), dtypes=(dtype_name(q.dtype), dtype_name(k.dtype)),
+        heads=(q.shape[1], k.shape[1 - axis]), dims=(q.shape[2], v.shape[2]), dtypes=dtype_names(q.dtype, k.dtype),
         layout=kv_layout, causal=causal and mask is None, window_left=window_left, soft_cap=logits_soft_cap, sm_scale=sm_scale,
         pos_encoding_mode=pos_encoding_mode, rope_scale=rope_scale, rope_theta=rope_theta,
     )
@@ -164,6 +179,15 @@ class _PrefillWrapper(BatchWrapper):
             self._sm_scale = float(args[1])
         return args[0] if args else sinks
 
+    def _scales(self, args, scales):
+        """The scales of queries, keys and values, by keyword or, with queries of 8 bits, as three further arguments; and the
+        other arguments."""
+        if len(args) != 3 or self._settings is None or self._settings.dtypes[2] != FP8:
+            return scales, args
+        if any(scale is not None for scale in scales):
+            raise Error(f"flashinfer.{self._name}.run: scales are passed twice, expected them by keyword or as arguments")
+        return args, ()
+
     def _run(self, q, kv, *, scales, out, lse, return_lse, sinks=None):
         if self._settings is None:
             raise Error("flashinfer.run: plan() has not been called")
@@ -179,6 +203,8 @@ class _PrefillWrapper(BatchWrapper):
 
 
 def _check_output_dtype(function, o_data_type, dtypes):
+    if dtypes[0] == FP8:
+        refuse(function, "float16 or bfloat16 with queries of 8 bits", o_data_type=dtypes[0])
     if o_data_type is not None and dtype_names(o_data_type, None)[0] != dtypes[0]:
         refuse(function, f"q_data_type = {dtypes[0]}", o_data_type=o_data_type)
 
@@ -219,7 +245,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_PrefillWrapper):
         function = f"{self._name}.plan"
         refuse(function, use_fp16_qk_reduction=use_fp16_qk_reduction)
         _refuse_items(function, prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr)
-        dtypes = dtype_names(q_data_type, kv_data_type)
+        dtypes = dtype_names(q_data_type, kv_data_type, o_data_type)
         _check_output_dtype(function, o_data_type, dtypes)
         has_mask = custom_mask is not None or packed_custom_mask is not None
         self._keep(non_blocking, qo_indptr_buf=qo_indptr, paged_kv_indptr_buf=paged_kv_indptr,
@@ -263,11 +289,12 @@ class BatchPrefillWithPagedKVCacheWrapper(_PrefillWrapper):
         lse)`` with the LSE in base 2. ``enable_pdl`` is a hint without effect."""
         refuse("run", kv_cache_sf=kv_cache_sf, use_fp16_softmax=use_fp16_softmax, uses_spcompress=uses_spcompress,
                skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor)
+        scales, args = self._scales(args, (q_scale, k_scale, v_scale))
         sinks = self._sinks(args, sinks)
         if window_left is not None and self._settings is not None and window_left != self._window_left:
             raise AssertionError(f"window_left = {window_left}, plan() was given {self._window_left}")
         kv = run_cache(paged_kv_cache, self._kv_layout)
-        return self._run(q, kv, scales=(q_scale, k_scale, v_scale), out=out, lse=lse, return_lse=return_lse, sinks=sinks)
+        return self._run(q, kv, scales=scales, out=out, lse=lse, return_lse=return_lse, sinks=sinks)
 
     run_return_lse = functools.partialmethod(run, return_lse=True)
 
@@ -317,7 +344,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(_PrefillWrapper):
         function = f"{self._name}.plan"
         refuse(function, use_fp16_qk_reduction=use_fp16_qk_reduction, v_indptr=v_indptr, o_indptr=o_indptr)
         _refuse_items(function, prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr)
-        dtypes = dtype_names(q_data_type, kv_data_type)
+        dtypes = dtype_names(q_data_type, kv_data_type, o_data_type)
         _check_output_dtype(function, o_data_type, dtypes)
         self._keep(non_blocking, qo_indptr_buf=qo_indptr, kv_indptr_buf=kv_indptr)
         bounds, kv_bounds = host_array(qo_indptr), host_array(kv_indptr)
@@ -343,7 +370,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(_PrefillWrapper):
         """Attention of the planned batch: ``q`` ``[qo_indptr[-1], num_qo_heads, head_dim]``, ``k``, ``v`` ``[kv_indptr[-1],
         num_kv_heads, head_dim]``. Returns the output, or ``(output, lse)`` with the LSE in base 2."""
         refuse("run", kv_cache_sf=kv_cache_sf, o_scale=None if o_scale == 1.0 else o_scale)
-        scales = (q_scale, k_scale, v_scale)
+        scales, args = self._scales(args, (q_scale, k_scale, v_scale))
         return self._run(q, (k, v), scales=scales, out=out, lse=lse, return_lse=return_lse, sinks=self._sinks(args, None))
 
     run_return_lse = functools.partialmethod(run, return_lse=True)
