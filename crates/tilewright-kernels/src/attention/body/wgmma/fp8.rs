@@ -6,7 +6,8 @@
 //!     P = 2^(S · scale - max · scale + 8)        rounded to e4m3
 //!     start T = P · V(j)                         in the registers of S
 //!     wait for S': mask, row maxima              while T is computed
-//!     O = (O + T) · 2^((old max - max) · scale)
+//!     O = O · r, if a maximum moved, with r = 2^((old max - max) · scale)
+//!     O = O + T · r
 //! ```
 //!
 //! - Accumulators of 8-bit products have about 13 bits on Hopper, so the sums of a tile are added to f32 registers.
@@ -69,7 +70,8 @@ impl<'c, 'k> Consumer<'c, 'k> {
             self.add_values(current, (tile.get(), Masked::Any), buffers[0]);
             k.wgmma_wait(0);
             self.release(self.values);
-            self.add_to_outputs(buffers[0]);
+            let pairs = self.state.o.iter().flatten().zip(buffers[0].iter().flatten());
+            pairs.for_each(|(o, sum)| o.set(o.get() + sum.get()));
         });
     }
 
@@ -110,28 +112,27 @@ impl<'c, 'k> Consumer<'c, 'k> {
         let maxima = self.maxima(next);
         let maxima = [0, 1].map(|half| maxima[half].max(last[half]));
         let moved = maxima[0].gt(last[0]) | maxima[1].gt(last[1]);
-        // both waits stand in both branches: the assembler would move them before the maxima
-        k.when_else(
-            k.any(moved),
-            || {
-                let rescale = [0, 1].map(|half| ((last[half] - maxima[half]) * scales[half]).exp2());
+        let rescale = [0, 1].map(|_| k.var("rescale", 1.0));
+        // the assembler would move the wait before the maxima, but not across a branch that depends on them
+        k.when(k.any(moved), || {
+            for half in 0..2 {
                 // not a number if both maxima are -inf
-                let rescale = rescale.map(|rescale| rescale.min(1.0));
-                k.wgmma_wait(0);
-                self.release(self.values);
-                self.add_to_outputs(logits);
-                for (i, o) in self.state.o.iter().flat_map(|of| of.iter().enumerate()) {
-                    o.set(o.get() * rescale[i / 2]);
-                }
-                self.sum.iter().zip(rescale).for_each(|(sum, rescale)| sum.set(sum.get() * rescale));
-                self.state.max.iter().zip(maxima).for_each(|(to, max)| to.set(max));
-            },
-            || {
-                k.wgmma_wait(0);
-                self.release(self.values);
-                self.add_to_outputs(logits);
-            },
-        );
+                let factor = ((last[half] - maxima[half]) * scales[half]).exp2().min(1.0);
+                rescale[half].set(factor);
+                self.sum[half].set(self.sum[half].get() * factor);
+                self.state.max[half].set(maxima[half]);
+            }
+            for (i, o) in self.state.o.iter().flat_map(|of| of.iter().enumerate()) {
+                o.set(o.get() * rescale[i / 2].get());
+            }
+        });
+        k.wgmma_wait(0);
+        self.release(self.values);
+        for (o, sums) in self.state.o.iter().zip(logits) {
+            for (i, (o, sum)) in o.iter().zip(sums).enumerate() {
+                o.set(sum.get().mul_add(rescale[i / 2].get(), o.get()));
+            }
+        }
     }
 
     /// Maxima of the logits of this thread's rows.
@@ -172,12 +173,6 @@ impl<'c, 'k> Consumer<'c, 'k> {
             k.wgmma(&sums, operands, step > 0);
         }
         k.wgmma_commit();
-    }
-
-    /// `O = O + T`
-    fn add_to_outputs(&self, sums: &[AccFragment<'k>]) {
-        let pairs = self.state.o.iter().flatten().zip(sums.iter().flatten());
-        pairs.for_each(|(o, sum)| o.set(o.get() + sum.get()));
     }
 
     /// Replaces NaN in a transposed tile by 0 and writes the masks of its keys, as `kernel::nonfinite` does. A thread has 4 bytes of 8
