@@ -68,11 +68,7 @@ impl<'k> LoadedQueries<'k> {
             for chunk in (0..format.chunks).step_by(partition.lanes) {
                 let words = std::array::from_fn(|_| k.var::<u32>("query", 0));
                 k.when(row.lt(rows) & exists(k, format, partition.chunk + chunk as u32), || {
-                    let from = from.plus(chunk * 2 * size);
-                    let set = |loaded: &[Value<'k, u32>]| {
-                        words.iter().zip(loaded).for_each(|(word, loaded)| word.set(*loaded));
-                    };
-                    if size == 1 { set(&from.load_vector::<2>()) } else { set(&from.load_vector::<4>()) }
+                    load_chunk(from.plus(chunk * 2 * size), size, &words);
                 });
                 chunks.push((first * format.stride + chunk * 16, words));
             }
@@ -122,6 +118,15 @@ impl<'k> LoadedQueries<'k> {
             });
         }
     }
+}
+
+/// Loads 8 elements of `size` bytes to the first words.
+fn load_chunk<'k>(from: Global<'k, u32>, size: usize, words: &[Var<'k, u32>; 4]) {
+    let loaded = match size {
+        1 => from.load_vector::<2>().to_vec(),
+        _ => from.load_vector::<4>().to_vec(),
+    };
+    words.iter().zip(loaded).for_each(|(word, loaded)| word.set(loaded));
 }
 
 /// A power of two that moves the maximum magnitude of a row of bf16 to 2^14 .. 2^15. Elements below 2^-28 of the maximum are subnormal

@@ -183,6 +183,11 @@ impl Case {
         }
     }
 
+    /// The value of a key of a segment of `len` keys, if it is not noise.
+    pub(crate) fn constant_value(&self, key: usize, len: usize) -> Option<f64> {
+        self.constant_values.map(|(last, others)| if key + 128 < len { others } else { last })
+    }
+
     /// The dtype of queries.
     pub(crate) fn q(&self) -> Dtype {
         if self.fp8 { Dtype::E4m3 } else { self.qo }

@@ -93,11 +93,9 @@ fn fp8_queries_are_converted_by_mma_bodies() {
         let case = case(128, (4, 2), &lengths);
         check(&case.clone().with(|case| (case.arch, case.qo, case.wgmma) = (arch, qo, false)));
         let few = [(1, 300), (3, 30)];
-        check(
-            &case.with(|case| {
-                (case.arch, case.qo, case.wgmma, case.lengths) = (arch, qo, false, few.to_vec())
-            }),
-        );
+        check(&case.with(|case| {
+            (case.arch, case.qo, case.wgmma, case.lengths) = (arch, qo, false, few.to_vec());
+        }));
     }
     let odd = case(80, (2, 1), &[(1, 90), (30, 60)]);
     check(&odd.with(|case| (case.wgmma, case.scales) = (false, Scales::Page)));

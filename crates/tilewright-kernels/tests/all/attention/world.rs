@@ -209,9 +209,7 @@ impl World {
                     let magnitude = self.magnitude(seed == 2, key as f64 / segment.len as f64);
                     let number =
                         |d: usize| magnitude * noise(seed + 8 * number as u64, (key * 64 + head) * 512 + d);
-                    let constant = case.constant_values.filter(|_| seed == 3);
-                    let constant =
-                        constant.map(|(last, others)| if key + 128 < segment.len { others } else { last });
+                    let constant = case.constant_value(key, segment.len).filter(|_| seed == 3);
                     let number = |d: usize| constant.unwrap_or_else(|| number(d));
                     let row: Vec<u8> = (0..dim).flat_map(|d| bytes(case.kv, number(d))).collect();
                     pool[at..][..row.len()].copy_from_slice(&row);

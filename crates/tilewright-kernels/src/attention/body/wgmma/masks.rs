@@ -216,7 +216,7 @@ impl<'c, 'k> Consumer<'c, 'k> {
             match config.is_fp8() {
                 true => self.extract_transposed(values, masks),
                 false => {
-                    nonfinite::extract_chunks(cta, (k.thread(), cta.threads), (chunks, keys), (at, masks))
+                    nonfinite::extract_chunks(cta, (k.thread(), cta.threads), (chunks, keys), (at, masks));
                 }
             }
             k.fence(Fence::ProxyAsyncShared);
