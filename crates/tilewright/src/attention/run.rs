@@ -2,7 +2,7 @@
 
 use super::{Attention, Output, Plan, Problem, Variant, requests::KvSource, variant::ExpressionVariant};
 use crate::{
-    Backend, Error, Operator, Result, View,
+    Backend, Dtype, Error, Operator, Result, View,
     backend::Opaque,
     kv::{
         KvCache, KvScales, QuantizedCache, Scale,
@@ -127,7 +127,8 @@ impl<'a> Operator<'a> for AttentionRun<'a> {
         let Self { plan, inputs: Inputs { variant, .. }, out } = self;
         let rows = plan.tensor_rows(out.o.shape().first());
         let (heads, dim) = (plan.problem.heads(), plan.problem.head_dim());
-        plan.check_rows("o", &out.o.as_view(), [rows, heads.qo, dim.vo], ROW_AXES)?;
+        let dtype = plan.problem.dtype_o();
+        RowShape { shape: [rows, heads.qo, dim.vo], axes: ROW_AXES, dtype }.check("o", &out.o.as_view())?;
         if let Some(lse) = &out.lse {
             crate::ensure!(
                 variant.has_softmax(),
@@ -136,7 +137,7 @@ impl<'a> Operator<'a> for AttentionRun<'a> {
                 variant.name()
             );
             check_shape(OPERATOR, "lse", (lse.shape(), &[rows, heads.qo]), "[num_rows, num_qo_heads]")?;
-            check_dtype(OPERATOR, "lse", lse.dtype(), crate::Dtype::F32)?;
+            check_dtype(OPERATOR, "lse", lse.dtype(), Dtype::F32)?;
             crate::ensure!(
                 lse.is_contiguous(),
                 OPERATOR,
@@ -215,7 +216,8 @@ impl<B: Backend> Attention<B> {
         let QuantizedCache { cache, scales } = kv;
         let rows = plan.tensor_rows(q.shape().first());
         let (heads, dim) = (self.problem.heads(), self.problem.head_dim());
-        plan.check_rows("q", &q, [rows, heads.qo, dim.qk], ROW_AXES)?;
+        let dtype = self.problem.dtype_q();
+        RowShape { shape: [rows, heads.qo, dim.qk], axes: ROW_AXES, dtype }.check("q", &q)?;
         let pages = plan.check_cache(cache)?;
         scales.check(OPERATOR, heads.kv, pages)?;
         if let KvSource::Paged { indices, .. } = &plan.requests.source {
@@ -275,8 +277,11 @@ impl<B: Backend> Attention<B> {
         let rows = plan.tensor_rows(q.nope.shape().first());
         let (heads, dim) = (self.problem.heads(), self.problem.head_dim());
         let kpe = dim.qk - dim.vo;
-        plan.check_rows("q.nope", &q.nope, [rows, heads.qo, dim.vo], "[num_rows, num_heads, ckv]")?;
-        plan.check_rows("q.pe", &q.pe, [rows, heads.qo, kpe], "[num_rows, num_heads, kpe]")?;
+        let dtype = self.problem.dtype_q();
+        let axes = "[num_rows, num_heads, ckv]";
+        RowShape { shape: [rows, heads.qo, dim.vo], axes, dtype }.check("q.nope", &q.nope)?;
+        let axes = "[num_rows, num_heads, kpe]";
+        RowShape { shape: [rows, heads.qo, kpe], axes, dtype }.check("q.pe", &q.pe)?;
         plan.check_latent("ckv", &kv.ckv, dim.vo)?;
         plan.check_latent("kpe", &kv.kpe, kpe)?;
         let strides = |view: &View<'_>| match *view.strides() {
@@ -311,21 +316,29 @@ impl<B: Backend> Attention<B> {
     }
 }
 
-impl Plan {
-    /// Checks queries or outputs.
-    fn check_rows(&self, name: &str, view: &View<'_>, shape: [usize; 3], axes: &str) -> Result<()> {
-        check_shape(OPERATOR, name, (view.shape(), &shape), axes)?;
-        let dtype = if name == "o" { self.problem.dtype_o() } else { self.problem.dtype_q() };
-        check_dtype(OPERATOR, name, view.dtype(), dtype)?;
+/// The expected form of queries or outputs.
+struct RowShape {
+    shape: [usize; 3],
+    /// The axes in errors.
+    axes: &'static str,
+    dtype: Dtype,
+}
+
+impl RowShape {
+    fn check(&self, name: &str, view: &View<'_>) -> Result<()> {
+        check_shape(OPERATOR, name, (view.shape(), &self.shape), self.axes)?;
+        check_dtype(OPERATOR, name, view.dtype(), self.dtype)?;
         crate::ensure!(
-            view.strides()[2] == 1 || shape[2] == 1,
+            view.strides()[2] == 1 || self.shape[2] == 1,
             OPERATOR,
             "{name} has strides {:?}: head_dim, the last axis, must have stride 1",
             view.strides()
         );
         Ok(())
     }
+}
 
+impl Plan {
     /// Checks that a cache has the plan's shape, layout and dtype, and all its pages or tokens. Returns the number of
     /// pages of a paged one.
     fn check_cache(&self, kv: KvCache<'_>) -> Result<Option<usize>> {
