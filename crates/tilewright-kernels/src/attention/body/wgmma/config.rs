@@ -51,11 +51,6 @@ impl WgmmaConfig {
         self.kv.size() == 1 && !self.is_fp8()
     }
 
-    /// Registers per thread of consumers and producers: without those of a second tile of logits in flight, consumers leave more.
-    pub(super) fn registers(&self) -> (u32, u32) {
-        (232, 40)
-    }
-
     /// Bytes of the buffer of keys or values that are converted.
     pub(super) fn buffer_bytes(&self) -> usize {
         self.buffer_bytes_of(self.kv_tokens())

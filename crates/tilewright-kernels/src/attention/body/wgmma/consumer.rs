@@ -20,6 +20,8 @@ use tilewright_ptx::{
     isa::matrix::{Elements, Major},
 };
 
+/// Registers per thread.
+const REGISTERS: u32 = 232;
 /// Threads that process items.
 const THREADS: u32 = super::CONSUMERS;
 
@@ -55,7 +57,7 @@ pub(super) struct Consumer<'c, 'k> {
 impl<'c, 'k> Consumer<'c, 'k> {
     pub(super) fn new(shared: &'c WgmmaCta<'k>, hooks: &'c RowHooks<'k, 'c>) -> Self {
         let (k, config) = (shared.k, &shared.config);
-        k.setmaxnreg_inc(config.registers().0);
+        k.setmaxnreg_inc(REGISTERS);
         let sum = [0, 1].map(|_| k.var("sum", 0.0));
         let fragment = |_| std::array::from_fn(|_| k.unset_var("s"));
         let steps = if config.has_queries_in_registers() { config.qk_steps() } else { 0 };

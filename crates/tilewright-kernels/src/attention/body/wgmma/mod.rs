@@ -302,10 +302,12 @@ impl<'k> WgmmaCta<'k> {
 
     /// The CTA with the dtype of products, whose keys and values are not those of the cache if they are converted.
     fn products(&self) -> MmaCta<'k> {
-        match () {
-            () if self.config.is_fp8() => self.cta.with_elements(Elements::E4m3),
-            () if self.config.is_converted() => self.cta.with_elements(Elements::F16),
-            () => self.cta,
+        if self.config.is_fp8() {
+            self.cta.with_elements(Elements::E4m3)
+        } else if self.config.is_converted() {
+            self.cta.with_elements(Elements::F16)
+        } else {
+            self.cta
         }
     }
 

@@ -27,6 +27,8 @@ use tilewright_ptx::{
     },
 };
 
+/// Registers per thread.
+const REGISTERS: u32 = 40;
 /// Threads of the warpgroup.
 pub(super) const THREADS: u32 = 128;
 /// Its warps.
@@ -88,7 +90,7 @@ impl<'k> ItemTiles<'k> {
 impl<'c, 'k> Producer<'c, 'k> {
     pub(super) fn new(shared: &'c WgmmaCta<'k>) -> Self {
         let k = shared.k;
-        k.setmaxnreg_dec(shared.config.registers().1);
+        k.setmaxnreg_dec(REGISTERS);
         let thread = (k.thread() - CONSUMERS).named("producer");
         let warp = (thread >> 5).of_lane(0).named("producer_warp");
         let by_rows = shared.by_rows();
