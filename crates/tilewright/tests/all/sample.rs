@@ -179,7 +179,7 @@ impl Sample {
 
 /// The sum of products of 8-bit floats, 32 at a time: products and the sum so far are truncated to multiples of 2^-13 of the largest
 /// one's power of two, as on an H100.
-fn narrow_sum(products: impl Iterator<Item = f32>) -> f32 {
+pub(crate) fn narrow_sum(products: impl Iterator<Item = f32>) -> f32 {
     let products: Vec<f32> = products.collect();
     products.chunks(32).fold(0.0, |sum, products| {
         let addends = || products.iter().copied().chain([sum]);

@@ -5,6 +5,7 @@ use super::{
     numbers::number,
     world::{Outputs, Segment, World},
 };
+use crate::scalar_attention::sample::narrow_sum;
 use tilewright::{
     Dtype,
     attention::variant::{ExpressionVariant, Plain, Variant},
@@ -139,9 +140,12 @@ impl World {
         keys.retain(|(segment, key)| (definition.visible)(place(self.position(segment, *key))));
         let logit = |&(segment, key): &(&Segment, usize)| {
             let k = self.element(dim.qk, segment, (key, kv_head));
-            let products: Vec<f64> =
-                q.iter().zip(k..).map(|(q, at)| q * self.number(&self.k, case.kv, at)).collect();
-            let dot = if case.fp8 && case.wgmma { narrow_sum(&products) } else { products.iter().sum() };
+            let products = q.iter().zip(k..).map(|(q, at)| q * self.number(&self.k, case.kv, at));
+            let dot: f64 = match case.fp8 && case.wgmma {
+                // products of e4m3 are exact in f32
+                true => narrow_sum(products.map(|product| product as f32)).into(),
+                false => products.sum(),
+            };
             let factor = self.factor(0, segment, (key, kv_head));
             (definition.logit)(place(self.position(segment, key)), dot * self.scale() * factor)
         };
@@ -185,18 +189,4 @@ impl World {
     fn number(&self, of: &[u8], dtype: Dtype, at: usize) -> f64 {
         number(dtype, &of[at * dtype.size()..][..dtype.size()])
     }
-}
-
-/// The sum of products of 8-bit floats by tensor cores, 32 at a time: products and the sum so far are truncated to multiples of 2^-13
-/// of the largest one's power of two.
-fn narrow_sum(products: &[f64]) -> f64 {
-    products.chunks(32).fold(0.0, |sum, products| {
-        let addends = || products.iter().copied().chain([sum]);
-        let largest = addends().fold(0.0_f64, |max, addend| max.max(addend.abs()));
-        if largest == 0.0 || !addends().all(f64::is_finite) {
-            return addends().sum();
-        }
-        let unit = 2.0_f64.powi(largest.log2().floor() as i32 - 13);
-        addends().map(|addend| (addend / unit).trunc() * unit).sum()
-    })
 }
