@@ -21,7 +21,8 @@ use tilewright::Dtype;
 
 const OPERATOR: &str = "tensor.dlpack";
 const CPU: i32 = 1;
-const CUDA: i32 = 2;
+/// `kDLCUDA`
+pub(crate) const CUDA: i32 = 2;
 const CUDA_HOST: i32 = 3;
 const CUDA_MANAGED: i32 = 13;
 /// The flag of a versioned tensor that may not be written.

@@ -5,7 +5,7 @@ use super::operators;
 use crate::{
     backend::AnyBackend,
     device::shared_backend,
-    dlpack::{DlTensor, described},
+    dlpack::{CUDA, DlTensor, described},
     errors::{DeviceError, UnsupportedError},
     tensor::TensorArg,
 };
@@ -26,8 +26,6 @@ const DL_TENSOR: i32 = 7;
 const TENSOR: i32 = 70;
 /// Bytes of an object's header, before the `DLTensor` of a tensor object.
 const HEADER: usize = 24;
-/// `kDLCUDA`
-const CUDA: i32 = 2;
 
 /// `TVMFFIAny`
 #[repr(C)]

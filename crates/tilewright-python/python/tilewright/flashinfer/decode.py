@@ -8,9 +8,9 @@ import torch
 from .._core import Error
 from ..attention import Batch, Capacity
 from ._pages import page_table, run_cache
-from ._planned import FP8, BatchWrapper, Settings, dtype_names, sinks_of, split_of
+from ._planned import BatchWrapper, Settings, dtype_names, sinks_of, split_of
 from ._refuse import refuse
-from .prefill import single_prefill_with_kv_cache
+from .prefill import check_output_dtype, single_prefill_with_kv_cache
 from .stateless import trtllm_batch_decode_with_kv_cache, xqa_batch_decode_with_kv_cache  # noqa: F401
 
 
@@ -96,10 +96,7 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
             q_data_type = data_type if q_data_type is None else q_data_type
             kv_data_type = data_type if kv_data_type is None else kv_data_type
         dtypes = dtype_names("float16" if q_data_type is None else q_data_type, kv_data_type, o_data_type)
-        if dtypes[0] == FP8:
-            refuse("BatchDecodeWithPagedKVCacheWrapper.plan", "float16 or bfloat16 with queries of 8 bits", o_data_type=dtypes[0])
-        if o_data_type is not None and dtype_names(o_data_type, None)[0] != dtypes[0]:
-            refuse("BatchDecodeWithPagedKVCacheWrapper.plan", f"q_data_type = {dtypes[0]}", o_data_type=o_data_type)
+        check_output_dtype("BatchDecodeWithPagedKVCacheWrapper.plan", o_data_type, dtypes)
         if self._use_cuda_graph:
             self._check_graph(batch_size, indices, q_len_per_req)
             self._paged_kv_indptr_buf.copy_(_tensor(indptr), non_blocking=non_blocking)

@@ -57,7 +57,7 @@ def _single_fp8(tensors, scales, o_dtype, return_lse, arguments):
     """FP8 attention of one request; ``scales`` of queries, keys and values are numbers or tensors of one per head."""
     settings, batch = _single(*tensors, *arguments)
     dtypes = dtype_names(tensors[0].dtype, tensors[1].dtype, o_dtype)
-    _check_output_dtype("single_prefill_with_kv_cache", o_dtype, dtypes)
+    check_output_dtype("single_prefill_with_kv_cache", o_dtype, dtypes)
     planned, settings = PlannedAttention(planned_device(tensors[0])), settings.replace(dtypes=dtypes)
     planned.plan(settings, batch)
     return planned.run(settings, tensors[0], tensors[1:], None, return_lse=return_lse, scales=scales)
@@ -202,7 +202,8 @@ class _PrefillWrapper(BatchWrapper):
         self._settings = self._settings.replace(rope_scale=rope[0] or 1.0, rope_theta=rope[1] or 10000.0)
 
 
-def _check_output_dtype(function, o_data_type, dtypes):
+def check_output_dtype(function, o_data_type, dtypes):
+    """Rejects outputs of another dtype than that of ``dtypes``, and of 8 bits."""
     if dtypes[0] == FP8:
         refuse(function, "float16 or bfloat16 with queries of 8 bits", o_data_type=dtypes[0])
     if o_data_type is not None and dtype_names(o_data_type, None)[0] != dtypes[0]:
@@ -246,7 +247,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_PrefillWrapper):
         refuse(function, use_fp16_qk_reduction=use_fp16_qk_reduction)
         _refuse_items(function, prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr)
         dtypes = dtype_names(q_data_type, kv_data_type, o_data_type)
-        _check_output_dtype(function, o_data_type, dtypes)
+        check_output_dtype(function, o_data_type, dtypes)
         has_mask = custom_mask is not None or packed_custom_mask is not None
         self._keep(non_blocking, qo_indptr_buf=qo_indptr, paged_kv_indptr_buf=paged_kv_indptr,
                    paged_kv_indices_buf=paged_kv_indices, paged_kv_last_page_len_buf=paged_kv_last_page_len)
@@ -345,7 +346,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(_PrefillWrapper):
         refuse(function, use_fp16_qk_reduction=use_fp16_qk_reduction, v_indptr=v_indptr, o_indptr=o_indptr)
         _refuse_items(function, prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr)
         dtypes = dtype_names(q_data_type, kv_data_type, o_data_type)
-        _check_output_dtype(function, o_data_type, dtypes)
+        check_output_dtype(function, o_data_type, dtypes)
         self._keep(non_blocking, qo_indptr_buf=qo_indptr, kv_indptr_buf=kv_indptr)
         bounds, kv_bounds = host_array(qo_indptr), host_array(kv_indptr)
         mask = self._mask(custom_mask, packed_custom_mask, bounds, kv_bounds[1:] - kv_bounds[:-1])
