@@ -7,7 +7,7 @@ pub use packed::{
     GROUP, GatedLinear, PANEL_FEATURES, PackedLinear, PackedMatrix, PackedProduct, PackedWeight,
     WeightFormat, pack,
 };
-pub(crate) use packed::{INT4_INPUTS, PanelMut};
+pub(crate) use packed::{INT4_INPUTS, TILE_FEATURES, TILE_PANELS, TileMut};
 
 use crate::{
     Backend, Dtype, Error, Operator, Result, View, ViewMut,

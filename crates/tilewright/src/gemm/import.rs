@@ -1,6 +1,6 @@
 //! Packed matrices from integers and scales that were quantized elsewhere, such as in a checkpoint.
 
-use super::packed::{GROUP, PANEL_FEATURES, PackedMatrix, PanelMut, WeightFormat};
+use super::packed::{GROUP, PackedMatrix, TILE_FEATURES, TileMut, WeightFormat};
 use crate::{Error, Result, ensure};
 use half::bf16;
 use std::{panic::resume_unwind, thread};
@@ -29,7 +29,7 @@ impl PackedMatrix {
             "in_features = {inputs} is not a multiple of {GROUP}, the inputs of a scale"
         );
         let mut packed = Self::zeroed(format, [features, inputs])?;
-        let fill = |panel: &mut PanelMut<'_>, feature: usize| {
+        let fill = |tile: &mut TileMut<'_>, feature: usize| {
             for index in 0..inputs / GROUP {
                 let (scale, integers) = group(feature, index);
                 if let Some(integer) = integers.iter().find(|integer| !(low..=high).contains(*integer)) {
@@ -38,27 +38,23 @@ impl PackedMatrix {
                     );
                     return Err(Error::new(OPERATOR, message));
                 }
-                let lane = feature % PANEL_FEATURES;
-                panel.scales[index * PANEL_FEATURES + lane] = scale;
-                for (input, integer) in (index * GROUP..).zip(integers) {
-                    panel.set_integer(format, lane, input, integer);
-                }
+                tile.set_group(feature % TILE_FEATURES, index, scale, &integers);
             }
             Ok(())
         };
-        let mut panels = packed.panels_mut();
+        let mut tiles = packed.tiles_mut();
         let cores = thread::available_parallelism().map_or(1, usize::from);
-        let chunk = panels.len().div_ceil(cores).max(1);
+        let chunk = tiles.len().div_ceil(cores).max(1);
         let fill = &fill;
         thread::scope(|scope| {
-            let threads: Vec<_> = panels
+            let threads: Vec<_> = tiles
                 .chunks_mut(chunk)
                 .enumerate()
-                .map(|(at, panels)| {
-                    let rows = at * chunk * PANEL_FEATURES..features;
+                .map(|(at, tiles)| {
+                    let rows = at * chunk * TILE_FEATURES..features;
                     scope.spawn(move || {
-                        let mut rows = rows.zip(0..panels.len() * PANEL_FEATURES);
-                        rows.try_for_each(|(feature, at)| fill(&mut panels[at / PANEL_FEATURES], feature))
+                        let mut rows = rows.zip(0..tiles.len() * TILE_FEATURES);
+                        rows.try_for_each(|(feature, at)| fill(&mut tiles[at / TILE_FEATURES], feature))
                     })
                 })
                 .collect();

@@ -1,9 +1,10 @@
-//! Weight matrices in panels of 16 output features, as a CPU reads them: one sequential stream per panel.
+//! Weight matrices in tiles of 64 output features, as a CPU reads them: one sequential stream per tile.
 //!
-//! Layout `[ceil(out_features / 16), ceil(in_features / 2), 2, 16]`, zero-padded, cache-line aligned. Quantized matrices store
-//! symmetric integers with one bf16 scale per feature and group of [`GROUP`] inputs; the last group may be shorter. int4 stores
-//! `[ceil(out_features / 16), ceil(in_features / 8), 16]` words of 8 inputs, each plus 8: the even inputs in the low half of a word,
-//! the odd ones in its high half. One shift makes a pair of inputs the indices of a 16-bit table lookup.
+//! Layout `[ceil(out_features / 64), ceil(in_features / 32)]` blocks, zero-padded, cache-line aligned. A block holds the weights of
+//! a group of [`GROUP`] inputs: `[16, 4, 2, 16]`, which are pairs of inputs, panels of 16 features, and the features of both inputs.
+//! Quantized matrices store symmetric integers, and the bf16 scales of the 64 features before the weights of a block. An int4 block
+//! has `[4, 4, 16]` words of 8 inputs, each plus 8: the even inputs in the low half of a word, the odd ones in its high half. One
+//! shift makes a pair of inputs the indices of a 16-bit table lookup.
 //!
 //! Invariant: every stored weight is exact in f32 (8 bits of scale times at most 8 bits of integer), so a packed matrix and the
 //! f32 matrix of [`PackedMatrix::row`] give the same bits. The exception is int4 on a CPU with bf16 dot products: these round the
@@ -24,11 +25,15 @@ const PACK: &str = "gemm.pack";
 
 /// Output features per panel.
 pub const PANEL_FEATURES: usize = 16;
-/// Inputs that share a scale.
+/// Panels of a tile.
+pub(crate) const TILE_PANELS: usize = 4;
+/// Output features of a tile.
+pub(crate) const TILE_FEATURES: usize = TILE_PANELS * PANEL_FEATURES;
+/// Inputs of a block, which share a scale.
 pub const GROUP: usize = 32;
 /// Inputs of an int4 word.
 pub(crate) const INT4_INPUTS: usize = 8;
-/// Alignment of the first panel, in bytes.
+/// Alignment of the first block, in bytes.
 const ALIGN: usize = 64;
 
 /// How the weights of a packed matrix are stored.
@@ -53,43 +58,61 @@ impl WeightFormat {
         if self == Self::Int4 { (-8, 7) } else { (-127, 127) }
     }
 
-    /// Bytes of a panel of `inputs` inputs.
-    fn panel_bytes(self, inputs: usize) -> usize {
+    /// Bits of a weight.
+    fn bits(self) -> usize {
         match self {
-            Self::Float(dtype) => inputs.next_multiple_of(2) * PANEL_FEATURES * dtype.size(),
-            Self::Int8 => inputs.next_multiple_of(2) * PANEL_FEATURES,
-            Self::Int4 => inputs.next_multiple_of(INT4_INPUTS) * PANEL_FEATURES / 2,
+            Self::Float(dtype) => 8 * dtype.size(),
+            Self::Int8 => 8,
+            Self::Int4 => 4,
         }
+    }
+
+    /// Bytes of the scales of a block.
+    fn scale_bytes(self) -> usize {
+        if self.is_quantized() { TILE_FEATURES * size_of::<bf16>() } else { 0 }
+    }
+
+    /// Bytes of a block.
+    pub(crate) fn block_bytes(self) -> usize {
+        self.scale_bytes() + GROUP * TILE_FEATURES * self.bits() / 8
     }
 }
 
-/// A weight matrix `[out_features, in_features]` in panels.
+/// A weight matrix `[out_features, in_features]` in tiles.
 pub struct PackedMatrix {
     format: WeightFormat,
     shape: [usize; 2],
-    /// The panels, after unused bytes up to `start`.
+    /// The tiles, after unused bytes up to `start`.
     memory: Vec<u8>,
     start: usize,
-    /// `[panels, groups, 16]`; empty for floats.
-    scales: Vec<bf16>,
 }
 
-/// One panel, writable.
-pub(crate) struct PanelMut<'a> {
-    /// The bytes of the panel.
-    pub(crate) weights: &'a mut [u8],
-    /// `[groups, 16]`
-    pub(crate) scales: &'a mut [bf16],
+/// One tile, writable.
+pub(crate) struct TileMut<'a> {
+    format: WeightFormat,
+    blocks: &'a mut [u8],
 }
 
-impl PanelMut<'_> {
-    /// Writes an integer of a quantized format, once, to a panel of zeros.
-    pub(crate) fn set_integer(&mut self, format: WeightFormat, lane: usize, input: usize, integer: i8) {
-        if format == WeightFormat::Int4 {
-            let (byte, shift) = nibble(lane, input);
-            self.weights[byte] |= (integer + 8).cast_unsigned() << shift;
-        } else {
-            self.weights[input * PANEL_FEATURES + lane] = integer.cast_unsigned();
+impl TileMut<'_> {
+    /// Writes the weights of a group in a float format.
+    pub(crate) fn set_weights<T: Element + Pod>(&mut self, feature: usize, group: usize, weights: &[T]) {
+        let block = &mut self.blocks[group * self.format.block_bytes()..][..self.format.block_bytes()];
+        let to: &mut [T] = bytemuck::cast_slice_mut(block);
+        weights.iter().enumerate().for_each(|(input, weight)| to[weight_index(feature, input)] = *weight);
+    }
+
+    /// Writes the scale and the integers of a group, once, to a tile of zeros.
+    pub(crate) fn set_group(&mut self, feature: usize, group: usize, scale: bf16, integers: &[i8]) {
+        let block = &mut self.blocks[group * self.format.block_bytes()..][..self.format.block_bytes()];
+        let (scales, weights) = block.split_at_mut(self.format.scale_bytes());
+        bytemuck::cast_slice_mut(scales)[feature] = scale;
+        for (input, integer) in integers.iter().enumerate() {
+            if self.format == WeightFormat::Int4 {
+                let (byte, shift) = nibble(feature, input);
+                weights[byte] |= (integer + 8).cast_unsigned() << shift;
+            } else {
+                weights[weight_index(feature, input)] = integer.cast_unsigned();
+            }
         }
     }
 }
@@ -100,17 +123,14 @@ impl PackedMatrix {
     /// # Errors
     /// When the allocation fails.
     pub(crate) fn zeroed(format: WeightFormat, shape: [usize; 2]) -> Result<Self> {
-        let [features, inputs] = shape;
-        let panels = features.div_ceil(PANEL_FEATURES);
-        let bytes = panels * format.panel_bytes(inputs);
-        let groups = if format.is_quantized() { inputs.div_ceil(GROUP) } else { 0 };
-        let refused = |()| {
+        let mut packed = Self { format, shape, memory: Vec::new(), start: 0 };
+        let bytes = packed.bytes();
+        packed.memory = try_zeroed_vec::<u8>(bytes + ALIGN).map_err(|()| {
             let text = format!("{bytes} bytes of packed weights need memory that this machine does not give");
             Error::new(PACK, text)
-        };
-        let memory = try_zeroed_vec::<u8>(bytes + ALIGN).map_err(refused)?;
-        let scales = try_zeroed_vec(panels * groups * PANEL_FEATURES).map_err(refused)?;
-        Ok(Self { format, shape, start: memory.as_ptr().align_offset(ALIGN), memory, scales })
+        })?;
+        packed.start = packed.memory.as_ptr().align_offset(ALIGN);
+        Ok(packed)
     }
 
     /// `[out_features, in_features]`
@@ -123,44 +143,29 @@ impl PackedMatrix {
         self.format
     }
 
-    /// The size in bytes, scales included.
+    /// The size in bytes, with scales and padding.
     pub fn bytes(&self) -> usize {
-        self.num_panels() * self.panel_bytes() + self.scales.len() * size_of::<bf16>()
+        self.num_tiles() * self.tile_bytes()
     }
 
-    pub(crate) fn num_panels(&self) -> usize {
-        self.shape[0].div_ceil(PANEL_FEATURES)
+    pub(crate) fn num_tiles(&self) -> usize {
+        self.shape[0].div_ceil(TILE_FEATURES)
     }
 
-    pub(crate) fn panel_bytes(&self) -> usize {
-        self.format.panel_bytes(self.shape[1])
+    fn tile_bytes(&self) -> usize {
+        self.shape[1].div_ceil(GROUP) * self.format.block_bytes()
     }
 
-    /// Scales per panel.
-    pub(crate) fn panel_scales(&self) -> usize {
-        if self.format.is_quantized() { self.shape[1].div_ceil(GROUP) * PANEL_FEATURES } else { 0 }
+    /// The blocks of a tile.
+    pub(crate) fn tile(&self, index: usize) -> &[u8] {
+        &self.memory[self.start + index * self.tile_bytes()..][..self.tile_bytes()]
     }
 
-    /// The bytes of all panels.
-    pub(crate) fn weights(&self) -> &[u8] {
-        &self.memory[self.start..][..self.num_panels() * self.panel_bytes()]
-    }
-
-    /// The scales of all panels.
-    pub(crate) fn scales(&self) -> &[bf16] {
-        &self.scales
-    }
-
-    /// All panels, to be filled.
-    pub(crate) fn panels_mut(&mut self) -> Vec<PanelMut<'_>> {
-        let (panels, bytes, scales) = (self.num_panels(), self.panel_bytes(), self.panel_scales());
-        let mut weights = &mut self.memory[self.start..][..panels * bytes];
-        let mut of_groups = &mut *self.scales;
-        let split = |_| PanelMut {
-            weights: weights.split_off_mut(..bytes).unwrap_or_default(),
-            scales: of_groups.split_off_mut(..scales).unwrap_or_default(),
-        };
-        (0..panels).map(split).collect()
+    /// All tiles, to be filled. A matrix without inputs has none.
+    pub(crate) fn tiles_mut(&mut self) -> Vec<TileMut<'_>> {
+        let (bytes, format) = (self.tile_bytes(), self.format);
+        let blocks = &mut self.memory[self.start..][..self.shape[0].div_ceil(TILE_FEATURES) * bytes];
+        blocks.chunks_exact_mut(bytes.max(1)).map(|blocks| TileMut { format, blocks }).collect()
     }
 
     /// The weights of output feature `feature`, as they are multiplied.
@@ -170,32 +175,40 @@ impl PackedMatrix {
 
     /// The weight of `input` in output feature `feature`, as it is multiplied.
     pub(crate) fn get(&self, feature: usize, input: usize) -> f32 {
-        let (panel, lane) = (feature / PANEL_FEATURES, feature % PANEL_FEATURES);
-        let weights = &self.weights()[panel * self.panel_bytes()..][..self.panel_bytes()];
-        let scales = &self.scales()[panel * self.panel_scales()..][..self.panel_scales()];
-        let scale = || scales[input / GROUP * PANEL_FEATURES + lane].to_f32();
+        let (tile, feature) = (self.tile(feature / TILE_FEATURES), feature % TILE_FEATURES);
+        let block = &tile[input / GROUP * self.format.block_bytes()..][..self.format.block_bytes()];
+        let (scales, weights) = block.split_at(self.format.scale_bytes());
+        let (at, scale) = (weight_index(feature, input), || read::<bf16>(scales, feature));
         match self.format {
-            WeightFormat::Float(Dtype::F32) => read::<f32>(weights, input * PANEL_FEATURES + lane),
-            WeightFormat::Float(Dtype::F16) => read::<f16>(weights, input * PANEL_FEATURES + lane),
-            WeightFormat::Float(_) => read::<bf16>(weights, input * PANEL_FEATURES + lane),
-            WeightFormat::Int8 => f32::from(weights[input * PANEL_FEATURES + lane].cast_signed()) * scale(),
+            WeightFormat::Float(Dtype::F32) => read::<f32>(weights, at),
+            WeightFormat::Float(Dtype::F16) => read::<f16>(weights, at),
+            WeightFormat::Float(_) => read::<bf16>(weights, at),
+            WeightFormat::Int8 => f32::from(weights[at].cast_signed()) * scale(),
             WeightFormat::Int4 => {
-                let (byte, shift) = nibble(lane, input);
+                let (byte, shift) = nibble(feature, input);
                 (f32::from(weights[byte] >> shift & 15) - 8.0) * scale()
             }
         }
     }
 }
 
-/// The byte of an int4 weight in its panel, and the position of its lowest bit there.
-fn nibble(lane: usize, input: usize) -> (usize, usize) {
-    let (word, pair) = (input / INT4_INPUTS * PANEL_FEATURES + lane, input % INT4_INPUTS / 2);
+/// The index of a weight among those of its block.
+fn weight_index(feature: usize, input: usize) -> usize {
+    let (panel, lane, input) = (feature / PANEL_FEATURES, feature % PANEL_FEATURES, input % GROUP);
+    ((input / 2 * TILE_PANELS + panel) * 2 + input % 2) * PANEL_FEATURES + lane
+}
+
+/// The byte of an int4 weight among those of its block, and the position of its lowest bit there.
+fn nibble(feature: usize, input: usize) -> (usize, usize) {
+    let (panel, lane, input) = (feature / PANEL_FEATURES, feature % PANEL_FEATURES, input % GROUP);
+    let word = (input / INT4_INPUTS * TILE_PANELS + panel) * PANEL_FEATURES + lane;
+    let pair = input % INT4_INPUTS / 2;
     (word * size_of::<u32>() + input % 2 * 2 + pair / 2, pair % 2 * 4)
 }
 
-/// Element `at` of a panel.
-fn read<T: Element + Pod>(weights: &[u8], at: usize) -> f32 {
-    bytemuck::pod_read_unaligned::<T>(&weights[at * size_of::<T>()..][..size_of::<T>()]).to_f32()
+/// Element `at` of bytes.
+fn read<T: Element + Pod>(bytes: &[u8], at: usize) -> f32 {
+    bytemuck::pod_read_unaligned::<T>(&bytes[at * size_of::<T>()..][..size_of::<T>()]).to_f32()
 }
 
 impl fmt::Debug for PackedMatrix {

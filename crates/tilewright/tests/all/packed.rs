@@ -209,9 +209,9 @@ fn quantization_errors_are_below_a_step() {
         }
     }
     let bytes = |format| layer.pack(&Cpu::with_threads(1).unwrap(), format).bytes();
-    assert_eq!(bytes(WeightFormat::Int8), 48 * (1058 + 2 * 34));
-    // words of 8 inputs
-    assert_eq!(bytes(WeightFormat::Int4), 48 * (532 + 2 * 34));
+    // whole tiles of 64 features and whole groups
+    assert_eq!(bytes(WeightFormat::Int8), 64 * (1088 + 2 * 34));
+    assert_eq!(bytes(WeightFormat::Int4), 64 * (544 + 2 * 34));
 }
 
 #[test]

@@ -1,25 +1,32 @@
 //! The elements of packed panels, and how a register of them is loaded as f32.
 
 use super::Simd;
-use crate::gemm::{GROUP, INT4_INPUTS, PANEL_FEATURES};
+use crate::gemm::{GROUP, INT4_INPUTS, PANEL_FEATURES, TILE_FEATURES, TILE_PANELS};
 use half::{bf16, f16};
 
-/// Bytes of weights that are prefetched ahead. A panel is too short for the prefetchers of the hardware, so this goes on in the
-/// panel that is multiplied next.
-const PREFETCH: usize = 2048;
+/// Bytes of weights that are prefetched ahead. A tile is too short for the prefetchers of the hardware, so this goes on in the tile
+/// that is multiplied next.
+const PREFETCH: usize = 4096;
 
 /// The elements of a panel.
 pub(super) trait PanelFormat {
-    /// Bytes per two inputs.
+    /// Bytes of two inputs of a panel.
     const PAIR_BYTES: usize;
+    /// Pairs of a panel that are adjacent.
+    const ADJACENT_PAIRS: usize = 1;
     const HAS_SCALES: bool;
-    const GROUPS_AHEAD: usize = PREFETCH / (GROUP / 2 * Self::PAIR_BYTES);
+    /// Bytes of two inputs of a tile.
+    const TILE_PAIR_BYTES: usize = TILE_PANELS * Self::PAIR_BYTES;
+    /// Bytes of the scales of a block.
+    const SCALE_BYTES: usize = if Self::HAS_SCALES { TILE_FEATURES * size_of::<bf16>() } else { 0 };
+    const BLOCK_BYTES: usize = Self::SCALE_BYTES + GROUP / 2 * Self::TILE_PAIR_BYTES;
+    const BLOCKS_AHEAD: usize = PREFETCH / (GROUP / 2 * Self::TILE_PAIR_BYTES);
 
-    /// Register `vector` of both inputs of pair number `pair` of `group`, without scales.
+    /// Register `vector` of both inputs of pair number `pair`, without scales, of the panel that begins at `panel`.
     ///
     /// # Safety
-    /// The pair is inside a panel, whose group begins at `group`, and `vector < PANEL_FEATURES / LANES`.
-    unsafe fn load<S: Simd>(simd: S, group: *const u8, pair: usize, vector: usize) -> [S::V; 2];
+    /// The pair is inside a block, and `vector < PANEL_FEATURES / LANES`.
+    unsafe fn load<S: Simd>(simd: S, panel: *const u8, pair: usize, vector: usize) -> [S::V; 2];
 }
 
 pub(super) struct F32Panel;
@@ -34,8 +41,8 @@ macro_rules! panel_formats {
             const PAIR_BYTES: usize = $bytes;
             const HAS_SCALES: bool = $scales;
             #[inline(always)]
-            unsafe fn load<S: Simd>($simd: S, group: *const u8, pair: usize, vector: usize) -> [S::V; 2] {
-                let ($at, $first) = (group.wrapping_add(pair * $bytes), vector * S::LANES);
+            unsafe fn load<S: Simd>($simd: S, panel: *const u8, pair: usize, vector: usize) -> [S::V; 2] {
+                let ($at, $first) = (panel.wrapping_add(pair * Self::TILE_PAIR_BYTES), vector * S::LANES);
                 let $second = $first + PANEL_FEATURES;
                 // SAFETY: both registers are inside the pair, upheld by the caller.
                 unsafe { $load }
@@ -56,13 +63,14 @@ panel_formats!(
 
 impl PanelFormat for Int4Panel {
     const PAIR_BYTES: usize = PANEL_FEATURES;
+    const ADJACENT_PAIRS: usize = INT4_INPUTS / 2;
     const HAS_SCALES: bool = true;
     #[inline(always)]
-    unsafe fn load<S: Simd>(simd: S, group: *const u8, pair: usize, vector: usize) -> [S::V; 2] {
-        const PAIRS: usize = INT4_INPUTS / 2;
-        let words = group.cast::<u32>().wrapping_add(pair / PAIRS * PANEL_FEATURES + vector * S::LANES);
-        // SAFETY: a panel has whole words.
-        unsafe { simd.load_nibbles(words, 4 * (pair % PAIRS)) }
+    unsafe fn load<S: Simd>(simd: S, panel: *const u8, pair: usize, vector: usize) -> [S::V; 2] {
+        let (word, pair) = (pair / Self::ADJACENT_PAIRS, pair % Self::ADJACENT_PAIRS);
+        let words = panel.cast::<u32>().wrapping_add(word * TILE_FEATURES + vector * S::LANES);
+        // SAFETY: a block has whole words.
+        unsafe { simd.load_nibbles(words, 4 * pair) }
     }
 }
 

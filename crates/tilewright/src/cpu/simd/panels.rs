@@ -10,34 +10,35 @@ use super::{
 };
 use crate::{
     Dtype,
-    gemm::{GROUP, PANEL_FEATURES, PackedMatrix, WeightFormat},
+    gemm::{GROUP, PANEL_FEATURES, PackedMatrix, TILE_FEATURES, TILE_PANELS, WeightFormat},
 };
 use half::bf16;
 use std::ops::Range;
 
 /// Rows of a tile, at most.
 pub(crate) const TILE_ROWS: usize = 8;
-/// Panels of a tile: as many memory streams.
-pub(crate) const TILE_PANELS: usize = 4;
-pub(crate) const TILE_FEATURES: usize = TILE_PANELS * PANEL_FEATURES;
 /// Up to this many inputs, the `gemm` crate adds rounded products to the result.
 const MAX_UNFUSED: usize = 2;
-/// Bytes of a cache line, which is prefetched once.
-const LINE: usize = 64;
 
 /// Results of a tile, `[TILE_ROWS, TILE_FEATURES]`.
 #[repr(align(64))]
 pub(crate) struct TileSums(pub(crate) [[f32; TILE_FEATURES]; TILE_ROWS]);
 
-/// `sums += x · weightᵀ` for at most [`TILE_ROWS`] rows and [`TILE_PANELS`] panels.
+/// `sums += x · weightᵀ` for at most [`TILE_ROWS`] rows and the features of a tile.
 pub(crate) struct TileTask<'a> {
     /// The rows, `[in_features]` each.
     pub(crate) x: &'a [&'a [f32]],
-    pub(crate) weight: &'a PackedMatrix,
-    pub(crate) panels: Range<usize>,
-    /// The matrix and the first panel of the tile that this thread multiplies next, for prefetching.
-    pub(crate) following: (&'a PackedMatrix, usize),
+    pub(crate) weight: TileRef<'a>,
+    /// The tile that this thread multiplies next, for prefetching.
+    pub(crate) following: TileRef<'a>,
     pub(crate) sums: &'a mut TileSums,
+}
+
+/// One tile of a matrix.
+#[derive(Clone, Copy)]
+pub(crate) struct TileRef<'a> {
+    pub(crate) matrix: &'a PackedMatrix,
+    pub(crate) index: usize,
 }
 
 /// Widens inputs `inputs` of `panels` to f32: `to[(input - inputs.start) * stride + feature]`.
@@ -53,35 +54,33 @@ pub(crate) struct WidenPanelsTask<'a> {
 /// One panel of a matrix.
 #[derive(Clone, Copy)]
 struct PanelRef<'a> {
-    weights: &'a [u8],
-    scales: &'a [bf16],
+    tile: &'a [u8],
+    /// Its number in the tile.
+    number: usize,
 }
 
 impl<'a> PanelRef<'a> {
     fn new(weight: &'a PackedMatrix, index: usize) -> Self {
-        let (bytes, scales) = (weight.panel_bytes(), weight.panel_scales());
-        Self {
-            weights: &weight.weights()[index * bytes..][..bytes],
-            scales: &weight.scales()[index * scales..][..scales],
-        }
+        Self { tile: weight.tile(index / TILE_PANELS), number: index % TILE_PANELS }
     }
 
-    /// Register `vector` of the scales of the group of `input`.
+    /// Register `vector` of the scales in block `block`.
     #[inline(always)]
-    fn scale<S: Simd, F: PanelFormat>(self, simd: S, input: usize, vector: usize) -> S::V {
+    fn scale<S: Simd, F: PanelFormat>(self, simd: S, block: usize, vector: usize) -> S::V {
         if !F::HAS_SCALES {
             return simd.splat(1.0);
         }
-        let scales = &self.scales[input / GROUP * PANEL_FEATURES..][..PANEL_FEATURES];
-        // SAFETY: `scales` has the elements of all registers of a panel.
-        unsafe { simd.load_bf16(scales.as_ptr().add(vector * S::LANES)) }
+        let scales = &self.tile[block * F::BLOCK_BYTES..][..F::SCALE_BYTES];
+        let first = self.number * PANEL_FEATURES + vector * S::LANES;
+        // SAFETY: `scales` has the elements of all registers of a tile.
+        unsafe { simd.load_bf16(scales.as_ptr().cast::<bf16>().add(first)) }
     }
 
-    /// The group that begins at the input `start`.
+    /// Its weights in block `block`.
     #[inline(always)]
-    fn group<F: PanelFormat>(self, inputs: &Range<usize>) -> *const u8 {
-        let (start, end) = (inputs.start / 2, inputs.end.div_ceil(2));
-        self.weights[start * F::PAIR_BYTES..end * F::PAIR_BYTES].as_ptr()
+    fn weights<F: PanelFormat>(self, block: usize) -> *const u8 {
+        let block = &self.tile[block * F::BLOCK_BYTES..][..F::BLOCK_BYTES];
+        block[F::SCALE_BYTES + self.number * F::ADJACENT_PAIRS * F::PAIR_BYTES..].as_ptr()
     }
 }
 
@@ -96,12 +95,13 @@ impl Task for TileTask<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        assert!(self.x.len() <= TILE_ROWS && self.panels.len() <= TILE_PANELS, "at most a tile");
-        assert!(self.x.iter().all(|row| row.len() == self.weight.shape()[1]), "whole rows");
+        let matrix = self.weight.matrix;
+        assert!(self.x.len() <= TILE_ROWS, "at most a tile");
+        assert!(self.x.iter().all(|row| row.len() == matrix.shape()[1]), "whole rows");
         if const { !S::FUSES } {
             unreachable!("sets without FMA multiply widened panels");
-        } else if !self.panels.is_empty() {
-            with_format!(self.weight, F => multiply_tile::<S, F>(simd, self));
+        } else {
+            with_format!(matrix, F => multiply_tile::<S, F>(simd, self));
         }
     }
 }
@@ -109,7 +109,7 @@ impl Task for TileTask<'_> {
 /// Blocks of rows and panels such that sums and weights fit into the registers: 16 lanes imply 32 registers.
 #[inline(always)]
 fn multiply_tile<S: Simd, F: PanelFormat>(simd: S, mut tile: TileTask<'_>) {
-    let inputs = tile.weight.shape()[1];
+    let inputs = tile.weight.matrix.shape()[1];
     for first in (0..inputs).step_by(DEPTH) {
         let inputs = first..inputs.min(first + DEPTH);
         if inputs.len() <= MAX_UNFUSED {
@@ -146,10 +146,11 @@ fn multiply_tile<S: Simd, F: PanelFormat>(simd: S, mut tile: TileTask<'_>) {
 /// Adds the products of the last few inputs to the results, each rounded.
 #[inline(never)]
 fn add_unfused(tile: &mut TileTask<'_>, inputs: Range<usize>) {
-    let start = tile.panels.start * PANEL_FEATURES;
-    let features = start..tile.weight.shape()[0].min(tile.panels.end * PANEL_FEATURES);
+    let TileRef { matrix, index } = tile.weight;
+    let start = index * TILE_FEATURES;
+    let features = start..matrix.shape()[0].min(start + TILE_FEATURES);
     for (feature, input) in features.flat_map(|feature| inputs.clone().map(move |input| (feature, input))) {
-        let weight = tile.weight.get(feature, input);
+        let weight = matrix.get(feature, input);
         for (sums, x) in tile.sums.0.iter_mut().zip(tile.x) {
             sums[feature - start] += x[input] * weight;
         }
@@ -164,24 +165,18 @@ fn multiply_blocks<S: Simd, F: PanelFormat, const ROWS: usize, const REGISTERS: 
     (row, inputs): (usize, Range<usize>),
 ) -> usize {
     let vectors = PANEL_FEATURES / S::LANES;
-    let num_vectors = tile.panels.len() * vectors;
-    for first in (0..num_vectors).step_by(REGISTERS) {
-        // registers beyond the last panel repeat its last one; their sums are not stored
-        let vector = |v: usize| (first + v).min(num_vectors - 1);
+    let (blocks, next) = (tile.weight.matrix.tile(tile.weight.index), tile.following);
+    let next = next.matrix.tile(next.index);
+    for first in (0..TILE_PANELS * vectors).step_by(REGISTERS) {
         let block = RegisterBlock::<ROWS, REGISTERS> {
             x: std::array::from_fn(|r| tile.x[row + r]),
-            panels: std::array::from_fn(|v| {
-                PanelRef::new(tile.weight, tile.panels.start + vector(v) / vectors)
-            }),
-            following: std::array::from_fn(|v| {
-                let (weight, panel) = tile.following;
-                PanelRef::new(weight, (panel + vector(v) / vectors).min(weight.num_panels() - 1))
-            }),
-            vectors: std::array::from_fn(|v| vector(v) % vectors),
+            panels: std::array::from_fn(|v| PanelRef { tile: blocks, number: (first + v) / vectors }),
+            following: next,
+            vectors: std::array::from_fn(|v| (first + v) % vectors),
         };
         let sums = block.multiply::<S, F>(simd, inputs.clone());
         for (r, sums) in sums.into_iter().enumerate() {
-            for (v, sum) in sums.into_iter().enumerate().take(num_vectors - first) {
+            for (v, sum) in sums.into_iter().enumerate() {
                 let results = &mut tile.sums.0[row + r][(first + v) * S::LANES..][..S::LANES];
                 // SAFETY: `results` has `LANES` elements.
                 unsafe {
@@ -199,8 +194,8 @@ struct RegisterBlock<'a, const ROWS: usize, const REGISTERS: usize> {
     x: [&'a [f32]; ROWS],
     /// The panel of each register, and its number there.
     panels: [PanelRef<'a>; REGISTERS],
-    /// The panels that are multiplied next, whose matrix has the same shape and format.
-    following: [PanelRef<'a>; REGISTERS],
+    /// The tile that is multiplied next, whose matrix has the same shape and format.
+    following: &'a [u8],
     vectors: [usize; REGISTERS],
 }
 
@@ -212,30 +207,34 @@ impl<const ROWS: usize, const REGISTERS: usize> RegisterBlock<'_, ROWS, REGISTER
         for first in inputs.clone().step_by(GROUP) {
             let group = first..inputs.end.min(first + GROUP);
             let mut scales = [simd.splat(1.0); REGISTERS];
-            let (mut groups, mut ahead) = ([std::ptr::null(); REGISTERS], [std::ptr::null(); REGISTERS]);
+            let mut panels = [std::ptr::null(); REGISTERS];
             for v in 0..REGISTERS {
-                ahead[v] = self.prefetch_group::<S, F>(simd, first / GROUP + F::GROUPS_AHEAD, v);
-                scales[v] = self.panels[v].scale::<S, F>(simd, first, self.vectors[v]);
-                groups[v] = self.panels[v].group::<F>(&group);
+                scales[v] = self.panels[v].scale::<S, F>(simd, first / GROUP, self.vectors[v]);
+                panels[v] = self.panels[v].weights::<F>(first / GROUP);
+            }
+            let ahead = self.prefetched_block::<F>(first / GROUP + F::BLOCKS_AHEAD);
+            if F::HAS_SCALES {
+                simd.prefetch_all(ahead.cast(), F::SCALE_BYTES);
             }
             let mut x = [std::ptr::null(); ROWS];
             for (x, row) in x.iter_mut().zip(self.x) {
                 *x = row[group.clone()].as_ptr();
             }
             for pair in 0..group.len() / 2 {
-                prefetch_pair::<S, F>(simd, &ahead, pair);
+                let pair_ahead = ahead.wrapping_add(F::SCALE_BYTES + pair * F::TILE_PAIR_BYTES);
+                simd.prefetch_all(pair_ahead.cast(), F::TILE_PAIR_BYTES);
                 // SAFETY: the pair is inside the group, in all rows and registers.
                 unsafe {
-                    let [even, odd] = self.load_pair::<S, F>(simd, &groups, pair, &scales);
+                    let [even, odd] = self.load_pair::<S, F>(simd, &panels, pair, &scales);
                     add_products(simd, &mut sums, &x, 2 * pair, &even);
                     add_products(simd, &mut sums, &x, 2 * pair + 1, &odd);
                 }
             }
             if group.len() % 2 == 1 {
                 let last = group.len() - 1;
-                // SAFETY: the input is inside the group, and panels are padded to whole pairs.
+                // SAFETY: the input is inside the group, and blocks are padded to whole groups.
                 unsafe {
-                    let [weights, _] = self.load_pair::<S, F>(simd, &groups, last / 2, &scales);
+                    let [weights, _] = self.load_pair::<S, F>(simd, &panels, last / 2, &scales);
                     add_products(simd, &mut sums, &x, last, &weights);
                 }
             }
@@ -243,39 +242,32 @@ impl<const ROWS: usize, const REGISTERS: usize> RegisterBlock<'_, ROWS, REGISTER
         sums
     }
 
-    /// Prefetches the scales of a group of register `v`, counted on into the following panel. Returns its weights, which are not
-    /// always in bounds.
+    /// Block `block`, counted on into the following tile; not always in bounds.
     #[inline(always)]
-    fn prefetch_group<S: Simd, F: PanelFormat>(&self, simd: S, group: usize, v: usize) -> *const u8 {
-        let bytes = GROUP / 2 * F::PAIR_BYTES;
-        let in_panel = self.panels[v].weights.len().div_ceil(bytes);
-        let (panel, group) = match group.checked_sub(in_panel) {
-            Some(group) => (self.following[v], group),
-            None => (self.panels[v], group),
-        };
-        if F::HAS_SCALES {
-            let scales = panel.scales.as_ptr().wrapping_add(group * PANEL_FEATURES);
-            simd.prefetch_all(scales.cast(), PANEL_FEATURES * size_of::<bf16>());
+    fn prefetched_block<F: PanelFormat>(&self, block: usize) -> *const u8 {
+        let tile = self.panels[0].tile;
+        match (block * F::BLOCK_BYTES).checked_sub(tile.len()) {
+            Some(byte) => self.following.as_ptr().wrapping_add(byte),
+            None => tile.as_ptr().wrapping_add(block * F::BLOCK_BYTES),
         }
-        panel.weights.as_ptr().wrapping_add(group * bytes)
     }
 
-    /// The weights of pair number `pair` of a group, per input and register.
+    /// The weights of pair number `pair` of a block, per input and register.
     ///
     /// # Safety
-    /// The group has the pair.
+    /// A block has the pair.
     #[inline(always)]
     unsafe fn load_pair<S: Simd, F: PanelFormat>(
         &self,
         simd: S,
-        groups: &[*const u8; REGISTERS],
+        panels: &[*const u8; REGISTERS],
         pair: usize,
         scales: &[S::V; REGISTERS],
     ) -> [[S::V; REGISTERS]; 2] {
         let mut weights = [[simd.splat(0.0); REGISTERS]; 2];
         for v in 0..REGISTERS {
             // SAFETY: upheld by the caller.
-            let [even, odd] = unsafe { F::load(simd, groups[v], pair, self.vectors[v]) };
+            let [even, odd] = unsafe { F::load(simd, panels[v], pair, self.vectors[v]) };
             (weights[0][v], weights[1][v]) = (even, odd);
             if F::HAS_SCALES {
                 // exact, because scales and integers have few bits
@@ -283,17 +275,6 @@ impl<const ROWS: usize, const REGISTERS: usize> RegisterBlock<'_, ROWS, REGISTER
             }
         }
         weights
-    }
-}
-
-/// Prefetches a pair of the groups at `ahead`, each cache line once.
-#[inline(always)]
-fn prefetch_pair<S: Simd, F: PanelFormat>(simd: S, ahead: &[*const u8], pair: usize) {
-    let start = pair * F::PAIR_BYTES;
-    if start.is_multiple_of(LINE) {
-        for ahead in ahead {
-            simd.prefetch_all(ahead.wrapping_add(start), F::PAIR_BYTES);
-        }
     }
 }
 
@@ -340,14 +321,14 @@ fn widen_panels<S: Simd, F: PanelFormat>(simd: S, task: WidenPanelsTask<'_>) {
         for vector in 0..PANEL_FEATURES / S::LANES {
             let column = column * PANEL_FEATURES + vector * S::LANES;
             for first in task.inputs.clone().step_by(GROUP) {
-                let scale = panel.scale::<S, F>(simd, first, vector);
+                let scale = panel.scale::<S, F>(simd, first / GROUP, vector);
                 let inputs = first..task.inputs.end.min(first + GROUP);
-                let group = panel.group::<F>(&inputs);
+                let weights = panel.weights::<F>(first / GROUP);
                 for input in inputs.step_by(2) {
                     let to = &mut task.to[(input - task.inputs.start) * task.stride + column..];
                     // SAFETY: the pair is in bounds; `to` has the rows of both inputs, as `run` has checked.
                     unsafe {
-                        let loaded = F::load(simd, group, (input - first) / 2, vector);
+                        let loaded = F::load(simd, weights, (input - first) / 2, vector);
                         let [even, odd] = scaled::<S, F>(simd, loaded, scale);
                         simd.store(to.as_mut_ptr(), even);
                         simd.store(to[task.stride..].as_mut_ptr(), odd);

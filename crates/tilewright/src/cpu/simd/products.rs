@@ -8,14 +8,14 @@ use super::{
     Isa,
     bf16::{Bf16Mma, Int4Tile},
     matmul::{DEPTH, GemmParams, PANEL, Panel, WeightRef},
-    panels::{TILE_FEATURES, TILE_PANELS, TILE_ROWS, TileSums, TileTask},
+    panels::{TILE_ROWS, TileRef, TileSums, TileTask},
     shared::Shared,
 };
 use crate::{
     ViewMut,
     activation::Activation,
     cpu::activation::activate,
-    gemm::{GROUP, PANEL_FEATURES, PackedMatrix, PackedWeight, WeightFormat},
+    gemm::{GROUP, PackedWeight, TILE_FEATURES, WeightFormat},
     tensor::DataMut,
 };
 use half::bf16;
@@ -94,23 +94,22 @@ impl Product<'_> {
 
     /// The number of tiles for `num_rows` rows.
     pub(crate) fn num_tiles(&self, num_rows: usize) -> usize {
-        self.weight.matrix.num_panels().div_ceil(TILE_PANELS) * num_rows.div_ceil(TILE_ROWS)
+        self.weight.matrix.num_tiles() * num_rows.div_ceil(TILE_ROWS)
     }
 
     /// Computes features of up to [`TILE_ROWS`] rows of `input`. Tiles of concurrent calls must differ.
     pub(crate) fn multiply_tile(&self, input: &ProductInput<'_>, tile: usize) {
-        let num_rows = input.num_rows;
-        let blocks = num_rows.div_ceil(TILE_ROWS);
-        let (first, block) = (tile / blocks * TILE_PANELS, tile % blocks);
-        let panels = first..self.weight.matrix.num_panels().min(first + TILE_PANELS);
-        let rows = block * TILE_ROWS..num_rows.min((block + 1) * TILE_ROWS);
-        let start = panels.start * PANEL_FEATURES;
+        let blocks = input.num_rows.div_ceil(TILE_ROWS);
+        let (index, block) = (tile / blocks, tile % blocks);
+        let rows = block * TILE_ROWS..input.num_rows.min((block + 1) * TILE_ROWS);
+        let start = index * TILE_FEATURES;
         let len = (self.num_features() - start).min(TILE_FEATURES);
         // the gate is multiplied after its factor
-        let next = (self.weight.matrix, panels.end.min(self.weight.matrix.num_panels() - 1));
+        let matrix = self.weight.matrix;
+        let next = TileRef { matrix, index: (index + 1).min(matrix.num_tiles() - 1) };
         let gate = self.gate.as_ref().map(|(gate, activation)| (gate, *activation));
-        let following = gate.map_or(next, |(gate, _)| (gate.matrix, panels.start));
-        let mut area = TileArea { rows: rows.clone(), panels, following };
+        let following = gate.map_or(next, |(gate, _)| TileRef { matrix: gate.matrix, index });
+        let mut area = TileArea { rows: rows.clone(), index, following };
         let sums = self.tile_sums(input, &self.weight, &area);
         area.following = next;
         let gates = gate.map(|(gate, activation)| (self.tile_sums(input, gate, &area), activation));
@@ -130,30 +129,23 @@ impl Product<'_> {
         weight: &PackedWeight<'_>,
         area: &TileArea<'_>,
     ) -> TileSums {
-        let TileArea { rows, panels, following } = area.clone();
-        let start = panels.start * PANEL_FEATURES;
+        let TileArea { rows, index, following } = area.clone();
+        let start = index * TILE_FEATURES;
         let len = (self.num_features() - start).min(TILE_FEATURES);
         let mut sums = TileSums([[0.0; TILE_FEATURES]; TILE_ROWS]);
         if let Some(bias) = weight.bias {
             let bias = std::array::from_fn(|i| if i < len { bias.at(&[start + i]) } else { 0.0 });
             sums.0[..rows.len()].fill(bias);
         }
-        let weight = weight.matrix;
+        let weight = TileRef { matrix: weight.matrix, index };
         match &input.rounded {
             Some(RoundedRows { mma, x, stride }) if self.is_int4() => {
                 let x = &x[rows.start * stride..rows.end * stride];
-                mma.multiply_int4(Int4Tile {
-                    x,
-                    stride: *stride,
-                    weight,
-                    panels,
-                    following,
-                    sums: &mut sums,
-                });
+                mma.multiply_int4(Int4Tile { x, stride: *stride, weight, following, sums: &mut sums });
             }
             _ => {
                 let x = &input.rows[rows];
-                input.isa.dispatch(TileTask { x, weight, panels, following, sums: &mut sums });
+                input.isa.dispatch(TileTask { x, weight, following, sums: &mut sums });
             }
         }
         sums
@@ -193,13 +185,14 @@ impl Product<'_> {
     }
 }
 
-/// Rows and panels of a tile.
+/// Rows and features of a tile of the output.
 #[derive(Clone)]
 struct TileArea<'a> {
     rows: Range<usize>,
-    panels: Range<usize>,
-    /// The matrix and the first panel of the tile that this thread multiplies next, for prefetching.
-    following: (&'a PackedMatrix, usize),
+    /// Of the tile of weights.
+    index: usize,
+    /// The tile of weights that this thread multiplies next, for prefetching.
+    following: TileRef<'a>,
 }
 
 /// The destination of a block of the `gemm` crate.

@@ -15,43 +15,25 @@ use super::{
 use crate::{
     cpu::simd::{
         panel_formats::{Int4Panel, PanelFormat},
-        panels::{TILE_FEATURES, TILE_PANELS, TILE_ROWS},
+        panels::{TILE_ROWS, TileRef},
     },
-    gemm::{GROUP, INT4_INPUTS, PANEL_FEATURES, PackedMatrix},
+    gemm::{GROUP, INT4_INPUTS, PANEL_FEATURES, TILE_FEATURES, TILE_PANELS},
 };
 use half::bf16;
-use std::{arch::x86_64::*, ops::Range};
+use std::arch::x86_64::*;
 
 /// Rows whose sums are in registers.
 const ROWS: usize = 4;
-/// Bytes of the words of a panel, a cache line.
+/// Bytes of the words of a panel for [`INT4_INPUTS`] inputs, a cache line.
 const LINE: usize = PANEL_FEATURES * size_of::<u32>();
-/// Bytes of a group of inputs.
-const GROUP_BYTES: usize = GROUP / INT4_INPUTS * LINE;
-/// Groups that are prefetched ahead, in the panel that is multiplied next after the last ones.
-const GROUPS_AHEAD: usize = Int4Panel::GROUPS_AHEAD;
-
-/// The panels of a tile as bytes and scales; the last one is repeated up to [`TILE_PANELS`].
-type Panels<'a> = [(&'a [u8], &'a [bf16]); TILE_PANELS];
-
-fn panels(weight: &PackedMatrix, range: Range<usize>) -> Panels<'_> {
-    let (bytes, scales) = (weight.panel_bytes(), weight.panel_scales());
-    std::array::from_fn(|v| {
-        let panel = (range.start + v).min(range.end - 1);
-        (&weight.weights()[panel * bytes..][..bytes], &weight.scales()[panel * scales..][..scales])
-    })
-}
+const BLOCK_BYTES: usize = Int4Panel::BLOCK_BYTES;
 
 impl Int4Tile<'_> {
     pub(super) fn multiply(self, _: Avx512Bf16) {
-        let (weight, next) = self.following;
         let num_rows = self.x.len() / self.stride;
-        assert!(num_rows <= TILE_ROWS && self.panels.len() <= TILE_PANELS, "at most a tile");
-        assert!(self.weight.shape()[1] <= self.stride, "whole rows");
-        let tile = [
-            panels(self.weight, self.panels),
-            panels(weight, next..weight.num_panels().min(next + TILE_PANELS)),
-        ];
+        assert!(num_rows <= TILE_ROWS, "at most a tile");
+        assert!(self.weight.matrix.shape()[1] <= self.stride, "whole rows");
+        let tile = [self.weight, self.following].map(|TileRef { matrix, index }| matrix.tile(index));
         let rows = self.x.chunks(ROWS * self.stride).zip(self.sums.0.chunks_mut(ROWS));
         for (x, sums) in rows {
             // SAFETY: the argument proves the instructions.
@@ -72,32 +54,22 @@ impl Int4Tile<'_> {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 unsafe fn multiply<const ROWS: usize>(
     x: &[bf16],
-    [tile, following]: &[Panels<'_>; 2],
+    [tile, following]: &[&[u8]; 2],
     sums: &mut [[f32; TILE_FEATURES]],
 ) {
     let stride = x.len() / ROWS;
-    let groups = tile[0].0.len().div_ceil(GROUP_BYTES);
-    for group in 0..groups {
-        let (source, ahead) = match (group + GROUPS_AHEAD).checked_sub(groups) {
-            Some(ahead) => (following, ahead),
-            None => (tile, group + GROUPS_AHEAD),
+    let (blocks, _) = tile.as_chunks::<BLOCK_BYTES>();
+    for (index, block) in blocks.iter().enumerate() {
+        let ahead = match (index + Int4Panel::BLOCKS_AHEAD).checked_sub(blocks.len()) {
+            Some(ahead) => following.as_ptr().wrapping_add(ahead * BLOCK_BYTES),
+            None => block.as_ptr().wrapping_add(Int4Panel::BLOCKS_AHEAD * BLOCK_BYTES),
         };
-        let first = group * GROUP_BYTES;
-        let bytes = (tile[0].0.len() - first).min(GROUP_BYTES);
-        let mut lines = [std::ptr::null(); TILE_PANELS];
-        let mut lines_ahead = [std::ptr::null(); TILE_PANELS];
+        let x = x[index * GROUP..(ROWS - 1) * stride + (index + 1) * GROUP].as_ptr();
+        // SAFETY: the inputs are in bounds of all rows, which are padded to groups.
+        let products = unsafe { multiply_block::<ROWS>(x, stride, block, ahead) };
         for v in 0..TILE_PANELS {
-            lines[v] = tile[v].0[first..first + bytes].as_ptr();
-            lines_ahead[v] = source[v].0.as_ptr().wrapping_add(ahead * GROUP_BYTES).cast();
-            let scales: *const bf16 = source[v].1.as_ptr().wrapping_add(ahead * PANEL_FEATURES);
-            // a hint, which is no access
-            _mm_prefetch::<_MM_HINT_T1>(scales.cast());
-        }
-        let x = x[group * GROUP..(ROWS - 1) * stride + (group + 1) * GROUP].as_ptr();
-        // SAFETY: the lines are in bounds of all panels, and of all rows, which are padded to groups.
-        let products = unsafe { add_group::<ROWS>(x, stride, &lines, &lines_ahead, bytes / LINE) };
-        for v in 0..TILE_PANELS {
-            let scales = &tile[v].1[group * PANEL_FEATURES..][..PANEL_FEATURES];
+            let scales =
+                &block[v * PANEL_FEATURES * size_of::<bf16>()..][..PANEL_FEATURES * size_of::<bf16>()];
             // SAFETY: both have 16 elements.
             unsafe {
                 let scales = _mm512_cvtepu16_epi32(_mm256_loadu_si256(scales.as_ptr().cast()));
@@ -111,30 +83,35 @@ unsafe fn multiply<const ROWS: usize>(
     }
 }
 
-/// The products of `num_lines` lines of weights, without scales. Prefetches as many from `ahead`.
+/// The products of a block of weights, without scales. Prefetches the block at `ahead`, which is not always in bounds.
 ///
 /// # Safety
-/// The machine has AVX-512 with BF16; `x` is readable for the inputs in each of `ROWS` rows, `lines` for the weights.
+/// The machine has AVX-512 with BF16; `x` is readable for the inputs of a group in each of `ROWS` rows.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-unsafe fn add_group<const ROWS: usize>(
+unsafe fn multiply_block<const ROWS: usize>(
     x: *const bf16,
     stride: usize,
-    lines: &[*const u8; TILE_PANELS],
-    ahead: &[*const i8; TILE_PANELS],
-    num_lines: usize,
+    block: &[u8; BLOCK_BYTES],
+    ahead: *const u8,
 ) -> [[__m512; TILE_PANELS]; ROWS] {
     // SAFETY: the table has 64 bytes.
     let integers = unsafe { _mm512_loadu_si512(INTEGERS.as_ptr().cast()) };
     let mut products = [[_mm512_setzero_ps(); TILE_PANELS]; ROWS];
-    for line in 0..num_lines {
+    for line in (0..Int4Panel::SCALE_BYTES).step_by(LINE) {
+        // a hint, which is no access
+        _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(line).cast());
+    }
+    for line in 0..GROUP / INT4_INPUTS {
         let mut words = [_mm512_setzero_si512(); TILE_PANELS];
         for v in 0..TILE_PANELS {
-            _mm_prefetch::<_MM_HINT_T1>(ahead[v].wrapping_add(line * LINE));
-            // SAFETY: upheld by the caller.
-            words[v] = unsafe { _mm512_loadu_si512(lines[v].add(line * LINE).cast()) };
+            let first = Int4Panel::SCALE_BYTES + (line * TILE_PANELS + v) * LINE;
+            // SAFETY: a slice of 64 bytes.
+            words[v] = unsafe { _mm512_loadu_si512(block[first..first + LINE].as_ptr().cast()) };
         }
         for pair in 0..INT4_INPUTS / 2 {
+            let first = Int4Panel::SCALE_BYTES + (line * TILE_PANELS + pair) * LINE;
+            _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(first).cast());
             let mut weights = [_mm512_setzero_ps(); TILE_PANELS];
             for (weights, words) in weights.iter_mut().zip(&mut words) {
                 // the lookup uses the low bits of both halves of a word

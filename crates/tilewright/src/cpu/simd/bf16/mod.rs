@@ -30,27 +30,29 @@ use unsupported as amx;
 #[cfg(not(target_arch = "x86_64"))]
 use unsupported as vdpbf16;
 
-use super::{ColumnSink, Isa, Simd, hooks::HookSet, panels::TileSums, tile::Matrix};
+use super::{
+    ColumnSink, Isa, Simd,
+    hooks::HookSet,
+    panels::{TileRef, TileSums},
+    tile::Matrix,
+};
 use crate::{
     Dtype, Problem,
     attention::{Inputs, Plan, Split},
-    gemm::PackedMatrix,
     tensor::{Data, View},
 };
 use half::bf16;
-use std::{marker::PhantomData, ops::Range};
+use std::marker::PhantomData;
 
-/// `sums += bf16(x) · weightᵀ` for at most a tile of rows and panels ([`TILE_ROWS`](super::panels::TILE_ROWS),
-/// [`TILE_PANELS`](super::panels::TILE_PANELS)).
+/// `sums += bf16(x) · weightᵀ` for at most [`TILE_ROWS`](super::panels::TILE_ROWS) rows and the features of a tile.
 pub(crate) struct Int4Tile<'a> {
     /// Rows of [`Bf16Mma::round_row`].
     pub(crate) x: &'a [bf16],
     /// Their stride.
     pub(crate) stride: usize,
-    pub(crate) weight: &'a PackedMatrix,
-    pub(crate) panels: Range<usize>,
-    /// The matrix and the first panel of the tile that this thread multiplies next, for prefetching.
-    pub(crate) following: (&'a PackedMatrix, usize),
+    pub(crate) weight: TileRef<'a>,
+    /// The tile that this thread multiplies next, for prefetching.
+    pub(crate) following: TileRef<'a>,
     pub(crate) sums: &'a mut TileSums,
 }
 
