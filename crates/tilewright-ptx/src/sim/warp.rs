@@ -81,6 +81,8 @@ pub(super) struct WgmmaState {
     pub(super) issued: u32,
     /// The number of the last `wgmma` with a wait.
     pub(super) waited: u32,
+    /// The number of waits.
+    pub(super) waits: usize,
     /// The last `wgmma` of each committed group without a wait.
     pub(super) commits: VecDeque<u32>,
     /// Per register, the last `wgmma` that accumulates into it, and the last that reads it as A.

@@ -4,6 +4,7 @@
 //! 2. Until a `wgmma.wait_group` covers it, accumulators may not be read or written. Its A registers and its shared memory may
 //!    not be written.
 //! 3. One warp's wait covers the shared memory, because all four warps share the operation.
+//! 4. All four warps execute the same `wgmma.wait_group`.
 
 use super::{
     bulk::unfenced,
@@ -32,6 +33,8 @@ pub(super) struct Warpgroup {
     pub(super) pending: VecDeque<PendingWgmma>,
     /// The last `wgmma` that a warp waits for.
     pub(super) drain_until: u32,
+    /// The instruction of each wait, in order, as the first warp at it had it.
+    waits: Vec<u32>,
 }
 
 /// The operands of a warp at a `wgmma`; all four warps must agree.
@@ -238,10 +241,32 @@ impl Exec<'_, '_> {
         })
     }
 
+    /// Checks that the other warps of the warpgroup wait at the same instruction.
+    fn check_wait_place(&mut self) -> Result<(), FaultCause> {
+        let (group, number) = (self.warp.index as usize / 4, self.warp.wgmma.waits);
+        let Some(warpgroup) = self.cluster.ctas[self.rank].warpgroups.get_mut(group) else { return Ok(()) };
+        match warpgroup.waits.get(number) {
+            None => warpgroup.waits.push(self.pc),
+            Some(&pc) if pc != self.pc => {
+                let line = self.world.line(pc);
+                let message = format!(
+                    "wait {number} of this warp, but another warp of the warpgroup waits at {line}: expected one place"
+                );
+                return Err((FaultKind::Divergence, message));
+            }
+            Some(_) => {}
+        }
+        Ok(())
+    }
+
     /// `wgmma.wait_group`
     pub(super) fn wait_wgmma(&mut self, left: usize) -> Result<Next, FaultCause> {
+        self.check_wait_place()?;
         let commits = &self.warp.wgmma.commits;
-        let Some(last) = commits.len().checked_sub(left + 1) else { return Ok(Next::Advance) };
+        let Some(last) = commits.len().checked_sub(left + 1) else {
+            self.warp.wgmma.waits += 1;
+            return Ok(Next::Advance);
+        };
         let bound = commits[last];
         let group = self.warp.index / 4;
         if let Some(warpgroup) = self.cluster.ctas[self.rank].warpgroups.get_mut(group as usize)
@@ -250,6 +275,7 @@ impl Exec<'_, '_> {
             warpgroup.drain_until = warpgroup.drain_until.max(bound);
             return Ok(Next::Yield);
         }
+        self.warp.wgmma.waits += 1;
         self.warp.wgmma.commits.drain(..=last);
         self.warp.wgmma.waited = self.warp.wgmma.waited.max(bound);
         let thread = self.cluster.agent(Agent::Warpgroup(self.rank, group)) as usize;

@@ -20,6 +20,7 @@ enum Bug {
     NoBarrier,
     NoWgmmaFence,
     NoWait,
+    WaitsApart,
     SumWritten,
     SharedWritten,
     OneWarpLess,
@@ -77,6 +78,9 @@ fn product(bug: Bug, registers: bool) -> Kernel {
         }
         match bug {
             Bug::NoWait => {}
+            Bug::WaitsApart => {
+                k.when_else(k.warp_index().eq(2), || k.wgmma_wait(0), || k.wgmma_wait(0));
+            }
             Bug::SumWritten => sums[3].set(1.0),
             // B, which only the `wgmma` reads
             Bug::SharedWritten => k.when(thread.lt(64), || tile.at(thread + 512).store(0)),
@@ -150,6 +154,7 @@ fn wgmma_bugs_are_reported() {
     assert_eq!(kind(Bug::SharedWritten, true), FaultKind::InFlight);
     assert_eq!(kind(Bug::OneWarpLess, true), FaultKind::Divergence);
     assert_eq!(kind(Bug::OtherDescriptor, false), FaultKind::Divergence);
+    assert_eq!(kind(Bug::WaitsApart, false), FaultKind::Divergence);
     assert_eq!(kind(Bug::BeyondShared, false), FaultKind::OutOfBounds);
 }
 
