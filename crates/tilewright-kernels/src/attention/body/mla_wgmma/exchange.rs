@@ -68,12 +68,10 @@ impl<'k> MlaConsumer<'_, 'k> {
         TileSums { factors: factors.map(|factor| factor.get()), added, references }
     }
 
-    /// Adds the sums of a tile.
+    /// Adds the sums of a tile, after [`Self::rescale_sums`].
     pub(super) fn add(&self, tile: &TileSums<'k>) {
         self.update_sums(|half, [sum, error]| {
-            let (factor, rounding) =
-                (tile.factors[half], tile.references[half].rounding_error(&self.shared.cta));
-            [sum.mul_add(factor, tile.added[half]), error.mul_add(factor, rounding)]
+            [sum + tile.added[half], error + tile.references[half].rounding_error(&self.shared.cta)]
         });
     }
 
@@ -105,10 +103,15 @@ impl<'k> MlaConsumer<'_, 'k> {
             self.state.max[lower].set(reference);
             factor
         });
+        self.rescale_sums(factors);
+        factors
+    }
+
+    /// Rescales the sums to new references.
+    pub(super) fn rescale_sums(&self, factors: [Value<'k, f32>; 2]) {
         self.k.when(self.is_rescaled(factors), || {
             self.update_sums(|half, sums| sums.map(|sum| sum * factors[half]));
         });
-        factors
     }
 
     /// The reference of this thread's first row, as published by consumer `half`.
@@ -122,17 +125,12 @@ impl<'k> MlaConsumer<'_, 'k> {
         self.k.when(self.is_rescaled(factors), || self.multiply_accumulators(factors));
     }
 
-    /// The same after products in flight have completed. The wait is in both branches, or the assembler would move it up.
+    /// Rescales sums and accumulators, these after products in flight have completed. The assembler would move the wait up, but not
+    /// across a branch. All warps of a warpgroup must wait at the same place.
     pub(super) fn rescale_after_products(&self, factors: [Value<'k, f32>; 2]) {
-        let k = self.k;
-        k.when_else(
-            self.is_rescaled(factors),
-            || {
-                k.wgmma_wait(0);
-                self.multiply_accumulators(factors);
-            },
-            || k.wgmma_wait(0),
-        );
+        self.rescale_sums(factors);
+        self.k.wgmma_wait(0);
+        self.rescale(factors);
     }
 
     fn is_rescaled(&self, factors: [Value<'k, f32>; 2]) -> Value<'k, bool> {

@@ -61,6 +61,7 @@ impl<'k> MlaConsumer<'_, 'k> {
             self.publish(LEADER, sums.factors);
             self.rescale(sums.factors);
             self.multiply_values((n, LEADER), false);
+            self.rescale_sums(sums.factors);
             self.add(&sums);
             // each half is released before any other wait: its next keys take longer to arrive than all products
             k.wgmma_wait(0);
@@ -118,6 +119,7 @@ impl<'k> MlaConsumer<'_, 'k> {
         let sums = self.compute_weights(current.scale);
         self.publish(LEADER, sums.factors);
         self.rescale(sums.factors);
+        self.rescale_sums(sums.factors);
         self.add(&sums);
         self.multiply_masked_values(current, (tile, LEADER), false);
     }

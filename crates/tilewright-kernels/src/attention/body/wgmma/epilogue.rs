@@ -45,8 +45,8 @@ impl<'k> Consumer<'_, 'k> {
         let halves = [0, 1].map(|half| {
             let sum = in_units(reduce::quad_sum(self.sum[half].get()));
             let stats = SoftmaxStats::new(self.state.max[half].get() * scales[half], sum);
-            // the largest weights are rounded in outputs: all threads of a row have their errors
-            let rounded = sum + in_units(self.error[half].get());
+            // the largest weights are rounded in outputs
+            let rounded = sum + in_units(reduce::quad_sum(self.error[half].get()));
             HalfRows {
                 half,
                 stats,

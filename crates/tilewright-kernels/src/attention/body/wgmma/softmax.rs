@@ -31,8 +31,6 @@ const BEHIND: usize = 3;
 pub(in crate::attention::body) struct Reference<'k> {
     /// Of the products of queries and keys.
     pub(in crate::attention::body) value: Value<'k, f32>,
-    /// Whether it differs from the last.
-    pub(in crate::attention::body) moved: Value<'k, bool>,
     /// The factor of the sums so far.
     pub(in crate::attention::body) rescale: Value<'k, f32>,
     /// The base-2 logarithm of a weight is a scaled logit plus this.
@@ -51,7 +49,7 @@ impl<'k> Reference<'k> {
         let growth = (last - max) * scale;
         let moved = growth.lt(-THRESHOLD);
         let rescale = moved.select(growth, 0.0).exp2();
-        Self { moved, rescale, ..Self::kept(max, moved.select(max, last), scale) }
+        Self { rescale, ..Self::kept(max, moved.select(max, last), scale) }
     }
 
     /// The reference `value` for a tile of this maximum.
@@ -61,8 +59,7 @@ impl<'k> Reference<'k> {
         scale: Value<'k, f32>,
     ) -> Self {
         let (k, offset) = (max.builder(), -(finite_max(value) * scale));
-        let (moved, rescale) = (k.constant(false), k.constant(1.0));
-        Self { value, largest: max.mul_add(scale, offset), moved, rescale, offset }
+        Self { value, largest: max.mul_add(scale, offset), rescale: k.constant(1.0), offset }
     }
 
     /// Whether a maximum moves a reference.
@@ -172,50 +169,54 @@ impl<'k> Exponentials<'_, 'k> {
 
 impl<'k> Consumer<'_, 'k> {
     /// Converts the logits of a tile to weights. Waits for the accumulators when the references are known, and calls `release` then.
+    ///
+    /// Threads of a row exchange their maxima only if one of their warp moves a reference: shuffles are slow while products read
+    /// shared memory. A thread has the rounding error of its own largest weight: the largest of a row is one of the four.
     pub(super) fn softmax(&self, current: &CurrentItem<'k>, release: impl Fn()) {
         let k = self.k;
         let scales = self.logit_scales(current);
-        let references = self.references(scales);
-        let moved = references[0].moved | references[1].moved;
-        // Both waits stand in both branches. Otherwise the assembler moves the first one before the maxima, which overlap with the
-        // products, and the exponentials before the second one.
+        let own = [0, 1].map(|half| row_max(&self.logits, half));
+        let rescale = [0, 1].map(|_| k.var("rescale", 1.0));
+        let moved =
+            [0, 1].map(|half| Reference::is_moved(own[half], self.state.max[half].get(), scales[half]));
+        let moved = k.any(moved[0] | moved[1]);
+        // The assembler would move the wait before the maxima, which overlap with the products, but not across a branch that depends
+        // on them. All warps of a warpgroup must wait at the same place.
+        k.when(moved, || {
+            let maxima = reduce::quads_max(own.to_vec());
+            for half in 0..2 {
+                let reference = Reference::new(maxima[half], self.state.max[half].get(), scales[half]);
+                self.state.max[half].set(reference.value);
+                rescale[half].set(reference.rescale);
+                self.sum[half].set(self.sum[half].get() * reference.rescale);
+                self.error[half].set(self.error[half].get() * reference.rescale);
+            }
+        });
+        k.wgmma_wait(0);
+        release();
+        // both branches take the turn: the assembler would move the exponentials before it
         k.when_else(
-            k.any(moved),
+            moved,
             || {
-                k.wgmma_wait(0);
-                release();
-                for fragment in &self.state.o {
-                    for (i, o) in fragment.iter().enumerate() {
-                        o.set(o.get() * references[i / 2].rescale);
-                    }
+                for (i, o) in self.state.o.iter().flat_map(|of| of.iter().enumerate()) {
+                    o.set(o.get() * rescale[i / 2].get());
                 }
                 self.wait_for_turn();
             },
-            || {
-                k.wgmma_wait(0);
-                release();
-                self.wait_for_turn();
-            },
+            || self.wait_for_turn(),
         );
         // rounding and sums need no turn
+        let references =
+            [0, 1].map(|half| Reference::kept(own[half], self.state.max[half].get(), scales[half]));
         let (cta, logits, weights) = (&self.shared.products(), &self.logits[..], &self.weights[..]);
         let offsets = references.map(|reference| reference.offset);
         let added =
             Exponentials { cta, logits, weights }.run(scales, offsets, |weight| self.end_turn(weight));
         for half in 0..2 {
-            let Reference { value, rescale, .. } = references[half];
-            self.state.max[half].set(value);
-            self.sum[half].set(self.sum[half].get() * rescale + added[half]);
+            self.sum[half].set(self.sum[half].get() + added[half]);
             let error = references[half].rounding_error(cta);
-            self.error[half].set(self.error[half].get() * rescale + error);
+            self.error[half].set(self.error[half].get() + error);
         }
-    }
-
-    /// The new references of this thread's rows.
-    fn references(&self, scales: [Value<'k, f32>; 2]) -> [Reference<'k>; 2] {
-        let own = [0, 1].map(|half| row_max(&self.logits, half));
-        let maxima = reduce::quads_max(own.to_vec());
-        [0, 1].map(|half| Reference::new(maxima[half], self.state.max[half].get(), scales[half]))
     }
 
     /// Waits until the other consumer has computed its exponentials.
