@@ -132,12 +132,54 @@ impl<'k> SmallTanh<'k> {
 
     #[track_caller]
     pub(super) fn of(&self, elements: &[Number<'k>]) -> Vec<Number<'k>> {
-        let of_element = |x: &Number<'k>| {
-            let [first, others @ ..] = self.coefficients;
-            let square = *x * *x;
-            *x * others.into_iter().fold(first, |sum, coefficient| sum.mul_add(square, coefficient))
-        };
-        elements.iter().map(of_element).collect()
+        elements.iter().map(|x| *x * self.quotient(*x)).collect()
+    }
+
+    /// The result divided by `x`.
+    #[track_caller]
+    fn quotient(&self, x: Number<'k>) -> Number<'k> {
+        let [first, others @ ..] = self.coefficients;
+        let square = x * x;
+        others.into_iter().fold(first, |sum, coefficient| sum.mul_add(square, coefficient))
+    }
+}
+
+/// A soft cap of products, `x ↦ out · tanh(factor · x)`, that is part of the exponent of a weight if all products are small.
+pub(crate) struct SoftCapped<'k> {
+    tanh: SmallTanh<'k>,
+    /// Whether it increases.
+    increases: Value<'k, bool>,
+}
+
+impl<'k> SoftCapped<'k> {
+    #[track_caller]
+    pub(super) fn new([factor, out]: [Number<'k>; 2]) -> Self {
+        Self { tanh: SmallTanh::new(factor, out), increases: (factor * out).gt(0.0) }
+    }
+
+    /// Whether products up to a magnitude are small, and the function increases.
+    #[track_caller]
+    pub(crate) fn holds(&self, magnitude: Number<'k>) -> Value<'k, bool> {
+        self.tanh.holds(magnitude) & self.increases
+    }
+
+    /// The capped logit of a small product.
+    #[track_caller]
+    pub(crate) fn of(&self, x: Number<'k>) -> Number<'k> {
+        x * self.tanh.quotient(x)
+    }
+
+    /// This function times a scale.
+    #[track_caller]
+    pub(crate) fn times(self, scale: Number<'k>) -> Self {
+        let Self { tanh: SmallTanh { coefficients, factor }, increases } = self;
+        Self { tanh: SmallTanh { coefficients: coefficients.map(|c| c * scale), factor }, increases }
+    }
+
+    /// The capped logit of a small product plus an offset.
+    #[track_caller]
+    pub(crate) fn plus(&self, x: Number<'k>, offset: Number<'k>) -> Number<'k> {
+        x.mul_add(self.tanh.quotient(x), offset)
     }
 }
 

@@ -38,6 +38,7 @@ mod strip;
 
 pub use apply::Arithmetic;
 pub use declared_variant::{DeclaredVariant, HookInputs, PartialHook};
+pub(crate) use elementary::SoftCapped;
 pub use strip::KeyPositions;
 
 use tilewright::attention::variant::{ExpressionVariant, Hook, Input, Variant, expression::Node};

@@ -8,7 +8,7 @@ use super::{
     Arithmetic,
     apply::{NodeValue, apply},
     declared_variant::PartialHook,
-    elementary::SmallTanh,
+    elementary::{SmallTanh, SoftCapped},
 };
 use tilewright::attention::variant::{Input, Op, expression::Node};
 use tilewright_ptx::build::{Builder, Value};
@@ -63,16 +63,50 @@ impl<'k> PartialHook<'k, '_> {
         factor: Value<'k, f32>,
     ) -> Vec<Value<'k, f32>> {
         let strip = Strip { hook: self, k: self.builder(), positions, len: products.len() };
-        let logits = StripValue::Products { of: products, factor };
-        let mut values: Vec<Option<StripValue<'k>>> = Vec::new();
-        for (at, node) in self.graph().nodes().iter().enumerate() {
-            let known = self.known(at as u32).map(StripValue::Same);
-            let value = known.or_else(|| strip.node(at, node, &values, &logits));
-            values.push(value);
-        }
-        let result = self.graph().results().first().and_then(|&node| values[node as usize].clone());
-        strip.numbers(&result.unwrap_or(logits))
+        strip.numbers(&strip.logits(StripValue::Products { of: products, factor }))
     }
+
+    /// The logits hook as a function of one product, if it is `out · tanh(product · factor)`.
+    #[track_caller]
+    pub(crate) fn soft_cap(&self, factor: Value<'k, f32>) -> Option<SoftCapped<'k>> {
+        let result = *self.graph().results().first()? as usize;
+        if self.shape(result)? != Shape::Capped {
+            return None;
+        }
+        let (k, positions) = (self.builder(), KeyPositions::Each(Vec::new()));
+        let strip = Strip { hook: self, k, positions: &positions, len: 0 };
+        match strip.logits(StripValue::Products { of: Vec::new(), factor }) {
+            StripValue::Tanh { factors, .. } => Some(SoftCapped::new(factors)),
+            _ => None,
+        }
+    }
+
+    /// The shape of a node; `None` if it has none of these, or depends on a key's position.
+    fn shape(&self, node: usize) -> Option<Shape> {
+        let node = &self.graph().nodes()[node];
+        let operands = node.operands().iter().map(|&operand| self.shape(operand as usize));
+        let operands = operands.collect::<Option<Vec<_>>>()?;
+        match (node, operands.as_slice()) {
+            (Node::Input(Input::Logit), _) => Some(Shape::Scaled),
+            (Node::Input(Input::Kv) | Node::Read { .. }, _) => None,
+            (_, operands) if operands.iter().all(|shape| *shape == Shape::Same) => Some(Shape::Same),
+            (Node::Apply(Op::Mul, _), &[shape, Shape::Same] | &[Shape::Same, shape]) => Some(shape),
+            (Node::Apply(Op::Div, _), &[Shape::Scaled, Shape::Same]) => Some(Shape::Scaled),
+            (Node::Apply(Op::Tanh, _), [Shape::Scaled]) => Some(Shape::Capped),
+            _ => None,
+        }
+    }
+}
+
+/// A node as a function of the logit.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Shape {
+    /// It does not depend on it.
+    Same,
+    /// `factor · logit`
+    Scaled,
+    /// `out · tanh(factor · logit)`
+    Capped,
 }
 
 /// A strip of keys in evaluation.
@@ -85,6 +119,19 @@ struct Strip<'s, 'k, 'v> {
 }
 
 impl<'k> Strip<'_, 'k, '_> {
+    /// The result of the logits hook.
+    #[track_caller]
+    fn logits(&self, logits: StripValue<'k>) -> StripValue<'k> {
+        let mut values: Vec<Option<StripValue<'k>>> = Vec::new();
+        for (at, node) in self.hook.graph().nodes().iter().enumerate() {
+            let known = self.hook.known(at as u32).map(StripValue::Same);
+            let value = known.or_else(|| self.node(at, node, &values, &logits));
+            values.push(value);
+        }
+        let result = self.hook.graph().results().first().and_then(|&node| values[node as usize].clone());
+        result.unwrap_or(logits)
+    }
+
     /// The values of a node; nothing if only the known row values need it.
     #[track_caller]
     fn node(
@@ -136,6 +183,9 @@ impl<'k> Strip<'_, 'k, '_> {
             (Op::Add, [a, b]) => self.add(a, b),
             (Op::Sub, [a, b]) if !matches!(b, StripValue::Each(_)) => self.add(a, &self.negative(b)),
             (Op::Mul, [a, b]) => self.product(a, b),
+            (Op::Div, [a @ StripValue::Products { .. }, StripValue::Same(NodeValue::Number(b))]) => {
+                self.product(a, &StripValue::Same(NodeValue::Number(b.recip())))
+            }
             (Op::MulAdd, [a, b, c]) if self.is_same(a) || self.is_same(b) => self.add(&self.product(a, b), c),
             (Op::Tanh, [StripValue::Products { of, factor }]) => {
                 StripValue::Tanh { of: of.clone(), factors: [*factor, self.k.constant(1.0)] }

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     attention::items::WorkItemRegs,
-    variant::{DeclaredVariant, Hooks, KeyPositions, PartialHook},
+    variant::{DeclaredVariant, Hooks, KeyPositions, PartialHook, SoftCapped},
 };
 use tilewright::attention::variant::{Hook, Input};
 use tilewright_ptx::build::{Builder, Shared, Value};
@@ -252,6 +252,12 @@ pub(crate) struct TileLogits<'k, 'v> {
 }
 
 impl<'k> TileLogits<'k, '_> {
+    /// The hook of both rows of one row tile, if it is a soft cap.
+    pub(crate) fn soft_caps(&self) -> Option<[SoftCapped<'k>; 2]> {
+        let [upper, lower] = &self.rows[..] else { return None };
+        Some([upper.soft_cap(self.scales[0])?, lower.soft_cap(self.scales[1])?])
+    }
+
     /// Applies the hook to `Q · Kᵀ` of the row tiles. Hooks here store nothing, so missing keys do not matter.
     pub(crate) fn apply(&self, products: &[Vec<AccFragment<'k>>]) {
         let of_row = |sums: &[AccFragment<'k>], half: usize| -> Vec<_> {

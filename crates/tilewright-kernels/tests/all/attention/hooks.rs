@@ -62,6 +62,30 @@ fn capped_logits() {
     check_all(&SoftCap::new(0.5).expect("it is above 0"), &|_| formula::soft_cap(0.5));
 }
 
+/// Caps that are computed with the exponentials where all products are small: in all warps, some, and none. A quotient, and a cap that
+/// decreases.
+#[test]
+fn capped_logits_of_whole_tiles() {
+    let case =
+        Case::new(128, (2, 1), &[(130, 700), (9, 300)]).with(|case| (case.wgmma, case.mask) = (true, FULL));
+    for cap in [30.0, 8.0, 0.5] {
+        let variant = recorded(&SoftCap::new(cap).expect("it is above 0"));
+        check_with(&case, &variant, &|_| formula::soft_cap(f64::from(cap)));
+    }
+    for (json, cap, by) in [
+        (r#"{"name": "quotient", "logits": {"tanh": {"div": ["logit", 40]}}}"#, 1.0, 40.0),
+        (
+            r#"{"name": "decreasing", "logits": {"mul": [-100, {"tanh": {"mul": ["logit", 0.0625]}}]}}"#,
+            -100.0,
+            16.0,
+        ),
+    ] {
+        let variant = ExpressionVariant::from_json(json).unwrap_or_else(|why| panic!("{why}"));
+        let logit = move |_: LogitIndex, s: f64| cap * (s / by).tanh();
+        check_with(&case, &variant, &|_| Definition { logit: Box::new(logit), ..Definition::default() });
+    }
+}
+
 #[test]
 fn biased_logits() {
     let slopes = formula::alibi_slopes(4);

@@ -64,7 +64,7 @@ impl<'k> MlaConsumer<'_, 'k> {
         });
         let references = [0, 1].map(|half| Reference::kept(own[half], self.state.max[half].get(), scale));
         let exponentials = Exponentials { cta, logits: &self.logits, weights: &self.weights };
-        let added = exponentials.run([scale; 2], references.map(|reference| reference.offset), |_| ());
+        let added = exponentials.run(|half, logit| logit.mul_add(scale, references[half].offset), |_| ());
         TileSums { factors: factors.map(|factor| factor.get()), added, references }
     }
 

@@ -10,7 +10,7 @@ use crate::{
         cta::CurrentItem,
         fragments::{AccFragment, RowTile, ThreadScalar},
         queries::F16Factor,
-        row_hooks::RowHooks,
+        row_hooks::{RowHooks, TileLogits},
     },
     tile::{Cursor, SharedTile},
 };
@@ -204,10 +204,19 @@ impl<'c, 'k> Consumer<'c, 'k> {
         self.multiply_values(current, tile.get(), masked);
         tile.set(tile.get() - 1);
         let hook = self.prepare_mask(current, tile.get(), masked);
+        let caps = hook.as_ref().filter(|_| masked == Masked::No).and_then(TileLogits::soft_caps);
         k.wgmma_wait(1);
         self.release(self.keys);
-        self.mask(current, (tile.get(), &self.logits), masked, hook.as_ref());
-        self.softmax(current, || self.release(self.values));
+        let cap = || self.mask(current, (tile.get(), &self.logits), masked, hook.as_ref());
+        let release = || self.release(self.values);
+        // masked logits are infinite, which a polynomial does not keep
+        match caps {
+            Some(caps) => self.capped_softmax(current, caps, cap, release),
+            None => {
+                cap();
+                self.softmax(current, release);
+            }
+        }
     }
 
     /// The tile rows of this consumer.

@@ -149,7 +149,7 @@ impl<'c, 'k> Consumer<'c, 'k> {
             max.mul_add(-scales[half], k.constant(LARGEST_WEIGHT))
         });
         let exponentials = Exponentials { cta, logits, weights: &self.weights };
-        let added = exponentials.run(scales, offsets, |_| ());
+        let added = exponentials.run(|half, logit| logit.mul_add(scales[half], offsets[half]), |_| ());
         self.sum.iter().zip(added).for_each(|(sum, added)| sum.set(sum.get() + added));
     }
 

@@ -14,6 +14,7 @@ use crate::{
         softmax::finite_max,
     },
     tile::reduce,
+    variant::SoftCapped,
 };
 use tilewright_ptx::{
     build::{Value, Var},
@@ -79,15 +80,28 @@ impl<'k> Reference<'k> {
     }
 }
 
-/// The maximum of this thread's logits of a row, by four chains.
+/// The maximum of this thread's logits of a row.
 pub(in crate::attention::body) fn row_max<'k>(logits: &[AccFragment<'k>], half: usize) -> Value<'k, f32> {
+    of_row(logits, half, |a, b| a.max(b))
+}
+
+/// The minimum of this thread's logits of a row.
+fn row_min<'k>(logits: &[AccFragment<'k>], half: usize) -> Value<'k, f32> {
+    of_row(logits, half, |a, b| a.min(b))
+}
+
+/// This thread's logits of a row, combined by four chains.
+fn of_row<'k>(
+    logits: &[AccFragment<'k>],
+    half: usize,
+    combine: impl Fn(Value<'k, f32>, Value<'k, f32>) -> Value<'k, f32>,
+) -> Value<'k, f32> {
     let mut logits = logits.iter().flat_map(|of| [of[2 * half], of[2 * half + 1]]).map(|logit| logit.get());
     let mut chains: Vec<_> = logits.by_ref().take(4).collect();
     for (at, logit) in logits.enumerate() {
-        chains[at % 4] = chains[at % 4].max(logit);
+        chains[at % 4] = combine(chains[at % 4], logit);
     }
-    let pair = [chains[0].max(chains[1]), chains[2].max(chains[3])];
-    pair[0].max(pair[1])
+    combine(combine(chains[0], chains[1]), combine(chains[2], chains[3]))
 }
 
 /// Two weights rounded to the dtype of values: packed, and as f32.
@@ -116,13 +130,12 @@ pub(in crate::attention::body) struct Exponentials<'a, 'k> {
 }
 
 impl<'k> Exponentials<'_, 'k> {
-    /// Replaces logits by rounded weights; returns the sums of each row's weights in this thread. Scaled logits, exponentials and
-    /// rounding are interleaved, because the assembler keeps their order. Calls `end` after the last exponential with one of the
-    /// weights.
+    /// Replaces logits by rounded weights `2^exponent(half, logit)`; returns the sums of each row's weights in this thread.
+    /// Exponents, exponentials and rounding are interleaved, because the assembler keeps their order. Calls `end` after the last
+    /// exponential with one of the weights.
     pub(in crate::attention::body) fn run(
         &self,
-        scales: [Value<'k, f32>; 2],
-        offsets: [Value<'k, f32>; 2],
+        exponent: impl Fn(usize, Value<'k, f32>) -> Value<'k, f32>,
         end: impl Fn(Value<'k, f32>),
     ) -> [Value<'k, f32>; 2] {
         let pair = |at: usize| {
@@ -136,7 +149,7 @@ impl<'k> Exponentials<'_, 'k> {
         for at in 0..AHEAD + pairs + BEHIND {
             if at < pairs {
                 let (half, logits) = pair(at);
-                logits.iter().for_each(|logit| logit.set(logit.get().mul_add(scales[half], offsets[half])));
+                logits.iter().for_each(|logit| logit.set(exponent(half, logit.get())));
             }
             if let Some(at) = at.checked_sub(AHEAD).filter(|at| *at < pairs) {
                 pair(at).1.iter().for_each(|logit| logit.set(logit.get().exp2()));
@@ -169,23 +182,76 @@ impl<'k> Exponentials<'_, 'k> {
 
 impl<'k> Consumer<'_, 'k> {
     /// Converts the logits of a tile to weights. Waits for the accumulators when the references are known, and calls `release` then.
+    pub(super) fn softmax(&self, current: &CurrentItem<'k>, release: impl Fn()) {
+        let scales = self.logit_scales(current);
+        let maxima = [0, 1].map(|half| row_max(&self.logits, half));
+        let references = self.move_references(maxima, scales, release);
+        let exponent =
+            |half: usize, logit: Value<'k, f32>| logit.mul_add(scales[half], references[half].offset);
+        let added = self.exponentials(exponent);
+        self.add_sums(added, &references);
+    }
+
+    /// The same for products that a soft cap makes logits. If all products of a warp are small, the cap is part of their exponents:
+    /// these instructions fill the gaps between exponentials, and only the maxima are capped before. Otherwise calls `cap`, which
+    /// caps all products.
+    pub(super) fn capped_softmax(
+        &self,
+        current: &CurrentItem<'k>,
+        caps: [SoftCapped<'k>; 2],
+        cap: impl Fn(),
+        release: impl Fn(),
+    ) {
+        let (k, scales) = (self.k, self.logit_scales(current));
+        let largest = [0, 1].map(|half| row_max(&self.logits, half));
+        let smallest = [0, 1].map(|half| row_min(&self.logits, half));
+        let small = [0, 1].map(|half| caps[half].holds(largest[half].max(-smallest[half])));
+        let small = !k.any(!(small[0] & small[1]));
+        let maxima = [0, 1].map(|_| k.unset_var::<f32>("max"));
+        k.when_else(
+            small,
+            || (0..2).for_each(|half| maxima[half].set(caps[half].of(largest[half]))),
+            || {
+                cap();
+                (0..2).for_each(|half| maxima[half].set(row_max(&self.logits, half)));
+            },
+        );
+        let references = self.move_references(maxima.map(|max| max.get()), scales, release);
+        let offsets = references.map(|reference| reference.offset);
+        let added = [0, 1].map(|_| k.unset_var::<f32>("added"));
+        let add = |sums: [Value<'k, f32>; 2]| added.iter().zip(sums).for_each(|(to, sum)| to.set(sum));
+        let [upper, lower] = caps;
+        let exponents = [upper.times(scales[0]), lower.times(scales[1])];
+        k.when_else(
+            small,
+            || add(self.exponentials(|half, product| exponents[half].plus(product, offsets[half]))),
+            || add(self.exponentials(|half, logit| logit.mul_add(scales[half], offsets[half]))),
+        );
+        self.add_sums(added.map(|sum| sum.get()), &references);
+    }
+
+    /// Moves the references to the maxima of a tile if these are larger by more than the threshold, and rescales sums and outputs.
+    /// Then it is this consumer's turn.
     ///
     /// Threads of a row exchange their maxima only if one of their warp moves a reference: shuffles are slow while products read
     /// shared memory. A thread has the rounding error of its own largest weight: the largest of a row is one of the four.
-    pub(super) fn softmax(&self, current: &CurrentItem<'k>, release: impl Fn()) {
+    fn move_references(
+        &self,
+        maxima: [Value<'k, f32>; 2],
+        scales: [Value<'k, f32>; 2],
+        release: impl Fn(),
+    ) -> [Reference<'k>; 2] {
         let k = self.k;
-        let scales = self.logit_scales(current);
-        let own = [0, 1].map(|half| row_max(&self.logits, half));
         let rescale = [0, 1].map(|_| k.var("rescale", 1.0));
         let moved =
-            [0, 1].map(|half| Reference::is_moved(own[half], self.state.max[half].get(), scales[half]));
+            [0, 1].map(|half| Reference::is_moved(maxima[half], self.state.max[half].get(), scales[half]));
         let moved = k.any(moved[0] | moved[1]);
         // The assembler would move the wait before the maxima, which overlap with the products, but not across a branch that depends
         // on them. All warps of a warpgroup must wait at the same place.
         k.when(moved, || {
-            let maxima = reduce::quads_max(own.to_vec());
+            let of_rows = reduce::quads_max(maxima.to_vec());
             for half in 0..2 {
-                let reference = Reference::new(maxima[half], self.state.max[half].get(), scales[half]);
+                let reference = Reference::new(of_rows[half], self.state.max[half].get(), scales[half]);
                 self.state.max[half].set(reference.value);
                 rescale[half].set(reference.rescale);
                 self.sum[half].set(self.sum[half].get() * reference.rescale);
@@ -205,16 +271,23 @@ impl<'k> Consumer<'_, 'k> {
             },
             || self.wait_for_turn(),
         );
-        // rounding and sums need no turn
-        let references =
-            [0, 1].map(|half| Reference::kept(own[half], self.state.max[half].get(), scales[half]));
+        [0, 1].map(|half| Reference::kept(maxima[half], self.state.max[half].get(), scales[half]))
+    }
+
+    /// Computes weights; rounding and sums need no turn.
+    fn exponentials(
+        &self,
+        exponent: impl Fn(usize, Value<'k, f32>) -> Value<'k, f32>,
+    ) -> [Value<'k, f32>; 2] {
         let (cta, logits, weights) = (&self.shared.products(), &self.logits[..], &self.weights[..]);
-        let offsets = references.map(|reference| reference.offset);
-        let added =
-            Exponentials { cta, logits, weights }.run(scales, offsets, |weight| self.end_turn(weight));
+        Exponentials { cta, logits, weights }.run(exponent, |weight| self.end_turn(weight))
+    }
+
+    /// Adds the sums of a tile's weights, and the rounding errors of the largest ones.
+    fn add_sums(&self, added: [Value<'k, f32>; 2], references: &[Reference<'k>; 2]) {
         for half in 0..2 {
             self.sum[half].set(self.sum[half].get() + added[half]);
-            let error = references[half].rounding_error(cta);
+            let error = references[half].rounding_error(&self.shared.products());
             self.error[half].set(self.error[half].get() + error);
         }
     }
