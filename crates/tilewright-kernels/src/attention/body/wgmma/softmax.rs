@@ -260,17 +260,13 @@ impl<'k> Consumer<'_, 'k> {
         });
         k.wgmma_wait(0);
         release();
-        // both branches take the turn: the assembler would move the exponentials before it
-        k.when_else(
-            moved,
-            || {
-                for (i, o) in self.state.o.iter().flat_map(|of| of.iter().enumerate()) {
-                    o.set(o.get() * rescale[i / 2].get());
-                }
-                self.wait_for_turn();
-            },
-            || self.wait_for_turn(),
-        );
+        self.wait_for_turn();
+        // also keeps the exponentials after the turn: the assembler would move them before it
+        k.when(moved, || {
+            for (i, o) in self.state.o.iter().flat_map(|of| of.iter().enumerate()) {
+                o.set(o.get() * rescale[i / 2].get());
+            }
+        });
         [0, 1].map(|half| Reference::kept(maxima[half], self.state.max[half].get(), scales[half]))
     }
 
