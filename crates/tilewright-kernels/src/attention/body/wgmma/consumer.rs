@@ -99,7 +99,6 @@ impl<'c, 'k> Consumer<'c, 'k> {
             k.break_if(words.plus(PRESENT).load().eq(0));
             self.careful.set(words.plus(CAREFUL).load());
             let current = CurrentItem::new(&shared.cta, self.hooks, words, scale);
-            self.fill_row_values(&current);
             self.compute_ranges(&current);
             shared.queries.wait_full(n);
             self.process(&current, shared.queries.empty(n));
@@ -134,28 +133,43 @@ impl<'c, 'k> Consumer<'c, 'k> {
         self.state.max.iter().for_each(|max| max.set(f32::NEG_INFINITY));
         self.state.o.iter().flatten().for_each(|o| o.set(0.0));
         self.load_queries(queries);
-        if self.shared.config.is_fp8() {
-            return self.process_fp8(current, (first, end));
+        let attend = || match self.shared.config.is_fp8() {
+            true => self.process_fp8(current, (first, end)),
+            false => self.process_tiles(current, (first, end)),
+        };
+        // values of hooks are filled while the first logits are computed
+        match self.hooks.has_row_values() {
+            true => k.when_else(end.gt(first), attend, || self.fill_row_values(current)),
+            false => k.when(end.gt(first), attend),
         }
-        k.when(end.gt(first), || {
-            let tile = k.var("tile", end - 1);
-            self.keys.wait_full();
-            self.multiply_keys(&self.logits);
-            let hook = self.prepare_mask(current, tile.get(), Masked::Any);
-            k.wgmma_wait(0);
-            self.release(self.keys);
-            self.mask(current, (tile.get(), &self.logits), Masked::Any, hook.as_ref());
-            self.softmax(current, || ());
-            k.loop_(|| {
-                k.break_if(tile.get().eq(first));
-                let masked = self.needs_mask(tile.get()) | self.needs_mask(tile.get() - 1);
-                k.when(masked, || self.next_tile(current, tile, Masked::Any));
-                self.unmasked_tiles(current, tile, first);
-            });
-            self.multiply_values(current, tile.get(), Masked::Any);
-            k.wgmma_wait(0);
-            self.release(self.values);
+    }
+
+    /// Starts the logits of the first tile, and fills the values of hooks meanwhile.
+    pub(super) fn start_logits(&self, current: &CurrentItem<'k>, logits: &[AccFragment<'k>]) {
+        self.keys.wait_full();
+        self.multiply_keys(logits);
+        self.fill_row_values(current);
+    }
+
+    /// Processes the KV tiles `first..end` of an item.
+    fn process_tiles(&self, current: &CurrentItem<'k>, (first, end): (Value<'k, u32>, Value<'k, u32>)) {
+        let k = self.k;
+        let tile = k.var("tile", end - 1);
+        self.start_logits(current, &self.logits);
+        let hook = self.prepare_mask(current, tile.get(), Masked::Any);
+        k.wgmma_wait(0);
+        self.release(self.keys);
+        self.mask(current, (tile.get(), &self.logits), Masked::Any, hook.as_ref());
+        self.softmax(current, || ());
+        k.loop_(|| {
+            k.break_if(tile.get().eq(first));
+            let masked = self.needs_mask(tile.get()) | self.needs_mask(tile.get() - 1);
+            k.when(masked, || self.next_tile(current, tile, Masked::Any));
+            self.unmasked_tiles(current, tile, first);
         });
+        self.multiply_values(current, tile.get(), Masked::Any);
+        k.wgmma_wait(0);
+        self.release(self.values);
     }
 
     /// Requests that the item is processed carefully, if an output is not finite. A sum of outputs that overflows does no harm.

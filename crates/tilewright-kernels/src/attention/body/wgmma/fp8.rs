@@ -50,32 +50,29 @@ impl<'c, 'k> Consumer<'c, 'k> {
         (first, end): (Value<'k, u32>, Value<'k, u32>),
     ) {
         let (k, buffers) = (self.k, [&self.logits, &self.next_logits]);
-        k.when(end.gt(first), || {
-            let tile = k.var("tile", end - 1);
-            self.keys.wait_full();
-            self.multiply_keys(buffers[0]);
-            let hook = self.prepare_mask(current, tile.get(), Masked::Any);
-            k.wgmma_wait(0);
-            self.release(self.keys);
-            self.mask(current, (tile.get(), buffers[0]), Masked::Any, hook.as_ref());
-            let maxima = self.maxima(buffers[0]);
-            self.state.max.iter().zip(maxima).for_each(|(to, max)| to.set(max));
-            k.loop_(|| {
-                k.break_if(tile.get().eq(first));
-                self.fp8_pairs(current, (tile, first));
-                k.when(tile.get().ne(first), || {
-                    self.fp8_tile(current, (tile, Masked::Any), buffers);
-                    let pairs = buffers[0].iter().flatten().zip(buffers[1].iter().flatten());
-                    pairs.for_each(|(to, from)| to.set(from.get()));
-                });
+        let tile = k.var("tile", end - 1);
+        self.start_logits(current, buffers[0]);
+        let hook = self.prepare_mask(current, tile.get(), Masked::Any);
+        k.wgmma_wait(0);
+        self.release(self.keys);
+        self.mask(current, (tile.get(), buffers[0]), Masked::Any, hook.as_ref());
+        let maxima = self.maxima(buffers[0]);
+        self.state.max.iter().zip(maxima).for_each(|(to, max)| to.set(max));
+        k.loop_(|| {
+            k.break_if(tile.get().eq(first));
+            self.fp8_pairs(current, (tile, first));
+            k.when(tile.get().ne(first), || {
+                self.fp8_tile(current, (tile, Masked::Any), buffers);
+                let pairs = buffers[0].iter().flatten().zip(buffers[1].iter().flatten());
+                pairs.for_each(|(to, from)| to.set(from.get()));
             });
-            self.fp8_weights(current, buffers[0]);
-            self.add_values(current, (tile.get(), Masked::Any), buffers[0]);
-            k.wgmma_wait(0);
-            self.release(self.values);
-            let pairs = self.state.o.iter().flatten().zip(buffers[0].iter().flatten());
-            pairs.for_each(|(o, sum)| o.set(o.get() + sum.get()));
         });
+        self.fp8_weights(current, buffers[0]);
+        self.add_values(current, (tile.get(), Masked::Any), buffers[0]);
+        k.wgmma_wait(0);
+        self.release(self.values);
+        let pairs = self.state.o.iter().flatten().zip(buffers[0].iter().flatten());
+        pairs.for_each(|(o, sum)| o.set(o.get() + sum.get()));
     }
 
     /// Processes pairs of tiles as long as none needs a mask, nor the tile after them.
