@@ -254,17 +254,20 @@ impl<'k> Consumer<'_, 'k> {
                 let reference = Reference::new(of_rows[half], self.state.max[half].get(), scales[half]);
                 self.state.max[half].set(reference.value);
                 rescale[half].set(reference.rescale);
-                self.sum[half].set(self.sum[half].get() * reference.rescale);
-                self.error[half].set(self.error[half].get() * reference.rescale);
             }
         });
         k.wgmma_wait(0);
         release();
-        self.wait_for_turn();
-        // also keeps the exponentials after the turn: the assembler would move them before it
         k.when(moved, || {
             for (i, o) in self.state.o.iter().flat_map(|of| of.iter().enumerate()) {
                 o.set(o.get() * rescale[i / 2].get());
+            }
+        });
+        self.wait_for_turn();
+        // a branch after the turn: the assembler would move the exponentials before it
+        k.when(moved, || {
+            for sums in [&self.sum, &self.error] {
+                sums.iter().zip(rescale).for_each(|(sum, rescale)| sum.set(sum.get() * rescale.get()));
             }
         });
         [0, 1].map(|half| Reference::kept(maxima[half], self.state.max[half].get(), scales[half]))
