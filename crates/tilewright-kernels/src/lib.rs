@@ -9,6 +9,7 @@
 //! | [`sampling`] | token sampling from logits or probabilities |
 //! | [`variant`] | hooks of attention variants, recorded into kernels |
 //! | [`gemm`] | matrix products |
+//! | [`mod@params`] | kernel parameters, declared once for host and device |
 //! | [`all`] | every kernel in every tested configuration |
 //!
 //! Kernels depend on shapes and variants only, not on a driver or a device.
@@ -33,6 +34,7 @@ pub mod bits;
 pub mod elementwise;
 pub mod gemm;
 pub mod norm;
+pub mod params;
 pub mod rope;
 pub mod rows;
 pub mod sampling;

@@ -12,7 +12,7 @@
 //! the chunk width and a row length class are compiled in. Rows of more than [`RowPartition::MAX_CHUNKS`] chunks are read
 //! twice, or three times with a bias.
 
-use crate::tile::{Chunk, Elements, RowPartition, RowPlace, Strided, StridedRows, chunk, reduce};
+use crate::tile::{Chunk, Elements, RowPartition, RowPlace, Strided, chunk, reduce};
 use tilewright::Dtype;
 use tilewright_ptx::{
     build::{Builder, Shared, Value},
@@ -48,29 +48,40 @@ pub struct NormConfig {
     pub rows: Option<RowPartition>,
 }
 
-/// Parameters of one launch.
-#[derive(Debug, Clone, Copy)]
-pub struct NormParams {
-    /// Dtypes of x and the weight.
-    pub dtypes: (Dtype, Dtype),
-    /// `[tokens, heads, hidden]`.
-    pub shape: [u32; 3],
-    /// Input of the norm, or of the addition.
-    pub x: Strided,
-    /// Residual and its dtype; the kernel writes the sum to it.
-    pub residual: Option<(Strided, Dtype)>,
-    /// Result and its dtype; it may alias x.
-    pub out: (Strided, Dtype),
-    /// Address and element stride of the weight.
-    pub weight: (u64, u64),
-    /// Address, element stride and dtype of the bias of a layer norm.
-    pub bias: Option<((u64, u64), Dtype)>,
-    /// Address of one f32 that divides the norm.
-    pub scale: Option<u64>,
-    /// Added to the mean square.
-    pub eps: f32,
-    /// Added to the weight.
-    pub offset: f32,
+crate::params! {
+    /// Parameters of one launch.
+    #[derive(Debug, Clone, Copy)]
+    pub struct NormParams => NormRegs(this, config: NormConfig) {
+        /// Dtypes of x and the weight.
+        host dtypes: (Dtype, Dtype),
+        /// `[tokens, heads, hidden]`.
+        host shape: [u32; 3],
+        /// Residual and its dtype; the kernel writes the sum to it.
+        host residual: Option<(Strided, Dtype)>,
+        /// Result and its dtype; it may alias x.
+        host out: (Strided, Dtype),
+        /// Address, element stride and dtype of the bias of a layer norm.
+        host bias: Option<((u64, u64), Dtype)>,
+        /// Input of the norm, or of the addition.
+        x: Strided[config.dtype],
+        /// The residual, or the result without one.
+        y: Strided[config.residual.unwrap_or(config.out)] = this.residual.unwrap_or(this.out).0,
+        /// Address and element stride of the weight.
+        weight: (u64, u64)[config.weight],
+        rows: u32 = this.shape[0] * this.shape[1],
+        chunks: u32 = this.shape[2] / config.width,
+        heads: u32 = this.shape[1],
+        /// Added to the mean square.
+        eps: f32,
+        /// Added to the weight.
+        offset: f32,
+        inverse: f32 = 1.0 / this.shape[2] as f32,
+        /// The result if it replaces neither x nor the residual.
+        out: Option<Strided>[config.is_apart().then_some(config.out)] = config.is_apart().then_some(this.out.0),
+        bias: Option<(u64, u64)>[config.bias] = this.bias.map(|(bias, _)| bias),
+        /// Address of one f32 that divides the norm.
+        scale: Option<u64>[config.scaled.then_some(())],
+    }
 }
 
 impl NormParams {
@@ -107,21 +118,8 @@ impl NormParams {
 
     /// Grid and arguments for [`NormParams::config`]. Requires at least one row and one element.
     pub fn launch(&self) -> ([u32; 3], Vec<Arg>) {
-        let [tokens, heads, hidden] = self.shape;
-        let (config, rows) = (self.config(), tokens * heads);
-        let ctas = config.rows.map_or(rows, |of| of.ctas(rows));
-        let sizes = [rows, hidden / config.width, heads].map(Arg::U32);
-        let weight = [Arg::U64(self.weight.0), Arg::U64(self.weight.1)];
-        let numbers = [self.eps, self.offset, 1.0 / hidden as f32].map(Arg::F32);
-        let out = self.out.0.args();
-        let (second, last) = match self.residual {
-            None => (out, None),
-            Some((residual, _)) => (residual.args(), (!config.in_place).then_some(out)),
-        };
-        let bias = self.bias.map(|((address, stride), _)| [address, stride].map(Arg::U64));
-        let last = [last.as_slice().as_flattened(), bias.as_slice().as_flattened()].concat();
-        let args = [&self.x.args()[..], &second, &weight, &sizes, &numbers, &last];
-        ([ctas, 1, 1], args.into_iter().flatten().cloned().chain(self.scale.map(Arg::U64)).collect())
+        let (config, rows) = (self.config(), self.shape[0] * self.shape[1]);
+        ([config.rows.map_or(rows, |of| of.ctas(rows)), 1, 1], self.args(config))
     }
 }
 
@@ -144,6 +142,11 @@ impl NormConfig {
         format!("{what}_{}{residual}{out}_{}{bias}_{}_{rows}{scaled}", self.dtype, self.weight, self.width)
     }
 
+    /// Whether the result has a tensor besides x and the residual.
+    fn is_apart(self) -> bool {
+        self.residual.is_some() && !self.in_place
+    }
+
     fn cta_threads(self) -> u32 {
         self.rows.map_or(LONG_ROW_THREADS, RowPartition::cta_threads)
     }
@@ -155,25 +158,15 @@ impl NormConfig {
 /// None for a configuration from [`NormParams::config`].
 pub fn norm(name: &str, config: NormConfig) -> Result<Kernel, Invalid> {
     Builder::kernel(name, config.cta_threads(), |k| {
-        let x = StridedRows::param(k, "x", config.dtype);
-        let y = StridedRows::param(k, "y", config.residual.unwrap_or(config.out));
-        let weight = (Elements::param(k, "weight", config.weight), k.param("weight_stride"));
-        let [rows, chunks, heads] = ["rows", "chunks", "heads"].map(|name| k.param::<u32>(name));
-        let [eps, offset, inverse] = ["eps", "offset", "inverse"].map(|name| k.param::<f32>(name));
-        let apart = config.residual.is_some() && !config.in_place;
-        let third = apart.then(|| StridedRows::param(k, "out", config.out));
-        let tensors = match config.residual {
-            None => [x, y, y],
-            Some(_) => [x, y, third.unwrap_or(x)],
-        };
-        let bias = config.bias.map(|dtype| (Elements::param(k, "bias", dtype), k.param("bias_stride")));
-        let scale = config.scaled.then(|| Elements::param(k, "scale", Dtype::F32).number(Access::ReadOnly));
+        let params = NormRegs::declare(k, config);
+        let NormRegs { x, y, rows, chunks, heads, .. } = params;
+        let tensors = [x, y, params.out.unwrap_or(if config.residual.is_none() { y } else { x })];
+        let scale = params.scale.map(|at| Elements::new(at, Dtype::F32).number(Access::ReadOnly));
         let quantization = scale.map(|scale| k.constant(1.0) / scale);
         let warps = config.cta_threads() as usize / 32;
         let memory = k.shared("sums", warps, 4);
         let mean_memory = config.bias.map(|_| k.shared("means", warps, 4));
-        let row =
-            RowNorm { k, config, weight, bias, eps, offset, inverse, quantization, memory, mean_memory };
+        let row = RowNorm { k, config, params, quantization, memory, mean_memory };
         match config.rows {
             Some(partition) => partition.place(k, (rows, chunks), |at| {
                 row.run_in_registers(at, tensors.map(|rows| rows.row(at.row / heads, at.row % heads)));
@@ -187,13 +180,7 @@ pub fn norm(name: &str, config: NormConfig) -> Result<Kernel, Invalid> {
 struct RowNorm<'k> {
     k: &'k Builder,
     config: NormConfig,
-    weight: (Elements<'k>, Value<'k, u64>),
-    /// Of a layer norm.
-    bias: Option<(Elements<'k>, Value<'k, u64>)>,
-    eps: Value<'k, f32>,
-    offset: Value<'k, f32>,
-    /// `1 / hidden`
-    inverse: Value<'k, f32>,
+    params: NormRegs<'k>,
     /// Multiplies the norm: `1 / scale`.
     quantization: Option<Value<'k, f32>>,
     /// One partial sum per warp.
@@ -236,7 +223,7 @@ impl<'k> RowNorm<'k> {
         }
         if let Some(memory) = self.mean_memory {
             let total = numbers.iter().flatten().fold(self.k.constant(0.0), |sum, &x| x + sum);
-            let mean = place.sum(memory, total) * self.inverse;
+            let mean = place.sum(memory, total) * self.params.inverse;
             for (at, numbers) in chunks.iter().zip(&mut numbers) {
                 // elements beyond the row are 0, not -mean
                 numbers.iter_mut().for_each(|x| *x = at.in_bounds.select(*x - mean, self.k.constant(0.0)));
@@ -267,7 +254,7 @@ impl<'k> RowNorm<'k> {
             let memory = (memory, LONG_ROW_THREADS);
             reduce::over_cta(k, memory, sum.get(), |x| reduce::warp_sum(x), |a, b| a + b)
         };
-        let mean = self.mean_memory.map(|memory| reduce(memory, &|x, sum| x + sum) * self.inverse);
+        let mean = self.mean_memory.map(|memory| reduce(memory, &|x, sum| x + sum) * self.params.inverse);
         let centered = |x: Value<'k, f32>| mean.map_or(x, |mean| x - mean);
         let squares = reduce(self.memory, &|x, sum| centered(x).mul_add(centered(x), sum));
         let scale = self.scale(squares);
@@ -302,12 +289,12 @@ impl<'k> RowNorm<'k> {
             };
             from.load_when(in_bounds, width, Access::ReadOnly)
         };
-        RowVectors { factors: load(self.weight), biases: self.bias.map(load) }
+        RowVectors { factors: load(self.params.weight), biases: self.params.bias.map(load) }
     }
 
     #[track_caller]
     fn scale(&self, squares: Value<'k, f32>) -> Value<'k, f32> {
-        squares.mul_add(self.inverse, self.eps).rsqrt()
+        squares.mul_add(self.params.inverse, self.params.eps).rsqrt()
     }
 
     #[track_caller]
@@ -317,7 +304,7 @@ impl<'k> RowNorm<'k> {
         scale: Value<'k, f32>,
         vectors: &RowVectors<'k>,
     ) -> Vec<Value<'k, f32>> {
-        let factors = vectors.factors.numbers().into_iter().map(|factor| factor + self.offset);
+        let factors = vectors.factors.numbers().into_iter().map(|factor| factor + self.params.offset);
         let scaled = numbers.iter().zip(factors).map(|(&x, factor)| x * scale * factor);
         let biases = vectors.biases.as_ref().map(Chunk::numbers);
         let biased = scaled.enumerate().map(|(i, y)| biases.as_ref().map_or(y, |biases| y + biases[i]));

@@ -1,6 +1,7 @@
 //! Rows with two outer axes of any strides: host description and device pointers.
 
 use super::Elements;
+use crate::params::Param;
 use tilewright::Dtype;
 use tilewright_ptx::{
     build::{Builder, Value},
@@ -28,6 +29,38 @@ impl Strided {
     /// Address and strides in the order of [`StridedRows::param`].
     pub fn args(self) -> [Arg; 3] {
         [Arg::U64(self.address), Arg::U64(self.strides[0]), Arg::U64(self.strides[1])]
+    }
+}
+
+impl Param for Strided {
+    type Host = Self;
+    type Regs<'k> = StridedRows<'k>;
+    type Config = Dtype;
+
+    /// Declares three parameters: an address, `_token_stride` and `_head_stride`.
+    #[track_caller]
+    fn declare<'k>(k: &'k Builder, name: &str, dtype: Dtype) -> StridedRows<'k> {
+        StridedRows::param(k, name, dtype)
+    }
+
+    fn push(host: &Self, _: Dtype, args: &mut Vec<Arg>) {
+        args.extend(host.args());
+    }
+}
+
+/// Address and stride of elements, whose dtype is the configuration.
+impl Param for (u64, u64) {
+    type Host = Self;
+    type Regs<'k> = (Elements<'k>, Value<'k, u64>);
+    type Config = Dtype;
+
+    #[track_caller]
+    fn declare<'k>(k: &'k Builder, name: &str, dtype: Dtype) -> Self::Regs<'k> {
+        (Elements::param(k, name, dtype), k.param(&format!("{name}_stride")))
+    }
+
+    fn push(&(address, stride): &Self, _: Dtype, args: &mut Vec<Arg>) {
+        args.extend([address, stride].map(Arg::U64));
     }
 }
 
