@@ -4,7 +4,7 @@
 //! parameters. The relative error is about 2^-21 for f32 results, and a few times 2^-20 for 16-bit results, which use
 //! a faster formula.
 
-use crate::tile::{Chunk, Strided, StridedRows, chunk};
+use crate::tile::{Chunk, Strided, chunk};
 use std::f64::consts::LOG2_E;
 use tilewright::Dtype;
 use tilewright_ptx::{
@@ -35,19 +35,22 @@ pub struct ActivationConfig {
     pub width: u32,
 }
 
-/// Parameters of one launch.
-#[derive(Debug, Clone, Copy)]
-pub struct ActivationParams {
-    /// Activation function of the gate.
-    pub activation: Activation,
-    /// Dtypes of x and of the result.
-    pub dtypes: (Dtype, Dtype),
-    /// `[tokens, d]`
-    pub shape: [u32; 2],
-    /// Gates and factors.
-    pub x: Strided,
-    /// The result.
-    pub out: Strided,
+crate::params! {
+    /// Parameters of one launch.
+    #[derive(Debug, Clone, Copy)]
+    pub struct ActivationParams => ActivationRegs(this, config: ActivationConfig) {
+        /// Activation function of the gate.
+        host activation: Activation,
+        /// Dtypes of x and of the result.
+        host dtypes: (Dtype, Dtype),
+        /// `[tokens, d]`
+        host shape: [u32; 2],
+        /// Gates and factors.
+        x: Strided[config.dtypes.0],
+        /// The result.
+        out: Strided[config.dtypes.1],
+        d: u32 = this.shape[1], chunks: u32 = this.shape[1] / config.width,
+    }
 }
 
 impl ActivationParams {
@@ -62,10 +65,8 @@ impl ActivationParams {
     /// Grid and arguments for [`ActivationParams::config`]. Requires at least one element and `d` of at most
     /// [`MAX_D`].
     pub fn launch(&self) -> ([u32; 3], Vec<Arg>) {
-        let [tokens, d] = self.shape;
-        let chunks = d / self.config().width;
-        let args = [&self.x.args()[..], &self.out.args(), &[Arg::U32(d), Arg::U32(chunks)]].concat();
-        ([tokens, chunks.div_ceil(CHUNKS_PER_THREAD * THREADS), 1], args)
+        let ([tokens, d], config) = (self.shape, self.config());
+        ([tokens, (d / config.width).div_ceil(CHUNKS_PER_THREAD * THREADS), 1], self.args(config))
     }
 }
 
@@ -88,10 +89,9 @@ impl ActivationConfig {
 /// # Errors
 /// None for a configuration from [`ActivationParams::config`].
 pub fn act_and_mul(name: &str, config: ActivationConfig) -> Result<Kernel, Invalid> {
-    let ((x_dtype, out_dtype), width) = (config.dtypes, config.width);
+    let (out_dtype, width) = (config.dtypes.1, config.width);
     Builder::kernel(name, THREADS, |k| {
-        let (x, out) = (StridedRows::param(k, "x", x_dtype), StridedRows::param(k, "out", out_dtype));
-        let [d, chunks] = ["d", "chunks"].map(|name| k.param::<u32>(name));
+        let ActivationRegs { x, out, d, chunks } = ActivationRegs::declare(k, config);
         let (x, out) = (x.row(k.cta(), k.constant(0)), out.row(k.cta(), k.constant(0)));
         let first = (k.cta_y() * (THREADS * CHUNKS_PER_THREAD) + k.thread()).named("chunk");
         let (gates, out) = (x.at(first * width), out.at(first * width));

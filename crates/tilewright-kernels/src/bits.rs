@@ -5,6 +5,7 @@
 //! ceil(flags / 8)]`.
 //! Grid: `[segments, ceil(longest / THREADS), 1]`, one thread per output byte.
 
+use crate::params::GlobalArray;
 use tilewright::attention::BitOrder;
 use tilewright_ptx::{
     build::{Builder, Global},
@@ -15,23 +16,25 @@ use tilewright_ptx::{
 
 const THREADS: u32 = 128;
 
-/// Parameters of one launch.
-#[derive(Debug, Clone, Copy)]
-pub struct PackbitsParams {
-    /// Bit order in a byte.
-    pub order: BitOrder,
-    /// Address of the flags.
-    pub flags: u64,
-    /// Address of the segment bounds, in flags.
-    pub indptr: u64,
-    /// Address of the result.
-    pub out: u64,
-    /// Address of the segment bounds, in bytes.
-    pub out_indptr: u64,
-    /// Number of segments.
-    pub segments: u32,
-    /// Bytes of the longest segment, at most 2^22.
-    pub longest: u32,
+crate::params! {
+    /// Parameters of one launch.
+    #[derive(Debug, Clone, Copy)]
+    pub struct PackbitsParams => PackbitsRegs(this) {
+        /// Bit order in a byte.
+        host order: BitOrder,
+        /// Address of the flags.
+        flags: u64,
+        /// Address of the segment bounds, in flags.
+        indptr: u64 as GlobalArray<u32>,
+        /// Address of the result.
+        out: u64,
+        /// Address of the segment bounds, in bytes.
+        out_indptr: u64 as GlobalArray<u32>,
+        /// Number of segments.
+        host segments: u32,
+        /// Bytes of the longest segment, at most 2^22.
+        host longest: u32,
+    }
 }
 
 impl PackbitsParams {
@@ -45,8 +48,7 @@ impl PackbitsParams {
 
     /// Grid and arguments of the kernel for this bit order. Requires at least one segment and one byte.
     pub fn launch(&self) -> ([u32; 3], Vec<Arg>) {
-        let args = [self.flags, self.indptr, self.out, self.out_indptr].map(Arg::U64);
-        ([self.segments, self.longest.div_ceil(THREADS), 1], args.to_vec())
+        ([self.segments, self.longest.div_ceil(THREADS), 1], self.args(()))
     }
 }
 
@@ -56,8 +58,7 @@ impl PackbitsParams {
 /// None.
 pub fn packbits(name: &str, order: BitOrder) -> Result<Kernel, Invalid> {
     Builder::kernel(name, THREADS, |k| {
-        let (flags, indptr) = (k.param::<u64>("flags"), k.global::<u32>("indptr"));
-        let (out, out_indptr) = (k.param::<u64>("out"), k.global::<u32>("out_indptr"));
+        let PackbitsRegs { flags, indptr, out, out_indptr } = PackbitsRegs::declare(k, ());
         let bounds = indptr.at(k.cta());
         let (begin, end) = (bounds.load(), bounds.plus(1).load());
         let byte = (k.cta_y() * THREADS + k.thread()).named("byte");

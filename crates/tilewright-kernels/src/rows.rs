@@ -8,7 +8,8 @@
 //! duplicates. Without `to`, row i is written to row i. A launch must not read a row that it also writes. Sizes are
 //! launch parameters.
 
-use crate::tile::{Strided, StridedRows, TokenPartition, chunk};
+use crate::params::GlobalArray;
+use crate::tile::{Strided, TokenPartition, chunk};
 use tilewright::Dtype;
 use tilewright_ptx::{
     build::{Builder, Global},
@@ -30,21 +31,26 @@ pub struct CopyRowsConfig {
     pub width: u32,
 }
 
-/// Parameters of one launch.
-#[derive(Debug, Clone, Copy)]
-pub struct CopyRowsParams {
-    /// Dtypes of the table and of the result.
-    pub dtypes: (Dtype, Dtype),
-    /// `[rows, width]` of the copy.
-    pub shape: [u32; 2],
-    /// Source rows; the second stride is unused.
-    pub table: Strided,
-    /// Address of the source row indices.
-    pub from: u64,
-    /// Destination rows; the second stride is unused.
-    pub out: Strided,
-    /// Address of the destination row indices, or 0 for `0..rows`.
-    pub to: u64,
+crate::params! {
+    /// Parameters of one launch.
+    #[derive(Debug, Clone, Copy)]
+    pub struct CopyRowsParams => CopyRowsRegs(this, config: CopyRowsConfig) {
+        /// Dtypes of the table and of the result.
+        host dtypes: (Dtype, Dtype),
+        /// `[rows, width]` of the copy.
+        host shape: [u32; 2],
+        /// Source rows; the second stride is unused.
+        table: Strided[config.dtypes.0],
+        /// Destination rows; the second stride is unused.
+        out: Strided[config.dtypes.1],
+        /// Address of the source row indices.
+        from: u64 as GlobalArray<u32>,
+        /// Address of the destination row indices, or 0 for `0..rows`.
+        to: u64,
+        rows: u32 = this.shape[0],
+        threads: u32 = (this.shape[1] / config.width).div_ceil(CHUNKS_PER_THREAD),
+        chunks: u32 = this.shape[1] / config.width,
+    }
 }
 
 impl CopyRowsParams {
@@ -59,14 +65,10 @@ impl CopyRowsParams {
 
     /// Grid and arguments for [`CopyRowsParams::config`]. Requires at least one row and one element.
     pub fn launch(&self) -> ([u32; 3], Vec<Arg>) {
-        let chunks = self.shape[1] / self.config().width;
-        let threads = chunks.div_ceil(CHUNKS_PER_THREAD);
-        let mut args = self.table.args().to_vec();
-        args.extend(self.out.args());
-        args.extend([self.from, self.to].map(Arg::U64));
-        args.extend([self.shape[0], threads, chunks].map(Arg::U32));
+        let config = self.config();
+        let threads = (self.shape[1] / config.width).div_ceil(CHUNKS_PER_THREAD);
         let [x, y] = TokenPartition::new(threads).ctas(self.shape[0]);
-        ([x, y, 1], args)
+        ([x, y, 1], self.args(config))
     }
 }
 
@@ -83,10 +85,7 @@ impl CopyRowsConfig {
 /// None.
 pub fn copy(name: &str, config: CopyRowsConfig) -> Result<Kernel, Invalid> {
     Builder::kernel(name, TokenPartition::THREADS, |k| {
-        let table = StridedRows::param(k, "table", config.dtypes.0);
-        let out = StridedRows::param(k, "out", config.dtypes.1);
-        let (from, to) = (k.global::<u32>("from"), k.param::<u64>("to"));
-        let [rows, threads, chunks] = ["rows", "threads", "chunks"].map(|name| k.param::<u32>(name));
+        let CopyRowsRegs { table, out, from, to, rows, threads, chunks } = CopyRowsRegs::declare(k, config);
         let (row, first, in_bounds) = TokenPartition::locate(k, (rows, threads));
         k.when(in_bounds, || {
             let target = k.var::<u32>("target", row);
