@@ -109,7 +109,7 @@ fn planned<M: Machine>(gpu: &Gpu<M>, case: &Case) {
     };
     let call = case.params(&mut upload, of_plan, flags);
     let kernel = machine.load(&plan_device(call.kernel().name(), call.kernel()).unwrap()).unwrap();
-    machine.launch(&kernel, call.grid(), &call.args()).unwrap();
+    machine.launch(&kernel, call.grid(), &call.args(call.kernel())).unwrap();
     let words = |at: u64, len: usize| {
         let mut bytes = vec![0; 4 * len];
         machine.read(at, &mut bytes).unwrap();

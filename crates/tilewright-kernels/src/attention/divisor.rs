@@ -1,16 +1,18 @@
 //! Division by a launch-time constant: one multiplication and two shifts.
 
-use tilewright_ptx::{
-    build::{Builder, Value},
-    sim::Arg,
-};
+use tilewright_ptx::build::Value;
 
-/// A divisor, on the host.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Divisor {
-    by: u32,
-    multiplier: u32,
-    shift: u32,
+crate::params! {
+    /// A divisor, on the host.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub struct Divisor => DivisorRegs(this) {
+        /// The divisor.
+        by "": u32,
+        /// `2^(31 + shift) / by`, rounded up.
+        multiplier "_multiplier": u32,
+        /// Base-2 logarithm of the divisor, rounded up.
+        shift "_shift": u32,
+    }
 }
 
 impl Divisor {
@@ -21,33 +23,9 @@ impl Divisor {
         let multiplier = (1_u64 << (31 + shift)).div_ceil(u64::from(by)) as u32;
         Self { by, multiplier, shift }
     }
-
-    /// The arguments in the order of [`DivisorRegs::declare`].
-    pub fn args(self) -> [Arg; 3] {
-        [self.by, self.multiplier, self.shift].map(Arg::U32)
-    }
-}
-
-/// A divisor in a kernel.
-#[derive(Debug, Clone, Copy)]
-pub struct DivisorRegs<'k> {
-    /// The divisor.
-    pub by: Value<'k, u32>,
-    multiplier: Value<'k, u32>,
-    shift: Value<'k, u32>,
 }
 
 impl<'k> DivisorRegs<'k> {
-    /// Declares the three parameters.
-    #[track_caller]
-    pub fn declare(k: &'k Builder, name: &str) -> Self {
-        Self {
-            by: k.param(name),
-            multiplier: k.param(&format!("{name}_multiplier")),
-            shift: k.param(&format!("{name}_shift")),
-        }
-    }
-
     /// `n / by`, for `n` below 2^31.
     #[must_use]
     #[track_caller]

@@ -224,10 +224,10 @@ impl<M: Machine> RunContext<'_, M> {
             KernelConfig::MlaWgmma(config) => {
                 let box_rows = config.box_rows(params);
                 let maps = mla_maps(self.inputs, params, box_rows);
-                MlaWgmmaParams { box_rows, maps, large_merges: device_plan.large_merges }.args(params)
+                MlaWgmmaParams { box_rows, maps, large_merges: device_plan.large_merges }.all_args(params)
             }
             KernelConfig::Mma(config) => mma::args(&config, params, is_beside),
-            KernelConfig::Mla(_) | KernelConfig::Simt(_) => params.args(),
+            KernelConfig::Mla(_) | KernelConfig::Simt(_) => params.all_args(),
         };
         let grid = [workers * kernel.ctas_per_item(), 1, 1];
         // the kernel reads its items early, which the previous kernel may have planned

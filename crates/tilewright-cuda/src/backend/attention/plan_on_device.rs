@@ -106,9 +106,9 @@ impl<M: Machine> Gpu<M> {
         if let Some((from, bytes)) = launch.copied_indices.filter(|(_, bytes)| *bytes > 0) {
             self.machine.copy(from, launch.call.plan.indices, bytes)?;
         }
-        let kernel = launch.call.kernel();
-        let kernel = self.kernel(OPERATOR, kernel.name(), |name| plan_device(name, kernel))?;
-        self.machine.launch(&kernel, launch.call.grid(), &launch.call.args())
+        let of_plan = launch.call.kernel();
+        let kernel = self.kernel(OPERATOR, of_plan.name(), |name| plan_device(name, of_plan))?;
+        self.machine.launch(&kernel, launch.call.grid(), &launch.call.args(of_plan))
     }
 
     /// The errors of the last planning: bits of [`LengthError`](tilewright_kernels::attention::plan_device::LengthError), 0 if none.

@@ -167,7 +167,7 @@ impl<'k> MmaCta<'k> {
     /// The last item comes first, then the others in order. Balanced plans cut units between CTAs, so that the first and the last
     /// item of a CTA are pieces and need a merge: it overlaps with the uncut items that follow.
     pub(crate) fn run(&self, hooks: &RowHooks<'k, '_>, body: impl FnOnce(&CurrentItem<'k>)) {
-        let (k, indptr) = (self.k, self.params.worker_indptr.at(self.k.cta()));
+        let (k, indptr) = (self.k, self.params.plan.worker_indptr.at(self.k.cta()));
         let words = self.at(self.layout.control + ITEM_OFFSET);
         let next_words = self.at(self.layout.control + NEXT_ITEM_OFFSET);
         let scale = k.var("scale_of_item", 0.0);
@@ -217,7 +217,7 @@ impl<'k> MmaCta<'k> {
     fn load_item(&self, index: Value<'k, u32>, exists: Value<'k, bool>) -> LoadedItem<'k> {
         let (k, thread) = (self.k, self.k.thread());
         let word = k.var("item_word", exists.select::<u32>(1, 0));
-        let item = self.params.items.at_wide(index.to_u64() * WorkItem::WORDS as u64);
+        let item = self.params.plan.items.at_wide(index.to_u64() * WorkItem::WORDS as u64);
         k.when(exists & thread.lt(WorkItem::WORDS as u32), || word.set(item.at(thread).load()));
         LoadedItem(word)
     }

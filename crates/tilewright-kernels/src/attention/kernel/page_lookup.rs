@@ -78,7 +78,7 @@ impl<'k> PageLookup<'k> {
         let exists = key.lt(from.end) & params.layout.ne(KvLayout::Ragged.code());
         self.cta.k.when(exists, || {
             let offset = from.start + params.page_size.quotient(key);
-            to.set(params.indices.at(offset).load());
+            to.set(params.plan.indices.at(offset).load());
         });
     }
 
@@ -104,7 +104,7 @@ impl<'k> PageLookup<'k> {
         };
         // strides are loaded from parameters, which saves registers
         let is_key = self.thread.lt(self.count as u32);
-        let second = params.pe.map_or(params.v, |(_, keys)| keys);
+        let second = params.pe.map_or(params.v, |pe| pe.k);
         k.when_else(is_key, || set(&params.k), || set(&second));
         let scale = page_scales::entry_scale(&self.cta, (is_key, exists), (page, from.head));
         let words = [address.get().low(), address.get().high(), exists.select(1, 0), scale];

@@ -70,7 +70,7 @@ impl<'k> QueryRow<'k> {
         let k = head.token.builder();
         let (request, offset) = (k.var::<u32>("request", known.0), k.var::<i32>("offset", known.1));
         if look_up {
-            let requests = (params.requests, params.num_requests);
+            let requests = (params.plan.requests, params.plan.num_requests);
             look_up_request(k, requests, (head.token, known.0), (Some(request), offset));
         }
         let position = head.token.reinterpret::<i32>() + offset.get();

@@ -111,7 +111,7 @@ pub(crate) fn row_position<'k>(
     let k = cta.k;
     let token = cta.query_head(item, row).token;
     let offset = k.var::<i32>("offset", item.offset);
-    let requests = (cta.params.requests, cta.params.num_requests);
+    let requests = (cta.params.plan.requests, cta.params.plan.num_requests);
     look_up_request(k, requests, (token, item.request), (None, offset));
     token.reinterpret::<i32>() + offset.get()
 }

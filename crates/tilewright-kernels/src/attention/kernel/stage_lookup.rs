@@ -117,7 +117,7 @@ impl<'k> StageLookup<'k> {
         to.keys.set(count | (from.head << HEAD_SHIFT));
         to.page.set(0);
         k.when(key.lt(from.end) & !is_ragged, || {
-            to.page.set(params.indices.at(from.start + page).load());
+            to.page.set(params.plan.indices.at(from.start + page).load());
         });
         // the address must be valid even though nothing is loaded after the last key
         let slot = slot.unless(key.ge(from.end), 0);

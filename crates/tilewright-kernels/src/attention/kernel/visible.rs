@@ -65,7 +65,7 @@ pub(crate) fn key_position<'k>(
     let key_position = k.var::<u32>("position", item.base + key);
     k.when(cta.is_blocks(), || {
         let (block, slot) = params.page_size.divide(key);
-        key_position.set(params.indices.at(item.kv_start + block).load() * params.page_size.by + slot);
+        key_position.set(params.plan.indices.at(item.kv_start + block).load() * params.page_size.by + slot);
     });
     key_position.get().reinterpret()
 }
@@ -85,7 +85,7 @@ fn mask_bits<'k>(
     let column = keys.first + free_keys - free;
     let bit = mask_bit(item, cta.params.group.quotient(row), column);
     let (first, of_item) = (mask_bit(item, k.constant(0), k.constant(0)), item.qo_len * item.mask_columns);
-    let bits = MaskBits { bytes: cta.params.mask_bits, bit, count, end: first + of_item.to_u64() };
+    let bits = MaskBits { bytes: cta.params.plan.mask_bits, bit, count, end: first + of_item.to_u64() };
     low_bits(k, free_keys) | (bits.load(k) << free_keys)
 }
 

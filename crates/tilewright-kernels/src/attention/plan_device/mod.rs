@@ -53,16 +53,15 @@ mod scan;
 mod single_tile;
 mod write;
 
-use super::{
-    divisor::{Divisor, DivisorRegs},
-    params::{PlanArrays, UNLIMITED},
-};
+use super::{divisor::Divisor, params::PlanArrays};
+use crate::params::{GlobalArray, Param};
 use cuts::{Cuts, ShareEnd};
 use layout::{BatchScratch, CostLayout};
 use lengths::BatchLengths;
 use multi_tile::MultiTileBatch;
 use scan::Scan;
 use single_tile::SingleTileBatch;
+use std::ops::Deref;
 use tilewright_ptx::{
     build::{Builder, Global, Value},
     ir::Kernel,
@@ -113,7 +112,7 @@ pub struct PlanConfig {
     pub kv_heads: u32,
     /// Slots per page.
     pub page_size: u32,
-    /// Visible keys below a row's position; [`UNLIMITED`] for no limit.
+    /// Visible keys below a row's position; [`UNLIMITED`](super::params::UNLIMITED) for no limit.
     pub left: u32,
     /// Visible keys above a row's position.
     pub right: u32,
@@ -193,22 +192,50 @@ impl PlanKernel {
     }
 }
 
-/// Arguments of the kernel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PlanDeviceParams {
-    /// Address of `num_requests`.
-    pub num_requests: u64,
-    /// Address of `qo_indptr`.
-    pub qo_indptr: u64,
-    /// Lengths of keys.
-    pub keys: KvLengths,
-    /// The output arrays. `requests` has capacity for `plan.num_requests`, the maximum; `indices`, `mask_bits` and
-    /// `arrival_counters` are not written.
-    pub plan: PlanArrays,
-    /// Address of a word for [`LengthError`] bits; 0 if there is no error.
-    pub flags: u64,
-    /// The configuration.
-    pub config: PlanConfig,
+crate::params! {
+    /// Arguments of the kernel.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub struct PlanDeviceParams => PlanDeviceParamRegs(this, kernel: PlanKernel) {
+        /// Address of `num_requests`.
+        num_requests: u64 as GlobalArray<u32>,
+        /// Address of `qo_indptr`.
+        qo_indptr: u64 as GlobalArray<u32>,
+        /// Lengths of keys.
+        keys "": KvLengths[kernel],
+        /// The output arrays. `requests` has capacity for `plan.num_requests`, the maximum; `indices`, `mask_bits` and
+        /// `arrival_counters` are not written.
+        host plan: PlanArrays,
+        items: GlobalArray<u32> = this.plan.items,
+        worker_indptr: GlobalArray<u32> = this.plan.worker_indptr,
+        merge_deps "feeds": GlobalArray<u32> = this.plan.merge_deps,
+        merges: GlobalArray<u32> = this.plan.merges,
+        sources: GlobalArray<u32> = this.plan.sources,
+        requests: GlobalArray<u32> = this.plan.requests,
+        /// Address of a word for [`LengthError`] bits; 0 if there is no error.
+        flags: u64 as GlobalArray<u32>,
+        /// The configuration.
+        host config: PlanConfig,
+        kv_heads: Divisor = Divisor::new(this.config.kv_heads),
+        tile: Divisor = Divisor::new(this.config.tile),
+        kv_tokens: Divisor = Divisor::new(this.config.kv_tokens),
+        workers: Divisor = Divisor::new(this.config.workers),
+        ctas: Divisor = Divisor::new(this.grid()[0]),
+        group: u32 = this.config.group,
+        page_size: u32 = this.config.page_size,
+        // windows beyond any length are clamped to avoid overflow
+        left: u32 = this.config.left.min(1 << 30),
+        right: u32 = this.config.right.min(1 << 30),
+        overhead: u32 = this.config.segment_overhead,
+        cut_overhead: u32 = this.config.cut_overhead,
+        tile_load: u32 = this.config.tile_load,
+        max_requests: u32 = this.config.capacity[0],
+        max_rows: u32 = this.config.capacity[1],
+        max_qo_len: u32 = this.config.capacity[2].min(this.config.capacity[1]),
+        max_pages: u32 = this.config.capacity[3],
+        max_kv_len: u32 = this.max_kv_len(),
+        /// Pages of `max_kv_len` keys.
+        max_kv_pages: u32 = this.max_kv_len().div_ceil(this.config.page_size.max(1)),
+    }
 }
 
 impl PlanDeviceParams {
@@ -219,33 +246,13 @@ impl PlanDeviceParams {
         PlanKernel { block_table: matches!(self.keys, KvLengths::BlockTable { .. }), is_large }
     }
 
-    /// The arguments in the order of the parameters.
-    pub fn args(&self) -> Vec<Arg> {
-        let (plan, config) = (&self.plan, &self.config);
-        let arrays =
-            [plan.items, plan.worker_indptr, plan.merge_deps, plan.merges, plan.sources, plan.requests];
-        // windows beyond any length are clamped to avoid overflow
-        let [left, right] = [config.left, config.right]
-            .map(|side| if side == UNLIMITED { 1 << 30 } else { side.min(1 << 30) });
-        let divisors = [config.kv_heads, config.tile, config.kv_tokens, config.workers, self.grid()[0]]
-            .map(|by| Divisor::new(by).args());
-        let PlanConfig { group, page_size, segment_overhead, cut_overhead, tile_load, .. } = *config;
-        let numbers = [group, page_size, left, right, segment_overhead, cut_overhead, tile_load];
-        let [requests, rows, qo_len, pages, kv_len] = config.capacity;
-        let ([first, second], kv_len) = match self.keys {
-            KvLengths::Pages { kv_indptr, last_page_len } => {
-                ([Arg::U64(kv_indptr), Arg::U64(last_page_len)], kv_len)
-            }
-            KvLengths::BlockTable { seq_lens, columns } => {
-                let row = columns.saturating_mul(page_size);
-                ([Arg::U64(seq_lens), Arg::U32(columns)], kv_len.min(row))
-            }
-        };
-        let lengths = [Arg::U64(self.num_requests), Arg::U64(self.qo_indptr), first, second];
-        let addresses = arrays.into_iter().chain([self.flags]).map(Arg::U64);
-        let capacity = [requests, rows, qo_len.min(rows), pages, kv_len, kv_len.div_ceil(page_size.max(1))];
-        let numbers = numbers.into_iter().chain(capacity).map(Arg::U32);
-        lengths.into_iter().chain(addresses).chain(divisors.into_iter().flatten()).chain(numbers).collect()
+    /// Maximum keys of one request; a block table limits them to its columns.
+    fn max_kv_len(&self) -> u32 {
+        let PlanConfig { page_size, capacity: [.., kv_len], .. } = self.config;
+        match self.keys {
+            KvLengths::Pages { .. } => kv_len,
+            KvLengths::BlockTable { columns, .. } => kv_len.min(columns.saturating_mul(page_size)),
+        }
     }
 
     /// Grid: enough CTAs that each writes the items of a few warps' units and cuts, because writes of one SM are slow. Beyond 64
@@ -258,51 +265,16 @@ impl PlanDeviceParams {
     }
 }
 
-/// The parameters in the order of [`PlanDeviceParams::args`], and the indices of this thread.
+/// The parameters, and the indices of this thread.
 #[derive(Clone, Copy)]
 struct PlanDeviceRegs<'k> {
     /// Requests per thread: those of thread `t` begin at `t * per_thread`.
     per_thread: u32,
-    num_requests: Global<'k, u32>,
-    qo_indptr: Global<'k, u32>,
-    keys: KvLengthRegs<'k>,
-    items: Global<'k, u32>,
-    worker_indptr: Global<'k, u32>,
-    merge_deps: Global<'k, u32>,
-    merges: Global<'k, u32>,
-    sources: Global<'k, u32>,
-    requests: Global<'k, u32>,
-    flags: Global<'k, u32>,
-    kv_heads: DivisorRegs<'k>,
-    tile: DivisorRegs<'k>,
-    kv_tokens: DivisorRegs<'k>,
-    workers: DivisorRegs<'k>,
-    ctas: DivisorRegs<'k>,
-    group: Value<'k, u32>,
-    page_size: Value<'k, u32>,
-    left: Value<'k, u32>,
-    right: Value<'k, u32>,
-    overhead: Value<'k, u32>,
-    cut_overhead: Value<'k, u32>,
-    tile_load: Value<'k, u32>,
-    max_requests: Value<'k, u32>,
-    max_rows: Value<'k, u32>,
-    max_qo_len: Value<'k, u32>,
-    max_pages: Value<'k, u32>,
-    max_kv_len: Value<'k, u32>,
-    /// Pages of `max_kv_len` keys.
-    max_kv_pages: Value<'k, u32>,
+    params: PlanDeviceParamRegs<'k>,
     /// Indices of this warp, lane and CTA.
     warp: Value<'k, u32>,
     lane: Value<'k, u32>,
     cta: Value<'k, u32>,
-}
-
-/// The parameters of [`KvLengths`].
-#[derive(Clone, Copy)]
-enum KvLengthRegs<'k> {
-    Pages { kv_indptr: Global<'k, u32>, last_page_len: Global<'k, u32> },
-    BlockTable { seq_lens: Global<'k, u32>, columns: Value<'k, u32> },
 }
 
 impl<'k> PlanDeviceRegs<'k> {
@@ -310,46 +282,50 @@ impl<'k> PlanDeviceRegs<'k> {
         // fields are evaluated in source order
         Self {
             per_thread: kernel.per_thread(),
-            num_requests: k.global("num_requests"),
-            qo_indptr: k.global("qo_indptr"),
-            keys: match kernel.block_table {
-                false => KvLengthRegs::Pages {
-                    kv_indptr: k.global("kv_indptr"),
-                    last_page_len: k.global("last_page_len"),
-                },
-                true => {
-                    KvLengthRegs::BlockTable { seq_lens: k.global("seq_lens"), columns: k.param("columns") }
-                }
-            },
-            items: k.global("items"),
-            worker_indptr: k.global("worker_indptr"),
-            merge_deps: k.global("feeds"),
-            merges: k.global("merges"),
-            sources: k.global("sources"),
-            requests: k.global("requests"),
-            flags: k.global("flags"),
-            kv_heads: DivisorRegs::declare(k, "kv_heads"),
-            tile: DivisorRegs::declare(k, "tile"),
-            kv_tokens: DivisorRegs::declare(k, "kv_tokens"),
-            workers: DivisorRegs::declare(k, "workers"),
-            ctas: DivisorRegs::declare(k, "ctas"),
-            group: k.param("group"),
-            page_size: k.param("page_size"),
-            left: k.param("left"),
-            right: k.param("right"),
-            overhead: k.param("overhead"),
-            cut_overhead: k.param("cut_overhead"),
-            tile_load: k.param("tile_load"),
-            max_requests: k.param("max_requests"),
-            max_rows: k.param("max_rows"),
-            max_qo_len: k.param("max_qo_len"),
-            max_pages: k.param("max_pages"),
-            max_kv_len: k.param("max_kv_len"),
-            max_kv_pages: k.param("max_kv_pages"),
+            params: PlanDeviceParamRegs::declare(k, kernel),
             warp: k.warp_index(),
             lane: k.lane(),
             cta: k.cta(),
         }
+    }
+}
+
+impl<'k> Deref for PlanDeviceRegs<'k> {
+    type Target = PlanDeviceParamRegs<'k>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.params
+    }
+}
+
+/// The parameters of [`KvLengths`].
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs, reason = "documented in `KvLengths`")]
+pub enum KvLengthRegs<'k> {
+    Pages { kv_indptr: Global<'k, u32>, last_page_len: Global<'k, u32> },
+    BlockTable { seq_lens: Global<'k, u32>, columns: Value<'k, u32> },
+}
+
+impl Param for KvLengths {
+    type Host = Self;
+    type Regs<'k> = KvLengthRegs<'k>;
+    type Config = PlanKernel;
+
+    fn declare<'k>(k: &'k Builder, _: &str, kernel: PlanKernel) -> KvLengthRegs<'k> {
+        match kernel.block_table {
+            false => KvLengthRegs::Pages {
+                kv_indptr: k.global("kv_indptr"),
+                last_page_len: k.global("last_page_len"),
+            },
+            true => KvLengthRegs::BlockTable { seq_lens: k.global("seq_lens"), columns: k.param("columns") },
+        }
+    }
+
+    fn push(host: &Self, _: PlanKernel, args: &mut Vec<Arg>) {
+        args.extend(match *host {
+            Self::Pages { kv_indptr, last_page_len } => [Arg::U64(kv_indptr), Arg::U64(last_page_len)],
+            Self::BlockTable { seq_lens, columns } => [Arg::U64(seq_lens), Arg::U32(columns)],
+        });
     }
 }
 

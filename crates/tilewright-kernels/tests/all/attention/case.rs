@@ -141,7 +141,8 @@ impl Case {
 
     /// The arguments of a kernel with workers, which runs beside another kernel if the seed is odd.
     pub(crate) fn args(&self, call: &AttentionParams, seed: u64) -> Vec<Arg> {
-        if self.latent { call.args() } else { mma::args(&self.config(Bodies::Both), call, seed % 2 == 1) }
+        let is_beside = seed % 2 == 1;
+        if self.latent { call.all_args() } else { mma::args(&self.config(Bodies::Both), call, is_beside) }
     }
 
     pub(crate) fn config(&self, bodies: Bodies) -> MmaConfig {

@@ -329,7 +329,7 @@ impl World {
         let pe = call.pe.expect("latent attention");
         let maps = [self.map((call.k, dim.vo), box_rows), self.map((pe.k, dim.qk - dim.vo), box_rows)];
         let ctas = self.case.workers * self.case.mla_wgmma_config().ctas_per_item();
-        (ctas, MlaWgmmaParams { box_rows, maps, large_merges }.args(call))
+        (ctas, MlaWgmmaParams { box_rows, maps, large_merges }.all_args(call))
     }
 
     /// The tensor map of keys or values.

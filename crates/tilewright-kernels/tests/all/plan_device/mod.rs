@@ -31,7 +31,7 @@ fn simulated(case: &Case, room: &ArraySizes, lens: [usize; 3], seed: u64) -> (Ar
     let flags = array(4);
     let call = case.params(&mut |values| memory.alloc_from(values), plan, flags);
     let kernel = plan_device(call.kernel().name(), call.kernel()).expect("it is sound");
-    Launch { kernel: &kernel, grid: call.grid(), args: &call.args(), seed }
+    Launch { kernel: &kernel, grid: call.grid(), args: &call.args(call.kernel()), seed }
         .run(&mut memory)
         .unwrap_or_else(|fault| panic!("{fault}: {case:?}"));
     let words = |at: u64, len: usize| memory.read::<u32>(at, len).expect("it was written");

@@ -163,7 +163,7 @@ impl<'a> Case<'a> {
         let (mut memory, arrays) = (Memory::new(), self.arrays());
         let (o, lse) = self.outputs(&mut memory);
         let call = self.call(&mut memory, &arrays, (o, lse));
-        let mut args = call.args();
+        let mut args = call.all_args();
         args.extend(self.variant_args(&mut memory).0);
         let grid = [self.cut.workers as u32, 1, 1];
         Launch { kernel, grid, args: &args, seed: self.seed }.run(&mut memory).unwrap_or_else(|fault| {
@@ -228,7 +228,7 @@ impl<'a> Case<'a> {
         let outputs = self.outputs(&mut memory);
         let call = self.call(&mut memory, &arrays, outputs);
         let (variant_args, buffers) = self.variant_args(&mut memory);
-        let args = [call.args(), variant_args].concat();
+        let args = [call.all_args(), variant_args].concat();
         let (kernel, grid) = (self.kernel(), [self.cut.workers as u32, 1, 1]);
         Launch { kernel: &kernel, grid, args: &args, seed: self.seed }
             .run(&mut memory)

@@ -133,8 +133,8 @@ impl<'c, 'k> MlaBody<'c, 'k> {
         let (to, parts) = (self.cta.at::<u32>(self.body.q), self.layout.parts);
         let at = (self.cta, self.current);
         copy_queries(at, rows, (&params.q, parts[0]), to);
-        if let Some((q, _)) = &params.pe {
-            copy_queries(at, rows, (q, parts[1]), to.plus(parts[0].chunks * 4));
+        if let Some(pe) = &params.pe {
+            copy_queries(at, rows, (&pe.q, parts[1]), to.plus(parts[0].chunks * 4));
         }
     }
 

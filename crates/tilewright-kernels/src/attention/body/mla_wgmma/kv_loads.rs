@@ -24,7 +24,7 @@ impl<'k> MlaProducer<'_, 'k> {
         let key = self.key(tile);
         self.page.set(is_paged.select::<u32>(NONE, 0));
         k.when(is_paged & self.has_part() & key.lt(item.kv_end), || {
-            self.page.set(params.indices.at(item.kv_start + params.page_size.quotient(key)).load());
+            self.page.set(params.plan.indices.at(item.kv_start + params.page_size.quotient(key)).load());
         });
     }
 
@@ -101,9 +101,9 @@ impl<'k> MlaProducer<'_, 'k> {
         let offset = params.k.offset(at, item.kv_head) + (64 * values.start) as u64;
         let (address, dim) = (params.k.address + offset * 2, 64 * values.len());
         copy_rows(k, SourceRow { address, exists, dim }, to.panels(values.clone()), dim, UNROLLED);
-        if let Some((_, pe)) = params.pe.as_ref().filter(|_| panels.end > values.end) {
+        if let Some(pe) = params.pe.filter(|_| panels.end > values.end) {
             let (address, dim) =
-                (pe.address + pe.offset(at, item.kv_head) * 2, 64 * (panels.end - values.end));
+                (pe.k.address + pe.k.offset(at, item.kv_head) * 2, 64 * (panels.end - values.end));
             copy_rows(
                 k,
                 SourceRow { address, exists, dim },

@@ -3,7 +3,7 @@
 //! The last CTA to arrive at such a merge appends it to a list in the plan's memory. The CTA that finishes last empties the list.
 //! CTAs are divided evenly among the merges, so that no CTA reads the records of merges in which it has no part.
 
-use super::MlaWgmmaConfig;
+use super::{MlaWgmmaConfig, MlaWgmmaParamRegs};
 use crate::attention::{
     body::wgmma::ARCH,
     items::MergeItemRegs,
@@ -24,7 +24,7 @@ use tilewright_ptx::{
 /// Threads per CTA.
 const THREADS: u32 = 256;
 
-/// Builds the kernel of large merges, for any grid. Parameters: [`MlaWgmmaParams::args`](super::MlaWgmmaParams::args).
+/// Builds the kernel of large merges, for any grid. Parameters: [`MlaWgmmaParams::all_args`](super::MlaWgmmaParams::all_args).
 ///
 /// # Errors
 /// With the reasons of [`MlaWgmmaConfig::unsupported`], if there are any.
@@ -38,7 +38,7 @@ pub fn large_merges(name: &str, config: &MlaWgmmaConfig) -> Result<Kernel, Inval
         let (layout, _) = CtaLayout::new(q, v, [q, v]);
         let cta = MmaCta::new(k, (THREADS, ARCH), [config.dtype; 3], true, layout);
         let hooks = RowHooks::new(&cta, None, false);
-        let list = super::declare(k).large_merges;
+        let list = MlaWgmmaParamRegs::declare(k, ()).large_merges;
         k.wait_for_prerequisites();
         k.launch_dependents();
         let count = list.load();
@@ -51,7 +51,7 @@ pub fn large_merges(name: &str, config: &MlaWgmmaConfig) -> Result<Kernel, Inval
         let end = count.unless(group.ge(groups), 0_u32);
         k.repeat((group, end), groups, |at| {
             let index = list.plus(LARGE_MERGES_HEADER).at(at).load();
-            let merge = MergeItemRegs::load(k, cta.params.merges, index);
+            let merge = MergeItemRegs::load(k, cta.params.plan.merges, index);
             partial_states::merge_slices(&cta, &hooks, merge, (first, step));
         });
         // all threads have read the list

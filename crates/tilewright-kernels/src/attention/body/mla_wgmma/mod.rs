@@ -50,13 +50,14 @@ use crate::{
         },
         params::AttentionParams,
     },
+    params::{GlobalArray, each},
     tile::SharedTile,
 };
 use config::{CONSUMERS, KEYS, MlaArenaOffsets, REGISTER_PANELS, STAGES, THREADS};
 use consumer::MlaConsumer;
 use producer::MlaProducer;
 use tilewright_ptx::{
-    build::{Barrier, Builder, Global, Shared, Value},
+    build::{Barrier, Builder, Shared, Value},
     ir::Kernel,
     isa::sync::Fence,
     sim::{Arg, tensor::TensorMap},
@@ -71,44 +72,30 @@ const LEADER_WEIGHTS: u32 = 4;
 const FOLLOWER_WEIGHTS: u32 = 5;
 const LEADER_WEIGHTS_READ: u32 = 6;
 
-/// Arguments of a launch besides those of [`AttentionParams`].
-#[derive(Debug, Clone, PartialEq)]
-pub struct MlaWgmmaParams {
-    /// Keys per box of the tensor maps: [`MlaWgmmaConfig::box_rows`].
-    pub box_rows: u32,
-    /// Tensor maps of the compressed and the positional part of keys: [`kv_map`](super::wgmma::kv_map).
-    pub maps: [TensorMap; 2],
-    /// Address of a list of large merges, `[2 + merges]` u32. The first two are 0 before a launch of the kernel, and after one of
-    /// [`large_merges`], which must follow if the plan may have merges of more than
-    /// [`max_fused_states`](crate::attention::kernel::merge::max_fused_states).
-    pub large_merges: u64,
+crate::params! {
+    /// Arguments of a launch after those of [`AttentionParams`].
+    #[derive(Debug, Clone, PartialEq)]
+    pub struct MlaWgmmaParams => MlaWgmmaParamRegs(this) {
+        /// Keys per box of the tensor maps: [`MlaWgmmaConfig::box_rows`].
+        host box_rows: u32,
+        box_shift: u32 = this.box_rows.trailing_zeros(),
+        /// Address of a list of large merges, `[2 + merges]` u32. The first two are 0 before a launch of the kernel, and after one
+        /// of [`large_merges`], which must follow if the plan may have merges of more than
+        /// [`max_fused_states`](crate::attention::kernel::merge::max_fused_states).
+        large_merges: u64 as GlobalArray<u32>,
+        /// Tensor maps of the compressed and the positional part of keys: [`kv_map`](super::wgmma::kv_map).
+        maps "": [TensorMap; 2][each(["ckv_map", "kpe_map"], ())],
+    }
 }
 
 impl MlaWgmmaParams {
     /// The arguments of both kernels, in order.
-    pub fn args(self, params: &AttentionParams) -> Vec<Arg> {
-        let numbers = vec![Arg::U32(self.box_rows.trailing_zeros()), Arg::U64(self.large_merges)];
-        [params.args(), numbers, self.maps.map(Arg::TensorMap).to_vec()].concat()
+    pub fn all_args(&self, params: &AttentionParams) -> Vec<Arg> {
+        [params.all_args(), self.args(())].concat()
     }
 }
 
-/// [`MlaWgmmaParams`] in a kernel.
-struct MlaWgmmaParamRegs<'k> {
-    box_shift: Value<'k, u32>,
-    large_merges: Global<'k, u32>,
-    maps: [Value<'k, u64>; 2],
-}
-
-/// Declares the parameters after those of [`AttentionParams`].
-fn declare(k: &Builder) -> MlaWgmmaParamRegs<'_> {
-    MlaWgmmaParamRegs {
-        box_shift: k.param("box_shift"),
-        large_merges: k.global("large_merges"),
-        maps: ["ckv_map", "kpe_map"].map(|name| k.tensor_map(name)),
-    }
-}
-
-/// Builds the kernel. Parameters: [`MlaWgmmaParams::args`].
+/// Builds the kernel. Parameters: [`MlaWgmmaParams::all_args`].
 ///
 /// # Errors
 /// With the reasons of [`MlaWgmmaConfig::unsupported`], if there are any.
@@ -158,7 +145,7 @@ impl<'k> MlaWgmmaCta<'k> {
         let cta = MmaCta::new(k, (THREADS, ARCH), [config.dtype; 3], true, layout)
             .with_threads(CONSUMERS, BOTH_CONSUMERS)
             .with_ctas_per_item(config.ctas_per_item() as u32);
-        let params = declare(k);
+        let params = MlaWgmmaParamRegs::declare(k, ());
         let barriers = [0, 1].map(|half| config.barrier_panels(half).len());
         Self {
             k,

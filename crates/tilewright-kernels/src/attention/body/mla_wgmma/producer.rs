@@ -75,7 +75,7 @@ impl<'c, 'k> MlaProducer<'c, 'k> {
     pub(super) fn run(&self) {
         let (k, shared) = (self.k, self.shared);
         let params = &shared.cta.params;
-        let worker = params.worker_indptr.at(k.cta() / shared.cta.ctas_per_item);
+        let worker = params.plan.worker_indptr.at(k.cta() / shared.cta.ctas_per_item);
         let (begin, end) = (worker.load(), worker.plus(1).load());
         k.repeat((begin, end), 1, |index| {
             let n = index - begin;
@@ -96,7 +96,7 @@ impl<'c, 'k> MlaProducer<'c, 'k> {
             shared.items.wait_empty(n);
             if let Some(index) = index {
                 k.when(k.lane().lt(WorkItem::WORDS as u32), || {
-                    let item = shared.cta.params.items.at_wide(index.to_u64() * WorkItem::WORDS as u64);
+                    let item = shared.cta.params.plan.items.at_wide(index.to_u64() * WorkItem::WORDS as u64);
                     words.at(k.lane()).store(item.at(k.lane()).load());
                 });
             }
@@ -147,9 +147,9 @@ impl<'c, 'k> MlaProducer<'c, 'k> {
                 let second = address + 2 * config.half() as u64;
                 let panels = to.panels(middle..config.value_panels());
                 copy_rows(k, source(second, config.half()), panels, config.half(), UNROLLED);
-                if let Some((q, _)) = &params.pe {
+                if let Some(pe) = params.pe {
                     let dim = config.head_dim.qk - config.head_dim.vo;
-                    let address = q.address + head.offset_in(q) * 2;
+                    let address = pe.q.address + head.offset_in(&pe.q) * 2;
                     let panels = to.panels(config.value_panels()..config.panels());
                     copy_rows(k, source(address, dim), panels, dim, UNROLLED);
                 }

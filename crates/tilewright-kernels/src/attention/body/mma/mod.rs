@@ -37,7 +37,7 @@ use tilewright_ptx::{build::Builder, ir::Kernel, sim::Arg, verify::Invalid};
 /// The arguments of the kernel in order. On Hopper, the kernel may run beside the previous one: items of few rows beside runs.
 pub fn args(config: &MmaConfig, params: &AttentionParams, is_beside: bool) -> Vec<Arg> {
     let is_beside = (config.device.arch == wgmma::ARCH).then_some(Arg::U32(u32::from(is_beside)));
-    let mut args = params.args_before_variant();
+    let mut args = params.args(false);
     args.extend(is_beside);
     args.extend_from_slice(&params.variant);
     args

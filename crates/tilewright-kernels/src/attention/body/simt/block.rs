@@ -103,9 +103,9 @@ impl<'k, 'v> SimtCta<'k, 'v> {
     #[track_caller]
     pub(super) fn run(&self) {
         let (k, params) = (self.k, &self.params);
-        let bounds = params.worker_indptr.at(k.cta());
+        let bounds = params.plan.worker_indptr.at(k.cta());
         k.repeat((bounds.load(), bounds.plus(1).load()), 1, |item| {
-            let item = WorkItemRegs::load(k, params.items, item);
+            let item = WorkItemRegs::load(k, params.plan.items, item);
             let packed = item.qo_len * params.group.by;
             k.repeat((0, packed), self.config.rows(), |first| self.attend(item, first, packed));
             self.arrive_and_merge(&item);

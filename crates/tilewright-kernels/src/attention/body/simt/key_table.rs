@@ -63,7 +63,7 @@ impl<'k> SimtCta<'k, '_> {
         let (page, slot) = (k.var::<u32>("page", 0), k.var::<u32>("slot", item.kv_start + key));
         k.when(!params.has_layout(KvLayout::Ragged), || {
             let (entry, in_page) = params.page_size.divide(key);
-            page.set(params.indices.at_wide((item.kv_start + entry).to_u64()).load());
+            page.set(params.plan.indices.at_wide((item.kv_start + entry).to_u64()).load());
             slot.set(in_page);
         });
         let (page, slot) = (page.get(), slot.get());
@@ -74,8 +74,8 @@ impl<'k> SimtCta<'k, '_> {
         let k_at = address(&params.k);
         keys.k.at(thread).store(k_at);
         keys.v.at(thread).store(if self.config.mla { k_at } else { address(&params.v) });
-        if let Some((_, pe)) = &params.pe {
-            keys.pe.at(thread).store(address(pe));
+        if let Some(pe) = &params.pe {
+            keys.pe.at(thread).store(address(&pe.k));
         }
         let in_blocks = page * params.page_size.by + slot;
         let position = params.has_layout(KvLayout::Blocks).select(in_blocks, item.base + key);

@@ -24,9 +24,9 @@ impl<'k> SimtCta<'k, '_> {
     pub(super) fn arrive_and_merge(&self, item: &WorkItemRegs<'k>) {
         let (k, params) = (self.k, &self.params);
         k.repeat((item.merge_deps_begin, item.merge_deps_end), 1, |at| {
-            let index = params.merge_deps.at_wide(at.to_u64()).load();
-            let merge = MergeItemRegs::load(k, params.merges, index);
-            let counter = params.arrival_counters.at_wide(index.to_u64());
+            let index = params.plan.merge_deps.at_wide(at.to_u64()).load();
+            let merge = MergeItemRegs::load(k, params.plan.merges, index);
+            let counter = params.plan.arrival_counters.at_wide(index.to_u64());
             k.when(k.thread().eq(0), || {
                 // acquire-release: orders this CTA's writes before the count, and those of the others before the merge
                 let before = counter.atomic(AtomicOp::AddU32, 1, (Order::AcqRel, Scope::Gpu));

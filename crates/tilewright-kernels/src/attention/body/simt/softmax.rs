@@ -112,7 +112,7 @@ impl<'k> SimtCta<'k, '_> {
         let free = item.kv_len - item.mask_columns;
         k.when(condition & item.mask_columns.ne(0) & key.ge(free), || {
             let index = mask_bit(item, row.token - item.qo_begin, key - free);
-            let byte = Global::<u16>::new(self.params.mask_bits + (index >> 3)).load_u8();
+            let byte = Global::<u16>::new(self.params.plan.mask_bits + (index >> 3)).load_u8();
             bit_set.set(byte >> (index.low() & 7) & 1);
         });
         bit_set.get().ne(0)

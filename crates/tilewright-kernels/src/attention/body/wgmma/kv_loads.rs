@@ -40,7 +40,7 @@ impl<'k> Producer<'_, 'k> {
             page.set(is_paged.select::<u32>(NONE, 0));
             let key = self.key(tile, part);
             k.when(is_paged & self.has_part(part) & key.lt(item.kv_end), || {
-                page.set(params.indices.at(item.kv_start + params.page_size.quotient(key)).load());
+                page.set(params.plan.indices.at(item.kv_start + params.page_size.quotient(key)).load());
             });
         }
     }

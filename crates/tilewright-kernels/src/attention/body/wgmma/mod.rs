@@ -104,7 +104,7 @@ impl RunParams {
             Arg::U32(self.box_rows.trailing_zeros()),
         ];
         let maps = self.maps.clone().map(Arg::TensorMap);
-        [params.args_before_variant(), numbers.to_vec(), maps.to_vec(), params.variant.clone()].concat()
+        [params.args(false), numbers.to_vec(), maps.to_vec(), params.variant.clone()].concat()
     }
 }
 

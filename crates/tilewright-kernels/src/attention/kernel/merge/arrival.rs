@@ -47,7 +47,7 @@ impl<'k> LaneSource<'k> {
     /// Loads the source.
     pub(crate) fn load(self, cta: &MmaCta<'k>, merge: &MergeItemRegs<'k>, first: Value<'k, u32>) {
         let at = (first + cta.k.lane()).min(merge.source_end - 1);
-        let source = MergeSourceRegs::load(cta.k, cta.params.sources, at);
+        let source = MergeSourceRegs::load(cta.k, cta.params.plan.sources, at);
         self.partial.set(source.partial);
         self.qo_begin.set(source.qo_begin);
     }
@@ -70,7 +70,7 @@ pub(crate) fn load_numbers<'k>(
     let (k, thread) = (cta.k, cta.k.thread());
     let number = k.var("merge", NONE);
     k.when(thread.lt(RECORDS as u32) & (first + thread).lt(end), || {
-        number.set(cta.params.merge_deps.at(first + thread).load());
+        number.set(cta.params.plan.merge_deps.at(first + thread).load());
     });
     number
 }
@@ -79,7 +79,7 @@ pub(crate) fn load_numbers<'k>(
 pub(crate) fn fetch_records<'k>(cta: &MmaCta<'k>, number: Var<'k, u32>) {
     let (k, number) = (cta.k, number.get());
     k.when(number.ne(NONE), || {
-        let merge = MergeItemRegs::load(k, cta.params.merges, number);
+        let merge = MergeItemRegs::load(k, cta.params.plan.merges, number);
         let record = record(cta, k.thread());
         record.store_vector([merge.kv_head, merge.qo_begin, merge.qo_len, merge.source_begin]);
         record.plus(4).store_vector([merge.source_end, number, k.constant(0), k.constant(0)]);
@@ -147,7 +147,7 @@ fn record<'k>(cta: &MmaCta<'k>, at: Value<'k, u32>) -> Shared<'k, u32> {
 fn arrive<'k>(cta: &MmaCta<'k>, record: Shared<'k, u32>) -> Value<'k, bool> {
     let merge = MergeItemRegs::load_shared(cta.k, record);
     let last = (merge.source_end - merge.source_begin) * cta.ctas_per_item - 1;
-    let counter = cta.params.arrival_counters.at(record.plus(NUMBER).load());
+    let counter = cta.params.plan.arrival_counters.at(record.plus(NUMBER).load());
     counter.atomic(AtomicOp::Inc, last, (Order::AcqRel, Scope::Gpu)).eq(last)
 }
 
@@ -175,6 +175,6 @@ pub(crate) fn partial_row<'k>(
     at: Value<'k, u32>,
     (token, in_group): (Value<'k, u32>, Value<'k, u32>),
 ) -> Value<'k, u32> {
-    let source = MergeSourceRegs::load(at.builder(), params.sources, at);
+    let source = MergeSourceRegs::load(at.builder(), params.plan.sources, at);
     source.partial + (token - source.qo_begin) * params.group.by + in_group
 }
