@@ -17,6 +17,7 @@ mod angles;
 
 pub use angles::turns;
 
+use crate::params::{GlobalArray, each};
 use crate::tile::{Chunk, Elements, Strided, StridedRows, TokenPartition, chunk};
 use tilewright::{Dtype, rope::RopeStyle};
 use tilewright_ptx::{
@@ -57,33 +58,41 @@ pub struct RopeConfig {
     pub width: u32,
 }
 
-/// Parameters of one launch.
-#[derive(Debug, Clone, Copy)]
-pub struct RopeParams {
-    /// Dtypes of the inputs and of the outputs.
-    pub dtypes: (Dtype, Dtype),
-    /// Pairing of elements.
-    pub style: RopeStyle,
-    /// Format of the array at `angles_address`.
-    pub angles: Angles,
-    /// Address of the table or of the turns.
-    pub angles_address: u64,
-    /// Address of the positions.
-    pub positions: u64,
-    /// Number of tokens.
-    pub tokens: u32,
-    /// Query heads and KV heads; one of them may be 0.
-    pub heads: [u32; 2],
-    /// `[head_dim, rotary_dim]`
-    pub dims: [u32; 2],
-    /// q and k.
-    pub from: [Strided; 2],
-    /// q_out and k_out; may alias q and k.
-    pub to: [Strided; 2],
-    /// Elements beyond `rotary_dim` of q, k, q_out and k_out in tensors of their own.
-    pub rest: Option<[Strided; 4]>,
-    /// Factors of q_out and k_out.
-    pub factors: Option<[f32; 2]>,
+crate::params! {
+    /// Parameters of one launch.
+    #[derive(Debug, Clone, Copy)]
+    pub struct RopeParams => RopeRegs(this, config: RopeConfig) {
+        /// Dtypes of the inputs and of the outputs.
+        host dtypes: (Dtype, Dtype),
+        /// Pairing of elements.
+        host style: RopeStyle,
+        /// Format of the array at `angles_address`.
+        host angles: Angles,
+        /// Address of the table or of the turns.
+        angles_address "angles": u64,
+        /// Address of the positions.
+        positions: u64 as GlobalArray<u32>,
+        /// q and k.
+        from "": [Strided; 2][each(["q", "k"], config.dtypes.0)],
+        /// q_out and k_out; may alias q and k.
+        to "": [Strided; 2][each(["q_out", "k_out"], config.dtypes.1)],
+        /// Number of tokens.
+        tokens: u32,
+        threads: u32 = this.threads(config.width),
+        /// Query heads and KV heads; one of them may be 0.
+        heads "": [u32; 2][each(["qo_heads", "kv_heads"], ())],
+        groups "": [u32; 2][each(["qo_groups", "kv_groups"], ())] = this.groups(),
+        /// `[head_dim, rotary_dim]`
+        dims "": [u32; 2][each(["head_dim", "rotary_dim"], ())],
+        columns "": [u32; 2][each(["rotated", "columns"], ())] = this.columns(config.width),
+        /// Elements beyond `rotary_dim` of q, k, q_out and k_out in tensors of their own.
+        rest "": Option<[Strided; 4]>[config.split.then_some({
+            let (from, to) = config.dtypes;
+            [("q_rest", from), ("k_rest", from), ("q_rest_out", to), ("k_rest_out", to)]
+        })],
+        /// Factors of q_out and k_out.
+        factors "": Option<[f32; 2]>[config.scaled.then_some(each(["q_factor", "k_factor"], ()))],
+    }
 }
 
 impl RopeParams {
@@ -103,26 +112,26 @@ impl RopeParams {
     }
 
     /// Chunk pairs per head: rotated ones, and all processed ones.
-    fn columns(&self) -> [u32; 2] {
+    fn columns(&self, width: u32) -> [u32; 2] {
         let [dim, rotary] = self.dims;
-        let of = |dim: u32| dim.div_ceil(2 * self.config().width);
+        let of = |dim: u32| dim.div_ceil(2 * width);
         [of(rotary), of(rotary) + if self.from == self.to { 0 } else { of(dim - rotary) }]
+    }
+
+    fn groups(&self) -> [u32; 2] {
+        self.heads.map(|heads| heads.div_ceil(HEADS_PER_THREAD))
+    }
+
+    /// Threads per token.
+    fn threads(&self, width: u32) -> u32 {
+        self.groups().iter().sum::<u32>() * self.columns(width)[1]
     }
 
     /// Grid and arguments for [`RopeParams::config`]. Requires at least one token and one head.
     pub fn launch(&self) -> ([u32; 3], Vec<Arg>) {
-        let [rotated, columns] = self.columns();
-        let groups = self.heads.map(|heads| heads.div_ceil(HEADS_PER_THREAD));
-        let threads = (groups[0] + groups[1]) * columns;
-        let [x, y] = TokenPartition::new(threads).ctas(self.tokens);
-        let words = [self.tokens, threads, self.heads[0], self.heads[1], groups[0], groups[1]];
-        let words = [&words[..], &[self.dims[0], self.dims[1], rotated, columns]].concat();
-        let mut args = vec![Arg::U64(self.angles_address), Arg::U64(self.positions)];
-        args.extend(self.from.iter().chain(&self.to).flat_map(|tensor| tensor.args()));
-        args.extend(words.into_iter().map(Arg::U32));
-        args.extend(self.rest.iter().flatten().flat_map(|tensor| tensor.args()));
-        args.extend(self.factors.into_iter().flatten().map(Arg::F32));
-        ([x, y, 1], args)
+        let config = self.config();
+        let [x, y] = TokenPartition::new(self.threads(config.width)).ctas(self.tokens);
+        ([x, y, 1], self.args(config))
     }
 }
 
@@ -151,21 +160,11 @@ impl RopeConfig {
 /// None for a configuration from [`RopeParams::config`].
 pub fn rope(name: &str, config: RopeConfig) -> Result<Kernel, Invalid> {
     Builder::kernel(name, TokenPartition::THREADS, |k| {
-        let (angles, positions) = (k.param::<u64>("angles"), k.global::<u32>("positions"));
-        let (from_dtype, to_dtype) = config.dtypes;
-        let [q, key] = ["q", "k"].map(|name| StridedRows::param(k, name, from_dtype));
-        let [q_out, k_out] = ["q_out", "k_out"].map(|name| StridedRows::param(k, name, to_dtype));
-        let [tokens, threads] = ["tokens", "threads"].map(|name| k.param::<u32>(name));
-        let names = ["qo_heads", "kv_heads", "qo_groups", "kv_groups"];
-        let [qo_heads, kv_heads, qo_groups, kv_groups] = names.map(|name| k.param::<u32>(name));
-        let [dim, rotary, rotated, columns] =
-            ["head_dim", "rotary_dim", "rotated", "columns"].map(|name| k.param::<u32>(name));
-        let rest = config.split.then(|| {
-            let from = ["q_rest", "k_rest"].map(|name| StridedRows::param(k, name, from_dtype));
-            (from, ["q_rest_out", "k_rest_out"].map(|name| StridedRows::param(k, name, to_dtype)))
-        });
-        let factors = config.scaled.then(|| ["q_factor", "k_factor"].map(|name| k.param::<f32>(name)));
-        let (token, thread_of_token, in_bounds) = TokenPartition::locate(k, (tokens, threads));
+        let p = RopeRegs::declare(k, config);
+        let ([q, key], [q_out, k_out]) = (p.from, p.to);
+        let ([qo_heads, kv_heads], [qo_groups, kv_groups]) = (p.heads, p.groups);
+        let ([rotated, columns], (from_dtype, to_dtype)) = (p.columns, config.dtypes);
+        let (token, thread_of_token, in_bounds) = TokenPartition::locate(k, (p.tokens, p.threads));
         k.when(in_bounds, || {
             let (group, column) = (thread_of_token / columns, thread_of_token % columns);
             let queries = group.lt(qo_groups);
@@ -175,21 +174,21 @@ pub fn rope(name: &str, config: RopeConfig) -> Result<Kernel, Invalid> {
                 token,
                 column,
                 rotated,
-                dims: (dim, rotary),
+                dims: p.dims,
                 head: queries.select(group, group - qo_groups),
                 head_stride: queries.select(qo_groups, kv_groups),
                 heads: queries.select(qo_heads, kv_heads),
-                factor: factors.map(|[of_q, of_k]| queries.select(of_q, of_k)),
+                factor: p.factors.map(|[of_q, of_k]| queries.select(of_q, of_k)),
             };
             let (from, to) = (q.or_else(queries, key, from_dtype), q_out.or_else(queries, k_out, to_dtype));
-            let (from, to) = rest.map_or((from, to), |([q, key], [q_out, k_out])| {
+            let (from, to) = p.rest.map_or((from, to), |[q, key, q_out, k_out]| {
                 let is_rotated = column.lt(rotated);
                 let rest = (q.or_else(queries, key, from_dtype), q_out.or_else(queries, k_out, to_dtype));
                 (from.or_else(is_rotated, rest.0, from_dtype), to.or_else(is_rotated, rest.1, to_dtype))
             });
             // issued first: the angles depend on it
-            let position = positions.at(token).load();
-            thread.run((from, to), angles, position);
+            let position = p.positions.at(token).load();
+            thread.run((from, to), p.angles_address, position);
         });
     })
 }
@@ -203,7 +202,7 @@ struct RopeThread<'k> {
     column: Value<'k, u32>,
     rotated: Value<'k, u32>,
     /// `[head_dim, rotary_dim]`
-    dims: (Value<'k, u32>, Value<'k, u32>),
+    dims: [Value<'k, u32>; 2],
     /// First head of this thread, stride to the next, and number of heads.
     head: Value<'k, u32>,
     head_stride: Value<'k, u32>,
@@ -223,7 +222,7 @@ impl<'k> RopeThread<'k> {
         let (k, width) = (self.k, self.config.width);
         let is_rotated = self.column.lt(self.rotated);
         let [first, second] = self.chunk_offsets(is_rotated);
-        let (dim, rotary) = self.dims;
+        let [dim, rotary] = self.dims;
         let limit = if self.config.split { is_rotated.select(rotary, dim - rotary) } else { dim };
         let loaded: Vec<_> = (0..HEADS_PER_THREAD)
             .map(|i| {
@@ -262,7 +261,7 @@ impl<'k> RopeThread<'k> {
     /// Element offsets of the two chunks in a head.
     #[track_caller]
     fn chunk_offsets(&self, is_rotated: Value<'k, bool>) -> [Value<'k, u32>; 2] {
-        let (width, rotary) = (self.config.width, self.dims.1);
+        let (width, rotary) = (self.config.width, self.dims[1]);
         let adjacent = self.column * (2 * width);
         let pair = match (self.config.style, width) {
             (RopeStyle::Interleaved, 1) => [adjacent, adjacent + 1],
@@ -282,7 +281,7 @@ impl<'k> RopeThread<'k> {
         position: Value<'k, u32>,
         column: Value<'k, u32>,
     ) -> Vec<[Value<'k, f32>; 2]> {
-        let (width, half) = (self.config.width, self.dims.1 >> 1);
+        let (width, half) = (self.config.width, self.dims[1] >> 1);
         // runs of `len` pairs; the run of the second chunk begins a quarter of the rotated part later
         let (len, parts) = match (self.config.style, width) {
             (RopeStyle::Interleaved, 2..) => {
@@ -292,7 +291,8 @@ impl<'k> RopeThread<'k> {
         };
         let pairs = parts.into_iter().flat_map(|first| match self.config.angles {
             Angles::Table => {
-                let row = Elements::new(angles, Dtype::F32).at_wide(position.to_u64() * self.dims.1.to_u64());
+                let row =
+                    Elements::new(angles, Dtype::F32).at_wide(position.to_u64() * self.dims[1].to_u64());
                 let (cosines, sines) =
                     (angles::load(row.at(first), len), angles::load(row.at(first + half), len));
                 cosines.into_iter().zip(sines).map(|(cos, sin)| [cos, sin]).collect::<Vec<_>>()
