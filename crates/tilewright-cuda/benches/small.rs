@@ -172,6 +172,13 @@ fn appending(device: &Stream) -> Outcome {
     let positions = device.upload(&(0..TOKENS as i32).collect::<Vec<_>>())?;
     let indptr = device.upload(&[0_u32, pages as u32])?;
     let indices = device.upload(&(0..pages as u32).rev().collect::<Vec<_>>())?;
+    let table = append::SlotTable {
+        batch_indices: requests.address(),
+        positions: positions.address(),
+        indptr: indptr.address(),
+        indices: indices.address(),
+        page_size: PAGE_SIZE as u32,
+    };
     let scale = append::Scale { at: 0, page_stride: 0, head_stride: 0, factor: 0.5 };
     for (name, [slot, head], dtype) in [
         ("append, NHD", [row, DIM], BF16),
@@ -187,14 +194,7 @@ fn appending(device: &Stream) -> Outcome {
                 address: cache.address(),
                 strides: [PAGE_SIZE * row, slot, head].map(|stride| stride as u64),
             },
-            slot_mapping: append::SlotMapping::Table {
-                batch_indices: requests.address(),
-                positions: positions.address(),
-                indptr: indptr.address(),
-                indices: indices.address(),
-                page_size: PAGE_SIZE as u32,
-                count: TOKENS as u32,
-            },
+            slot_mapping: append::SlotMapping::Table { table, count: TOKENS as u32 },
             scale: (dtype != BF16).then_some(scale),
         };
         let (grid, arguments) = call.launch();

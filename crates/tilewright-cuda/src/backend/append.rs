@@ -11,7 +11,7 @@ use tilewright::{
     tensor::DeviceMemory,
 };
 use tilewright_kernels::{
-    append::{self as kernels, AppendParams, Cache, Scale, SlotMapping, dynamic},
+    append::{self as kernels, AppendParams, Cache, Scale, SlotMapping, SlotTable, dynamic},
     tile::Strided,
 };
 
@@ -100,21 +100,20 @@ impl<M: Machine> Gpu<M> {
             SlotArrays::Paged { batch_indices, positions, indptr, indices, .. } => {
                 let num_requests = extent(operator, "num_requests", indptr.len() - 1)?;
                 let num_indices = extent(operator, "kv indices", indices.len())?;
-                let named = [
-                    ("batch_indices", batch_indices),
-                    ("positions", positions),
-                    ("kv indptr", indptr),
-                    ("kv indices", indices),
-                ];
-                let mut addresses = [0; 4];
-                for (to, (name, array)) in addresses.iter_mut().zip(named) {
+                let mut upload = |name, array| -> Result<u64> {
                     let (address, memory) = self.integers(operator, name, array)?;
-                    *to = address;
                     uploaded.extend(memory);
-                }
+                    Ok(address)
+                };
+                let table = SlotTable {
+                    batch_indices: upload("batch_indices", batch_indices)?,
+                    positions: upload("positions", positions)?,
+                    indptr: upload("kv indptr", indptr)?,
+                    indices: upload("kv indices", indices)?,
+                    page_size,
+                };
                 let num_pages = extent(operator, "num_pages", num_pages)?;
-                let arrays = addresses;
-                SlotMapping::Unchecked { arrays, page_size, num_requests, num_indices, num_pages, count }
+                SlotMapping::Unchecked { table, num_requests, num_indices, num_pages, count }
             }
             SlotArrays::Mapping { slot_mapping, .. } => {
                 let (numbers, memory) = self.integers(operator, "slot_mapping", slot_mapping)?;

@@ -18,7 +18,7 @@ use tilewright::{
     kv::AppendPlan,
     tensor::{DeviceAddress, DeviceMemory},
 };
-use tilewright_kernels::append::SlotMapping;
+use tilewright_kernels::append::{SlotMapping, SlotTable};
 
 /// A page size above every slot, so that `slot % page_size == slot`.
 const NO_PAGE_SIZE: u32 = 1 << 31;
@@ -39,14 +39,14 @@ impl AppendSlots {
     /// The first `count` tokens, in the kernel's layout.
     pub(super) fn table(&self, count: u32) -> SlotMapping {
         let at = |word: usize| self.memory.address() + (word * size_of::<i32>()) as u64;
-        SlotMapping::Table {
+        let table = SlotTable {
             batch_indices: at(0),
             positions: at(self.capacity),
             indptr: at(2 * self.capacity),
             indices: at(3 * self.capacity + 1),
             page_size: NO_PAGE_SIZE,
-            count,
-        }
+        };
+        SlotMapping::Table { table, count }
     }
 }
 

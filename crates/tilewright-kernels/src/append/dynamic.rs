@@ -11,6 +11,7 @@
 //! [`tilewright::kv::ScaleMut::Dynamic`].
 
 use super::Cache;
+use crate::params::GlobalArray;
 use crate::tile::{Chunk, Elements, Strided, StridedRows, reduce};
 use tilewright::Dtype;
 use tilewright_ptx::{
@@ -30,34 +31,35 @@ pub struct DynamicAppendConfig {
     pub dtypes: (Dtype, Dtype),
 }
 
-/// Parameters of one launch.
-#[derive(Debug, Clone, Copy)]
-pub struct DynamicAppendParams {
-    /// Dtypes of new elements and of the cache.
-    pub dtypes: (Dtype, Dtype),
-    /// `[kv_heads, head_dim]`, at most 2^16 - 1 heads.
-    pub shape: [u32; 2],
-    /// New tokens.
-    pub new: Strided,
-    /// Destination cache.
-    pub cache: Cache,
-    /// Address of u32 `[entries, 3]`: token, page, slot in the page, ordered by page and slot.
-    pub slots: u64,
-    /// Address and length of u32 `[pages, 4]`: page, begin and end of its entries in `slots`, number of filled slots
-    /// including the new ones.
-    pub pages: (u64, u32),
-    /// f32 scales, with page and head strides.
-    pub scales: Strided,
+crate::params! {
+    /// Parameters of one launch.
+    #[derive(Debug, Clone, Copy)]
+    pub struct DynamicAppendParams => DynamicAppendRegs(this, config: DynamicAppendConfig) {
+        /// Dtypes of new elements and of the cache.
+        host dtypes: (Dtype, Dtype),
+        /// `[kv_heads, head_dim]`, at most 2^16 - 1 heads.
+        host shape: [u32; 2],
+        /// New tokens.
+        new: Strided[config.dtypes.0],
+        /// Destination cache.
+        cache: Cache,
+        /// Address of u32 `[entries, 3]`: token, page, slot in the page, ordered by page and slot.
+        slots: u64 as GlobalArray<u32>,
+        /// Address and length of u32 `[pages, 4]`: page, begin and end of its entries in `slots`, number of filled slots
+        /// including the new ones.
+        host pages: (u64, u32),
+        pages: GlobalArray<u32> = this.pages.0,
+        /// f32 scales, with page and head strides.
+        scales: Strided[Dtype::F32],
+        dim "head_dim": u32 = this.shape[1],
+    }
 }
 
 impl DynamicAppendParams {
     /// Grid and arguments of the kernel for these dtypes. Requires at least one page, one head and one element.
     pub fn launch(&self) -> ([u32; 3], Vec<Arg>) {
-        let mut args = [self.new.args().to_vec(), self.cache.args()].concat();
-        args.extend([self.slots, self.pages.0].map(Arg::U64));
-        args.extend(self.scales.args());
-        args.push(Arg::U32(self.shape[1]));
-        ([self.pages.1, self.shape[0], 1], args)
+        let config = DynamicAppendConfig { dtypes: self.dtypes };
+        ([self.pages.1, self.shape[0], 1], self.args(config))
     }
 }
 
@@ -74,12 +76,10 @@ impl DynamicAppendConfig {
 /// None.
 pub fn append(name: &str, config: DynamicAppendConfig) -> Result<Kernel, Invalid> {
     Builder::kernel(name, THREADS, |k| {
-        let (new, cache) =
-            (StridedRows::param(k, "new", config.dtypes.0), Elements::param(k, "cache", config.dtypes.1));
-        let strides = ["page", "slot", "head"].map(|axis| k.param::<u64>(&format!("cache_{axis}_stride")));
-        let (slots, pages) = (k.global::<u32>("slots"), k.global::<u32>("pages"));
-        let scales = StridedRows::param(k, "scales", Dtype::F32);
-        let (dim, head) = (k.param::<u32>("head_dim"), k.cta_y());
+        let DynamicAppendRegs { new, cache, slots, pages, scales, dim } =
+            DynamicAppendRegs::declare(k, config);
+        let (cache, strides, head) =
+            (Elements::new(cache.address, config.dtypes.1), cache.strides, k.cta_y());
         let [page, begin, end, filled] = [0, 1, 2, 3].map(|i| pages.at(k.cta() * 4).plus(i).load());
         let row = cache.at_wide(page.to_u64() * strides[0] + head.to_u64() * strides[2]);
         let update = PageUpdate { k, config, dim, head, new, slots, row, slot_stride: strides[1] };

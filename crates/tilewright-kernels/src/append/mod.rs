@@ -11,8 +11,8 @@
 pub mod dynamic;
 mod slot_lookup;
 
-use crate::tile::{Elements, Strided, StridedRows, TokenPartition, chunk};
-use slot_lookup::SlotLookup;
+use crate::params::{GlobalArray, each};
+use crate::tile::{Elements, Strided, TokenPartition, chunk};
 use tilewright::Dtype;
 use tilewright_ptx::{
     build::{Builder, Global, Value},
@@ -51,26 +51,16 @@ pub enum SlotMapping {
     /// Token t of request `r = batch_indices[t]` is written to slot `positions[t] % page_size` of page
     /// `indices[indptr[r] + positions[t] / page_size]`; a negative r skips it.
     Table {
-        /// i32 `[tokens]`
-        batch_indices: u64,
-        /// i32 `[tokens]`
-        positions: u64,
-        /// i32 `[requests + 1]`
-        indptr: u64,
-        /// i32 `[pages]`
-        indices: u64,
-        /// Tokens per page.
-        page_size: u32,
+        /// The arrays.
+        table: SlotTable,
         /// Number of new tokens.
         count: u32,
     },
     /// [`SlotMapping::Table`] with arrays that the host has not checked. A token is skipped if its request, its position in
     /// the pages of the request, or its page is out of range.
     Unchecked {
-        /// The addresses of [`SlotMapping::Table`]: batch_indices, positions, indptr, indices.
-        arrays: [u64; 4],
-        /// Tokens per page.
-        page_size: u32,
+        /// The arrays.
+        table: SlotTable,
         /// Number of requests.
         num_requests: u32,
         /// Number of entries of indices.
@@ -94,18 +84,15 @@ pub enum SlotMapping {
     },
 }
 
-/// Scale of stored values: element `page · page_stride + head · head_stride` of the array at `at`, or `factor` if
-/// `at` is 0.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Scale {
-    /// Address of f32 scales, or 0.
-    pub at: u64,
-    /// Page stride, in elements.
-    pub page_stride: u64,
-    /// Head stride, in elements.
-    pub head_stride: u64,
-    /// Uniform scale if `at` is 0.
-    pub factor: f32,
+impl SlotMapping {
+    /// Number of entries or new tokens.
+    fn count(self) -> u32 {
+        let (Self::Slots { count, .. }
+        | Self::Table { count, .. }
+        | Self::Unchecked { count, .. }
+        | Self::Numbers { count, .. }) = self;
+        count
+    }
 }
 
 /// Compile-time configuration of the kernel.
@@ -121,13 +108,65 @@ pub struct AppendConfig {
     pub scaled: bool,
 }
 
-/// A paged cache in memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Cache {
-    /// Byte address of the first element.
-    pub address: u64,
-    /// Strides of pages, slots and heads, in elements.
-    pub strides: [u64; 3],
+crate::params! {
+    /// Scale of stored values: element `page · page_stride + head · head_stride` of the array at `at`, or `factor` if
+    /// `at` is 0.
+    #[derive(Debug, Clone, Copy, PartialEq)]
+    pub struct Scale => ScaleRegs(this) {
+        /// Address of f32 scales, or 0.
+        at "scale_at": u64,
+        /// Page stride, in elements.
+        page_stride "scale_page_stride": u64,
+        /// Head stride, in elements.
+        head_stride "scale_head_stride": u64,
+        /// Uniform scale if `at` is 0.
+        factor: f32,
+    }
+
+    /// The page table of requests, and the request and position of each token.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub struct SlotTable => SlotTableRegs(this) {
+        /// i32 `[tokens]`
+        batch_indices: u64 as GlobalArray<i32>,
+        /// i32 `[tokens]`
+        positions: u64 as GlobalArray<u32>,
+        /// i32 `[requests + 1]`
+        indptr: u64 as GlobalArray<u32>,
+        /// i32 `[pages]`
+        indices: u64 as GlobalArray<u32>,
+        /// Tokens per page.
+        page_size: u32,
+    }
+
+    /// A paged cache in memory.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub struct Cache => CacheRegs(this) {
+        /// Byte address of the first element.
+        address "": u64,
+        /// Strides of pages, slots and heads, in elements.
+        strides "": [u64; 3][each(["_page_stride", "_slot_stride", "_head_stride"], ())],
+    }
+
+    /// Parameters of one launch.
+    #[derive(Debug, Clone, Copy)]
+    pub struct AppendParams => AppendRegs(this, config: AppendConfig) {
+        /// Dtypes of new elements and of the cache.
+        host dtypes: (Dtype, Dtype),
+        /// `[kv_heads, head_dim]`
+        host shape: [u32; 2],
+        /// New tokens.
+        new: Strided[config.dtypes.0],
+        /// Destination cache.
+        cache: Cache,
+        /// Destination slots.
+        slot_mapping "": SlotMapping[config.slot_mapping],
+        /// Divisor of values, if there is one.
+        scale "": Option<Scale>[config.scaled.then_some(())],
+        count: u32 = this.slot_mapping.count(),
+        threads: u32 = this.threads(config),
+        heads: u32 = this.shape[0],
+        chunks: u32 = this.shape[1] / config.width,
+    }
 }
 
 impl Cache {
@@ -135,27 +174,6 @@ impl Cache {
         let slots = Strided { address: self.address, strides: [self.strides[0], self.strides[1]] };
         slots.alignment(dtype).into_iter().chain([self.strides[2]]).collect()
     }
-
-    fn args(self) -> Vec<Arg> {
-        [&[self.address][..], &self.strides].concat().into_iter().map(Arg::U64).collect()
-    }
-}
-
-/// Parameters of one launch.
-#[derive(Debug, Clone, Copy)]
-pub struct AppendParams {
-    /// Dtypes of new elements and of the cache.
-    pub dtypes: (Dtype, Dtype),
-    /// `[kv_heads, head_dim]`
-    pub shape: [u32; 2],
-    /// New tokens.
-    pub new: Strided,
-    /// Destination cache.
-    pub cache: Cache,
-    /// Destination slots.
-    pub slot_mapping: SlotMapping,
-    /// Divisor of values, if there is one.
-    pub scale: Option<Scale>,
 }
 
 impl AppendParams {
@@ -175,38 +193,15 @@ impl AppendParams {
 
     /// Grid and arguments for [`AppendParams::config`]. Requires at least one entry and one element.
     pub fn launch(&self) -> ([u32; 3], Vec<Arg>) {
+        let (config, count) = (self.config(), self.slot_mapping.count());
+        let [x, y] = TokenPartition::new(self.threads(config)).ctas(count);
+        ([x, y, 1], self.args(config))
+    }
+
+    /// Threads per token.
+    fn threads(&self, config: AppendConfig) -> u32 {
         let [heads, dim] = self.shape;
-        let chunks = dim / self.config().width;
-        let threads = (heads * chunks).div_ceil(CHUNKS_PER_THREAD);
-        let mut args = [self.new.args().to_vec(), self.cache.args()].concat();
-        let count = match self.slot_mapping {
-            SlotMapping::Slots { slots, count } => {
-                args.push(Arg::U64(slots));
-                count
-            }
-            SlotMapping::Table { batch_indices, positions, indptr, indices, page_size, count } => {
-                args.extend([batch_indices, positions, indptr, indices].map(Arg::U64));
-                args.push(Arg::U32(page_size));
-                count
-            }
-            SlotMapping::Unchecked { arrays, page_size, num_requests, num_indices, num_pages, count } => {
-                args.extend(arrays.map(Arg::U64));
-                args.extend([page_size, num_requests, num_indices, num_pages].map(Arg::U32));
-                count
-            }
-            SlotMapping::Numbers { numbers, page_size, num_slots, count } => {
-                args.push(Arg::U64(numbers));
-                args.extend([page_size, num_slots].map(Arg::U32));
-                count
-            }
-        };
-        if let Some(scale) = self.scale {
-            args.extend([scale.at, scale.page_stride, scale.head_stride].map(Arg::U64));
-            args.push(Arg::F32(scale.factor));
-        }
-        args.extend([count, threads, heads, chunks].map(Arg::U32));
-        let [x, y] = TokenPartition::new(threads).ctas(count);
-        ([x, y, 1], args)
+        (heads * (dim / config.width)).div_ceil(CHUNKS_PER_THREAD)
     }
 }
 
@@ -231,13 +226,9 @@ impl AppendConfig {
 /// None for a configuration from [`AppendParams::config`].
 pub fn append(name: &str, config: AppendConfig) -> Result<Kernel, Invalid> {
     Builder::kernel(name, TokenPartition::THREADS, |k| {
-        let new = StridedRows::param(k, "new", config.dtypes.0);
-        let cache = Elements::param(k, "cache", config.dtypes.1);
-        let strides = ["page", "slot", "head"].map(|axis| k.param::<u64>(&format!("cache_{axis}_stride")));
-        let lookup = SlotLookup::new(k, config.slot_mapping);
-        let scale = config.scaled.then(|| ScaleRegs::new(k));
-        let [count, threads, heads, chunks] =
-            ["count", "threads", "heads", "chunks"].map(|name| k.param::<u32>(name));
+        let AppendRegs { new, cache, slot_mapping: lookup, scale, count, threads, heads, chunks } =
+            AppendRegs::declare(k, config);
+        let (cache, strides) = (Elements::new(cache.address, config.dtypes.1), cache.strides);
         let (index, first, in_bounds) = TokenPartition::locate(k, (count, threads));
         k.when(in_bounds, || {
             let token = lookup.token(index);
@@ -268,30 +259,13 @@ pub fn append(name: &str, config: AppendConfig) -> Result<Kernel, Invalid> {
     })
 }
 
-/// A [`Scale`] in registers.
-struct ScaleRegs<'k> {
-    at: Value<'k, u64>,
-    strides: [Value<'k, u64>; 2],
-    factor: Value<'k, f32>,
-}
-
 impl<'k> ScaleRegs<'k> {
-    #[track_caller]
-    fn new(k: &'k Builder) -> Self {
-        let strides = |axis: &str| k.param(&format!("scale_{axis}_stride"));
-        Self {
-            at: k.param("scale_at"),
-            strides: [strides("page"), strides("head")],
-            factor: k.param("factor"),
-        }
-    }
-
     #[track_caller]
     fn of(&self, page: Value<'k, u32>, head: Value<'k, u32>) -> Value<'k, f32> {
         let k = page.builder();
         let scale = k.var::<f32>("scale", self.factor);
         k.when(self.at.ne(0), || {
-            let index = page.to_u64() * self.strides[0] + head.to_u64() * self.strides[1];
+            let index = page.to_u64() * self.page_stride + head.to_u64() * self.head_stride;
             scale.set(Global::<f32>::new(self.at).at_wide(index).load());
         });
         scale.get()

@@ -1,14 +1,19 @@
 //! The slot of each new token, from the arrays of a [`SlotMapping`](super::SlotMapping).
 
-use super::SlotMappingKind;
-use tilewright_ptx::build::{Builder, Global, Value};
+use super::{SlotMapping, SlotMappingKind, SlotTableRegs};
+use crate::params::Param;
+use tilewright_ptx::{
+    build::{Builder, Global, Value},
+    sim::Arg,
+};
 
 /// The slot mapping in registers.
-pub(super) enum SlotLookup<'k> {
+#[derive(Debug, Clone, Copy)]
+pub enum SlotLookup<'k> {
     Slots(Global<'k, u32>),
-    Table(TableRegs<'k>),
+    Table(SlotTableRegs<'k>),
     Unchecked {
-        table: TableRegs<'k>,
+        table: SlotTableRegs<'k>,
         num_requests: Value<'k, u32>,
         num_indices: Value<'k, u32>,
         num_pages: Value<'k, u32>,
@@ -21,36 +26,23 @@ pub(super) enum SlotLookup<'k> {
     },
 }
 
-/// The arrays of a page table, and the request and position of each token.
-#[derive(Clone, Copy)]
-pub(super) struct TableRegs<'k> {
-    batch_indices: Global<'k, i32>,
-    positions: Global<'k, u32>,
-    indptr: Global<'k, u32>,
-    indices: Global<'k, u32>,
-    page_size: Value<'k, u32>,
-}
+impl Param for SlotMapping {
+    type Host = Self;
+    type Regs<'k> = SlotLookup<'k>;
+    type Config = SlotMappingKind;
 
-impl<'k> SlotLookup<'k> {
     #[track_caller]
-    pub(super) fn new(k: &'k Builder, kind: SlotMappingKind) -> Self {
-        let table = || TableRegs {
-            batch_indices: k.global("batch_indices"),
-            positions: k.global("positions"),
-            indptr: k.global("indptr"),
-            indices: k.global("indices"),
-            page_size: k.param("page_size"),
-        };
+    fn declare<'k>(k: &'k Builder, _: &str, kind: SlotMappingKind) -> SlotLookup<'k> {
         match kind {
-            SlotMappingKind::Slots => Self::Slots(k.global("slots")),
-            SlotMappingKind::Table => Self::Table(table()),
-            SlotMappingKind::Unchecked => Self::Unchecked {
-                table: table(),
+            SlotMappingKind::Slots => SlotLookup::Slots(k.global("slots")),
+            SlotMappingKind::Table => SlotLookup::Table(SlotTableRegs::declare(k, ())),
+            SlotMappingKind::Unchecked => SlotLookup::Unchecked {
+                table: SlotTableRegs::declare(k, ()),
                 num_requests: k.param("num_requests"),
                 num_indices: k.param("num_indices"),
                 num_pages: k.param("num_pages"),
             },
-            SlotMappingKind::Numbers => Self::Numbers {
+            SlotMappingKind::Numbers => SlotLookup::Numbers {
                 numbers: k.global("numbers"),
                 page_size: k.param("page_size"),
                 num_slots: k.param("num_slots"),
@@ -58,6 +50,21 @@ impl<'k> SlotLookup<'k> {
         }
     }
 
+    fn push(host: &Self, _: SlotMappingKind, args: &mut Vec<Arg>) {
+        args.extend(match *host {
+            Self::Slots { slots, .. } => vec![Arg::U64(slots)],
+            Self::Table { table, .. } => table.args(()),
+            Self::Unchecked { table, num_requests, num_indices, num_pages, .. } => {
+                [table.args(()), [num_requests, num_indices, num_pages].map(Arg::U32).to_vec()].concat()
+            }
+            Self::Numbers { numbers, page_size, num_slots, .. } => {
+                vec![Arg::U64(numbers), Arg::U32(page_size), Arg::U32(num_slots)]
+            }
+        });
+    }
+}
+
+impl<'k> SlotLookup<'k> {
     #[track_caller]
     pub(super) fn token(&self, index: Value<'k, u32>) -> Value<'k, u32> {
         match self {
@@ -79,7 +86,7 @@ impl<'k> SlotLookup<'k> {
                 let at = slots.at(index * 3);
                 body(at.plus(1).load(), at.plus(2).load());
             }
-            Self::Table(TableRegs { batch_indices, positions, indptr, indices, page_size }) => {
+            Self::Table(SlotTableRegs { batch_indices, positions, indptr, indices, page_size }) => {
                 let request = batch_indices.at(index).load();
                 k.when(request.ge(0), || {
                     let position = positions.at(index).load();
@@ -88,7 +95,7 @@ impl<'k> SlotLookup<'k> {
                 });
             }
             Self::Unchecked { table, num_requests, num_indices, num_pages } => {
-                let TableRegs { batch_indices, positions, indptr, indices, page_size } = table;
+                let SlotTableRegs { batch_indices, positions, indptr, indices, page_size } = table;
                 // negative numbers compare above every bound
                 let request = batch_indices.at(index).load().reinterpret::<u32>();
                 k.when(request.lt(num_requests), || {

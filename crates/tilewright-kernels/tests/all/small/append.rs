@@ -5,7 +5,7 @@ use crate::real::{Real, noise};
 use half::{bf16, f16};
 use tilewright::{Dtype, E4m3, E5m2, Element};
 use tilewright_kernels::{
-    append::{AppendParams, Cache, Scale, SlotMapping, SlotMappingKind, append},
+    append::{AppendParams, Cache, Scale, SlotMapping, SlotMappingKind, SlotTable, append},
     tile::Strided,
 };
 use tilewright_ptx::sim::Memory;
@@ -87,10 +87,20 @@ fn launch(what: &str, call: AppendParams, seed: u64, memory: &mut Memory) {
     simulate(&format!("{what} {call:?}"), &kernel, (grid, &args), seed, memory);
 }
 
+fn table(tokens: &[(i32, i32)], pages: [&[u32]; 2], page_size: u32, memory: &mut Memory) -> SlotTable {
+    let (requests, positions): (Vec<i32>, Vec<i32>) = tokens.iter().copied().unzip();
+    SlotTable {
+        batch_indices: memory.alloc_from(&requests),
+        positions: memory.alloc_from(&positions),
+        indptr: memory.alloc_from(pages[0]),
+        indices: memory.alloc_from(pages[1]),
+        page_size,
+    }
+}
+
 /// The slot mapping of `tokens` as arrays in `memory`.
 fn mapping(kind: SlotMappingKind, tokens: &[(i32, i32)], page_size: u32, memory: &mut Memory) -> SlotMapping {
     let kept = || tokens.iter().enumerate().filter(|(_, (request, _))| *request >= 0);
-    let (requests, positions): (Vec<i32>, Vec<i32>) = tokens.iter().copied().unzip();
     let count = tokens.len() as u32;
     match kind {
         SlotMappingKind::Slots => {
@@ -101,31 +111,19 @@ fn mapping(kind: SlotMappingKind, tokens: &[(i32, i32)], page_size: u32, memory:
                 count: kept().count() as u32,
             }
         }
-        SlotMappingKind::Table => SlotMapping::Table {
-            batch_indices: memory.alloc_from(&requests),
-            positions: memory.alloc_from(&positions),
-            indptr: memory.alloc_from(&INDPTR),
-            indices: memory.alloc_from(&INDICES),
-            page_size,
-            count,
-        },
+        SlotMappingKind::Table => {
+            SlotMapping::Table { table: table(tokens, [&INDPTR, &INDICES], page_size, memory), count }
+        }
         SlotMappingKind::Unchecked => {
             // without pages; beyond the pages; request 3 has pages that the cache lacks, 4 bounds beyond the indices
             let size = page_size as i32;
             let without_slot = [(1, 0), (0, -1), (2, 4 * size), (0, i32::MAX), (3, 0), (3, size), (4, 0)];
             let without_request = [(5, 0), (i32::MIN, 0)];
             let all = [tokens, &without_slot, &without_request].concat();
-            let (requests, positions): (Vec<i32>, Vec<i32>) = all.iter().copied().unzip();
             let indptr = [&INDPTR[..], &[9, u32::MAX]].concat();
             let indices = [&INDICES[..], &[PAGES as u32, u32::MAX]].concat();
             SlotMapping::Unchecked {
-                arrays: [
-                    memory.alloc_from(&requests),
-                    memory.alloc_from(&positions),
-                    memory.alloc_from(&indptr),
-                    memory.alloc_from(&indices),
-                ],
-                page_size,
+                table: table(&all, [&indptr, &indices], page_size, memory),
                 num_requests: 5,
                 num_indices: 9,
                 num_pages: PAGES as u32,
