@@ -1,7 +1,7 @@
 //! Prologue and epilogue that all GEMM kernels share: parameters, the row segment and weight of a CTA, and result
 //! stores.
 
-use super::params::Epilogue;
+use super::params::{Epilogue, GemmRegs, GroupRegs, MatrixRegs};
 use crate::tile::{Chunk, Elements};
 use tilewright::Dtype;
 use tilewright_ptx::{
@@ -28,16 +28,13 @@ pub(super) struct GemmArgs<'k> {
 impl<'k> GemmArgs<'k> {
     #[track_caller]
     pub(super) fn new(k: &'k Builder, (x, weight): (Dtype, Dtype), epilogue: Epilogue) -> Self {
-        let matrix =
-            |name: &str, dtype| (Elements::param(k, name, dtype), k.param::<u64>(&format!("{name}_stride")));
+        let params = GemmRegs::declare(k, epilogue);
+        let matrix = |of: MatrixRegs<'k>, dtype| (Elements::new(of.address, dtype), of.stride);
         let (mut x, mut weight, mut out) =
-            (matrix("x", x), matrix("weight", weight), matrix("out", epilogue.out));
-        let bias = epilogue.bias.map(|dtype| Elements::param(k, "bias", dtype));
-        let groups = epilogue
-            .grouped
-            .then(|| (k.global::<u32>("indptr"), k.param::<u64>("ids"), k.param::<u64>("group_stride")));
-        let [mut rows, features, inputs] = ["rows", "features", "inputs"].map(|name| k.param::<u32>(name));
-        if let Some((indptr, ids, stride)) = groups {
+            (matrix(params.x, x), matrix(params.weight, weight), matrix(params.out, epilogue.out));
+        let bias = params.bias.zip(epilogue.bias).map(|(bias, dtype)| Elements::new(bias, dtype));
+        let [mut rows, features, inputs] = params.shape;
+        if let Some(GroupRegs { indptr, ids, stride }) = params.groups {
             let segment = indptr.at(k.cta_z());
             let (begin, end) = (segment.load(), segment.plus(1).load());
             let id = k.var::<u32>("id", k.cta_z());

@@ -7,51 +7,55 @@
 //! A grouped product has one weight per segment of rows: segment s uses `weights[ids[s]]`.
 
 use super::{dot, skinny, sm80, tiles};
+use crate::params::{GlobalArray, each};
 use crate::tile::{Strided, chunk};
 use tilewright::Dtype;
 use tilewright_ptx::{ir::Kernel, sim::Arg, verify::Invalid};
 
-/// A matrix in memory with a dense last axis.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Matrix {
-    /// Dtype of its elements.
-    pub dtype: Dtype,
-    /// Byte address of the first element.
-    pub address: u64,
-    /// Row stride, in elements.
-    pub stride: u64,
-}
+crate::params! {
+    /// A matrix in memory with a dense last axis.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub struct Matrix => MatrixRegs(this) {
+        /// Dtype of its elements.
+        host dtype: Dtype,
+        /// Byte address of the first element.
+        address "": u64,
+        /// Row stride, in elements.
+        stride "_stride": u64,
+    }
 
-/// Row segments with one weight each.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Groups {
-    /// Address of i32 `[segments + 1]`: segment s is rows `indptr[s]..indptr[s + 1]`.
-    pub indptr: u64,
-    /// Address of i32 `[segments]`, the weight index of each segment; 0 for `0..segments`.
-    pub ids: u64,
-    /// Number of segments, at most 2^16 - 1.
-    pub segments: u32,
-    /// Upper bound of rows per segment.
-    pub longest: u32,
-    /// Weight stride, in elements.
-    pub stride: u64,
-}
+    /// Row segments with one weight each.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub struct Groups => GroupRegs(this) {
+        /// Address of i32 `[segments + 1]`: segment s is rows `indptr[s]..indptr[s + 1]`.
+        indptr: u64 as GlobalArray<u32>,
+        /// Address of i32 `[segments]`, the weight index of each segment; 0 for `0..segments`.
+        ids: u64,
+        /// Number of segments, at most 2^16 - 1.
+        host segments: u32,
+        /// Upper bound of rows per segment.
+        host longest: u32,
+        /// Weight stride, in elements.
+        stride "group_stride": u64,
+    }
 
-/// Parameters of one product. Requires at least one row and one feature; inputs may be 0.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct GemmParams {
-    /// `[rows, features, inputs]`
-    pub shape: [u32; 3],
-    /// `[rows, inputs]`
-    pub x: Matrix,
-    /// `[features, inputs]`
-    pub weight: Matrix,
-    /// `[features]`, dense: dtype and address.
-    pub bias: Option<(Dtype, u64)>,
-    /// `[rows, features]`
-    pub out: Matrix,
-    /// Segments, if the product is grouped.
-    pub groups: Option<Groups>,
+    /// Parameters of one product. Requires at least one row and one feature; inputs may be 0.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub struct GemmParams => GemmRegs(this, epilogue: Epilogue) {
+        /// `[rows, inputs]`
+        x: Matrix,
+        /// `[features, inputs]`
+        weight: Matrix,
+        /// `[rows, features]`
+        out: Matrix,
+        /// `[features]`, dense: dtype and address.
+        host bias: Option<(Dtype, u64)>,
+        bias: Option<u64>[epilogue.bias.map(|_| ())] = this.bias.map(|(_, address)| address),
+        /// Segments, if the product is grouped.
+        groups "": Option<Groups>[epilogue.grouped.then_some(())],
+        /// `[rows, features, inputs]`
+        shape "": [u32; 3][each(["rows", "features", "inputs"], ())],
+    }
 }
 
 /// A kernel in one configuration.
@@ -146,19 +150,10 @@ impl GemmParams {
 
     /// Grid and arguments for the kernel that [`GemmParams::choose_kernel`] returned.
     pub fn launch(&self, choice: GemmKernel) -> ([u32; 3], Vec<Arg>) {
-        let mut args: Vec<Arg> = [self.x, self.weight, self.out]
-            .into_iter()
-            .flat_map(|matrix| [Arg::U64(matrix.address), Arg::U64(matrix.stride)])
-            .collect();
-        args.extend(self.bias.map(|bias| Arg::U64(bias.1)));
-        if let Some(groups) = self.groups {
-            args.extend([groups.indptr, groups.ids, groups.stride].map(Arg::U64));
-        }
-        args.extend(self.shape.map(Arg::U32));
         let rows = self.groups.map_or(self.shape[0], |groups| groups.longest);
         let segments = self.groups.map_or(1, |groups| groups.segments);
         let [x, y] = choice.ctas(rows, self.shape[1]);
-        ([x, y, segments], args)
+        ([x, y, segments], self.args(self.epilogue()))
     }
 }
 
