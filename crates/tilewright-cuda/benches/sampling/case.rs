@@ -154,6 +154,6 @@ impl Launch {
             valid: 0,
             requests: RequestSources::records(self.requests.address()),
         };
-        gpu.machine().launch(&self.kernel, [self.ctas, 1, 1], &params.args())
+        gpu.machine().launch(&self.kernel, [self.ctas, 1, 1], &params.all_args())
     }
 }

@@ -120,17 +120,29 @@ impl RequestSources {
         }
     }
 
+    fn sources(&self) -> [ParamSource; 7] {
+        let Self { temperature, top_k, top_p, min_p, flags, seed, offset, .. } = *self;
+        [temperature, top_k, top_p, min_p, flags, seed, offset]
+    }
+
+    /// A bit for each source that is in memory.
+    pub(super) fn arrays(&self) -> u32 {
+        (0..).zip(self.sources()).map(|(bit, of)| u32::from(of.address != 0) << bit).sum()
+    }
+
     /// The last launch arguments of a kernel that reads requests.
     pub fn args(&self) -> Vec<Arg> {
-        let Self { temperature, top_k, top_p, min_p, flags, seed, offset, offset_step } = *self;
-        let sources = [temperature, top_k, top_p, min_p, flags, seed, offset];
-        let arrays = (0..).zip(sources).map(|(bit, of)| u32::from(of.address != 0) << bit).sum();
-        let mut args = vec![Arg::U32(arrays)];
-        for (i, of) in sources.into_iter().enumerate() {
+        [vec![Arg::U32(self.arrays())], self.args_after_arrays()].concat()
+    }
+
+    /// The same without the first one.
+    pub(super) fn args_after_arrays(&self) -> Vec<Arg> {
+        let mut args = Vec::new();
+        for (i, of) in self.sources().into_iter().enumerate() {
             let value = if i < NARROW_SOURCES { Arg::U32(of.value as u32) } else { Arg::U64(of.value) };
             args.extend([Arg::U64(of.address), Arg::U32(of.stride), value]);
         }
-        args.push(Arg::U32(offset_step));
+        args.push(Arg::U32(self.offset_step));
         args
     }
 }

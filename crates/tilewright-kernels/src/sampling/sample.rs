@@ -17,6 +17,7 @@ use super::{
     row_stats::{NO_ROW, ROW_OUTCOME_WORDS, RowKind, RowStats, VALID},
     weights::Weights,
 };
+use crate::params::{GlobalArray, each};
 use tilewright_ptx::{
     build::{Builder, Global, Value},
     ir::Kernel,
@@ -62,35 +63,34 @@ pub fn cta_threads(vocab: usize) -> u32 {
     if vocab <= 4096 { 128 } else { 1024 }
 }
 
-/// Arguments of one launch. An address of 0 stands for an absent tensor.
-#[derive(Debug, Clone, Copy)]
-pub struct SampleParams {
-    /// Address of the scores.
-    pub scores: u64,
-    /// Distance of their rows, in elements.
-    pub stride: u64,
-    /// `[rows, vocab]` of the scores.
-    pub shape: [u32; 2],
-    /// Address of the row of each token, i32; without, token `i` is drawn from row `i`.
-    pub row_ids: u64,
-    /// Address of the outcomes, aligned to 16 bytes.
-    pub outcomes: u64,
-    /// Address of the tokens, i32: 0 where the outcome is not [`VALID`].
-    pub tokens: u64,
-    /// Address of a byte per token: 1 where the outcome is [`VALID`], otherwise 0.
-    pub valid: u64,
-    /// The requests of the tokens.
-    pub requests: RequestSources,
+crate::params! {
+    /// Arguments of one launch. An address of 0 stands for an absent tensor.
+    #[derive(Debug, Clone, Copy)]
+    pub struct SampleParams => SampleRegs(this) {
+        arrays: u32 = this.requests.arrays(),
+        /// Address of the scores.
+        scores: u64,
+        /// Distance of their rows, in elements.
+        stride: u64,
+        /// `[rows, vocab]` of the scores.
+        shape "": [u32; 2][each(["rows", "vocab"], ())],
+        /// Address of the row of each token, i32; without, token `i` is drawn from row `i`.
+        row_ids: u64 as GlobalArray<u32>,
+        /// Address of the outcomes, aligned to 16 bytes.
+        outcomes: u64 as GlobalArray<u32>,
+        /// Address of the tokens, i32: 0 where the outcome is not [`VALID`].
+        tokens: u64 as GlobalArray<u32>,
+        /// Address of a byte per token: 1 where the outcome is [`VALID`], otherwise 0.
+        valid: u64,
+        /// The requests of the tokens, whose parameters follow these.
+        host requests: RequestSources,
+    }
 }
 
 impl SampleParams {
-    /// The launch arguments.
-    pub fn args(&self) -> Vec<Arg> {
-        let addresses = [self.row_ids, self.outcomes, self.tokens, self.valid].map(Arg::U64);
-        let scores = [Arg::U64(self.scores), Arg::U64(self.stride)];
-        let requests = self.requests.args();
-        let (arrays, sources) = requests.split_at(1);
-        [arrays, &scores[..], &self.shape.map(Arg::U32), &addresses, sources].concat()
+    /// All launch arguments.
+    pub fn all_args(&self) -> Vec<Arg> {
+        [self.args(()), self.requests.args_after_arrays()].concat()
     }
 }
 
@@ -106,11 +106,8 @@ pub fn sample<T: Number>(
     check_threads(name, threads)?;
     check_ctas(name, threads, ctas)?;
     Builder::kernel(name, threads, |k| {
-        let arrays = k.param("arrays");
-        let (scores, stride) = (k.global::<T>("scores"), k.param::<u64>("stride"));
-        let [rows, vocab] = ["rows", "vocab"].map(|name| k.param::<u32>(name));
-        let row_ids = k.global::<u32>("row_ids");
-        let outputs = SampleOutputs::new(k);
+        let params = SampleRegs::declare(k, ());
+        let SampleRegs { arrays, stride, shape: [rows, vocab], row_ids, .. } = params;
         let requests = RequestParams::after(k, arrays);
         let cta = CtaCollectives::new(k, threads, ctas);
         let list = CandidateList::new(&cta);
@@ -118,7 +115,7 @@ pub fn sample<T: Number>(
         k.when(row_ids.address().ne(0), || row_id.set(row_ids.at(cta.row()).load()));
         let is_row = row_id.get().lt(rows);
         let at = is_row.select(row_id.get(), 0).to_u64();
-        let row = RowReader::new(&cta, scores.at_wide(at * stride), vocab);
+        let row = RowReader::new(&cta, Global::<T>::new(params.scores).at_wide(at * stride), vocab);
         let (mut stats, loaded) = RowStats::with(&list, &row, kind, || requests.load(cta.row()));
         stats.outcome = is_row.select(stats.outcome, NO_ROW);
         let request = loaded.decode();
@@ -137,29 +134,15 @@ pub fn sample<T: Number>(
                 || token.set(stats.first_of_max(&cta, &row)),
             );
         });
-        outputs.write(&cta, &row, &stats, token.get());
+        params.write_outputs(&cta, &row, &stats, token.get());
         cta.finish();
     })
 }
 
-/// The outputs of a launch; the address of an absent one is 0.
-#[derive(Debug, Clone, Copy)]
-struct SampleOutputs<'k> {
-    outcomes: Global<'k, u32>,
-    tokens: Global<'k, u32>,
-    valid: Global<'k, u32>,
-}
-
-impl<'k> SampleOutputs<'k> {
-    #[track_caller]
-    fn new(k: &'k Builder) -> Self {
-        let [outcomes, tokens, valid] = ["outcomes", "tokens", "valid"].map(|name| k.global(name));
-        Self { outcomes, tokens, valid }
-    }
-
+impl<'k> SampleRegs<'k> {
     /// Writes the token of this row, which is 0 unless the row is valid.
     #[track_caller]
-    fn write<T: Number>(
+    fn write_outputs<T: Number>(
         &self,
         cta: &CtaCollectives<'k>,
         row: &RowReader<'k, T>,
@@ -173,8 +156,8 @@ impl<'k> SampleOutputs<'k> {
         });
         let is_first = cta.row_thread().eq(0);
         k.when(is_first & self.tokens.address().ne(0), || self.tokens.at(cta.row()).store(token));
-        k.when(is_first & self.valid.address().ne(0), || {
-            let at = Global::<u32>::new(self.valid.address() + cta.row().to_u64());
+        k.when(is_first & self.valid.ne(0), || {
+            let at = Global::<u32>::new(self.valid + cta.row().to_u64());
             at.store_u8(stats.outcome.eq(VALID).select(1_u32, 0_u32));
         });
     }

@@ -84,7 +84,7 @@ fn launch<M: Machine>(
     let kernel = with_elements!(operator, view.dtype(), T => {
         gpu.kernel(operator, &name, |name| sampling::sample::<T>(name, kind, of_row))
     })?;
-    gpu.machine.launch(&kernel, [tokens as u32 * of_row.ctas, 1, 1], &params.args())
+    gpu.machine.launch(&kernel, [tokens as u32 * of_row.ctas, 1, 1], &params.all_args())
 }
 
 impl<M: Machine> Gpu<M> {

@@ -63,7 +63,7 @@ fn outcomes<T: Both>(
         valid: 0,
         requests,
     };
-    run(&kernel, count, &params.args(), (seed, &mut memory));
+    run(&kernel, count, &params.all_args(), (seed, &mut memory));
     memory.read(to, count * ROW_OUTCOME_WORDS).expect("verdicts")
 }
 

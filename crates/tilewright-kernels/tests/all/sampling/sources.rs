@@ -31,7 +31,7 @@ fn drawn(
         valid,
         requests: sources(&mut memory),
     };
-    run(&kernel, count, &params.args(), (1, &mut memory));
+    run(&kernel, count, &params.all_args(), (1, &mut memory));
     let mut flags = vec![9; count];
     memory.copy_to(valid, &mut flags).expect("flags");
     (memory.read(tokens, count).expect("tokens"), flags)
