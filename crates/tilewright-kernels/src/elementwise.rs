@@ -4,7 +4,7 @@
 //! of the functions are launch parameters. Computed in f32, rounded once.
 
 use crate::{
-    tile::{Chunk, Strided, StridedRows, chunk},
+    tile::{Chunk, Strided, chunk},
     variant::elementary::tanh,
 };
 use tilewright::Dtype;
@@ -44,17 +44,23 @@ pub struct MapConfig {
     pub width: u32,
 }
 
-/// Parameters of one launch of [`map`].
-#[derive(Debug, Clone, Copy)]
-pub struct MapParams {
-    /// The function and its parameter.
-    pub function: ElementFunction,
-    /// Dtype of the elements.
-    pub dtype: Dtype,
-    /// `[rows, width]`
-    pub shape: [u32; 2],
-    /// The elements, in place.
-    pub x: Strided,
+crate::params! {
+    /// Parameters of one launch of [`map`].
+    #[derive(Debug, Clone, Copy)]
+    pub struct MapParams => MapRegs(this, config: MapConfig) {
+        /// The function and its parameter.
+        host function: ElementFunction,
+        /// Dtype of the elements.
+        host dtype: Dtype,
+        /// `[rows, width]`
+        host shape: [u32; 2],
+        /// The elements, in place.
+        x: Strided[config.dtype],
+        parameter: f32 = match this.function {
+            ElementFunction::Scale { factor: parameter } | ElementFunction::SoftCap { cap: parameter } => parameter,
+        },
+        chunks: u32 = this.shape[1] / config.width,
+    }
 }
 
 /// Compile-time configuration of [`add`].
@@ -66,19 +72,22 @@ pub struct AddConfig {
     pub width: u32,
 }
 
-/// Parameters of one launch of [`add`].
-#[derive(Debug, Clone, Copy)]
-pub struct AddParams {
-    /// Dtypes of x and out.
-    pub dtypes: (Dtype, Dtype),
-    /// `[rows, width]`
-    pub shape: [u32; 2],
-    /// The addend.
-    pub x: Strided,
-    /// The f32 sum, in place.
-    pub residual: Strided,
-    /// The rounded sum.
-    pub out: Strided,
+crate::params! {
+    /// Parameters of one launch of [`add`].
+    #[derive(Debug, Clone, Copy)]
+    pub struct AddParams => AddRegs(this, config: AddConfig) {
+        /// Dtypes of x and out.
+        host dtypes: (Dtype, Dtype),
+        /// `[rows, width]`
+        host shape: [u32; 2],
+        /// The addend.
+        x: Strided[config.dtypes.0],
+        /// The f32 sum, in place.
+        residual: Strided[Dtype::F32],
+        /// The rounded sum.
+        out: Strided[config.dtypes.1],
+        chunks: u32 = this.shape[1] / config.width,
+    }
 }
 
 impl MapParams {
@@ -94,10 +103,7 @@ impl MapParams {
 
     /// Grid and arguments for [`MapParams::config`]. Requires at least one element and at most [`MAX_WIDTH`] per row.
     pub fn launch(&self) -> ([u32; 3], Vec<Arg>) {
-        let (ElementFunction::Scale { factor: parameter } | ElementFunction::SoftCap { cap: parameter }) =
-            self.function;
-        let (grid, chunks) = grid(self.shape, self.config().width);
-        (grid, [&self.x.args()[..], &[Arg::F32(parameter), Arg::U32(chunks)]].concat())
+        (grid(self.shape, self.config().width), self.args(self.config()))
     }
 }
 
@@ -113,9 +119,7 @@ impl AddParams {
 
     /// Grid and arguments for [`AddParams::config`]. Requires at least one element and at most [`MAX_WIDTH`] per row.
     pub fn launch(&self) -> ([u32; 3], Vec<Arg>) {
-        let (grid, chunks) = grid(self.shape, self.config().width);
-        let rows = [self.x, self.residual, self.out].into_iter().flat_map(Strided::args);
-        (grid, rows.chain([Arg::U32(chunks)]).collect())
+        (grid(self.shape, self.config().width), self.args(self.config()))
     }
 }
 
@@ -137,10 +141,8 @@ impl AddConfig {
     }
 }
 
-/// The grid, and the chunks of a row.
-fn grid([rows, width]: [u32; 2], chunk: u32) -> ([u32; 3], u32) {
-    let chunks = width / chunk;
-    ([rows, chunks.div_ceil(CHUNKS_PER_THREAD * THREADS), 1], chunks)
+fn grid([rows, width]: [u32; 2], chunk: u32) -> [u32; 3] {
+    [rows, (width / chunk).div_ceil(CHUNKS_PER_THREAD * THREADS), 1]
 }
 
 /// A thread's chunks: the index of each, and whether it is within the row.
@@ -155,9 +157,8 @@ fn chunks<'k>(k: &'k Builder, count: Value<'k, u32>) -> [(Value<'k, u32>, Value<
 /// None for a configuration from [`MapParams::config`].
 pub fn map(name: &str, config: MapConfig) -> Result<Kernel, Invalid> {
     Builder::kernel(name, THREADS, |k| {
-        let x = StridedRows::param(k, "x", config.dtype).row(k.cta(), k.constant(0));
-        let parameter = k.param::<f32>("parameter");
-        let count = k.param::<u32>("chunks");
+        let MapRegs { x, parameter, chunks: count } = MapRegs::declare(k, config);
+        let x = x.row(k.cta(), k.constant(0));
         let loaded = chunks(k, count).map(|(chunk, in_bounds)| {
             let at = x.at(chunk * config.width);
             (at, in_bounds, at.load_when(in_bounds, config.width, Access::Streaming))
@@ -179,12 +180,9 @@ pub fn map(name: &str, config: MapConfig) -> Result<Kernel, Invalid> {
 /// # Errors
 /// None for a configuration from [`AddParams::config`].
 pub fn add(name: &str, config: AddConfig) -> Result<Kernel, Invalid> {
-    let (x_dtype, out_dtype) = config.dtypes;
     Builder::kernel(name, THREADS, |k| {
-        let rows = [("x", x_dtype), ("residual", Dtype::F32), ("out", out_dtype)]
-            .map(|(name, dtype)| StridedRows::param(k, name, dtype));
-        let [x, residual, out] = rows.map(|rows| rows.row(k.cta(), k.constant(0)));
-        let count = k.param::<u32>("chunks");
+        let AddRegs { x, residual, out, chunks: count } = AddRegs::declare(k, config);
+        let [x, residual, out] = [x, residual, out].map(|rows| rows.row(k.cta(), k.constant(0)));
         let loaded = chunks(k, count).map(|(chunk, in_bounds)| {
             let at = chunk * config.width;
             let [x, sum] =
@@ -193,7 +191,7 @@ pub fn add(name: &str, config: AddConfig) -> Result<Kernel, Invalid> {
         });
         for (at, in_bounds, x, sum) in loaded {
             let sums: Vec<_> = x.numbers().into_iter().zip(sum.numbers()).map(|(x, sum)| x + sum).collect();
-            let (wide, rounded) = (Chunk::of(Dtype::F32, &sums), Chunk::of(out_dtype, &sums));
+            let (wide, rounded) = (Chunk::of(Dtype::F32, &sums), Chunk::of(config.dtypes.1, &sums));
             k.when(in_bounds, || {
                 wide.store(residual.at(at));
                 rounded.store(out.at(at));
