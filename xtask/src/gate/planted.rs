@@ -44,14 +44,32 @@ fn text_of(kernel: &Kernel) -> Result<String, String> {
     ptx(kernel, 90).map_err(|why| why.to_string())
 }
 
-/// Replaces each branch that waits on both paths by its second path; see `pin` of the kernel.
+/// Removes each branch directly before a wait: the assembler moves no wait across it.
 fn unpinned(kernel: &Kernel) -> Result<(Kernel, String), String> {
-    replaced(kernel, &|stmt| match stmt {
-        Stmt::If { then, otherwise, .. } if then.iter().any(is_wait) && otherwise.iter().any(is_wait) => {
-            Some(otherwise.clone())
+    let mut kernel = kernel.clone();
+    if unpin(&mut kernel.body) == 0 {
+        return Err("no branch before a wait".to_owned());
+    }
+    let text = text_of(&kernel)?;
+    Ok((kernel, text))
+}
+
+/// Removes the branches of a block directly before a wait. Returns their number.
+fn unpin(block: &mut Block) -> usize {
+    let mut removed = 0;
+    for mut stmt in std::mem::take(block) {
+        if is_wait(&stmt) && matches!(block.last(), Some(Stmt::If { .. })) {
+            block.pop();
+            removed += 1;
         }
-        _ => None,
-    })
+        removed += match &mut stmt {
+            Stmt::If { then, otherwise, .. } => unpin(then) + unpin(otherwise),
+            Stmt::Loop { body, .. } => unpin(body),
+            _ => 0,
+        };
+        block.push(stmt);
+    }
+    removed
 }
 
 /// Removes all waits.

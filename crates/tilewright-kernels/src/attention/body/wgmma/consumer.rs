@@ -135,7 +135,7 @@ impl<'c, 'k> Consumer<'c, 'k> {
         self.load_queries(queries);
         let attend = || match self.shared.config.is_fp8() {
             true => self.process_fp8(current, (first, end)),
-            false => self.process_tiles(current, (first, end)),
+            false => self.process_tiles(current, first, end),
         };
         // values of hooks are filled while the first logits are computed
         match self.hooks.has_row_values() {
@@ -152,7 +152,7 @@ impl<'c, 'k> Consumer<'c, 'k> {
     }
 
     /// Processes the KV tiles `first..end` of an item.
-    fn process_tiles(&self, current: &CurrentItem<'k>, (first, end): (Value<'k, u32>, Value<'k, u32>)) {
+    fn process_tiles(&self, current: &CurrentItem<'k>, first: Value<'k, u32>, end: Value<'k, u32>) {
         let k = self.k;
         let tile = k.var("tile", end - 1);
         self.start_logits(current, &self.logits);

@@ -104,10 +104,10 @@ unsafe fn multiply_block<const ROWS: usize>(
     }
     for line in 0..GROUP / INT4_INPUTS {
         let mut words = [_mm512_setzero_si512(); TILE_PANELS];
-        for v in 0..TILE_PANELS {
+        for (v, words) in words.iter_mut().enumerate() {
             let first = Int4Panel::SCALE_BYTES + (line * TILE_PANELS + v) * LINE;
             // SAFETY: a slice of 64 bytes.
-            words[v] = unsafe { _mm512_loadu_si512(block[first..first + LINE].as_ptr().cast()) };
+            *words = unsafe { _mm512_loadu_si512(block[first..first + LINE].as_ptr().cast()) };
         }
         for pair in 0..INT4_INPUTS / 2 {
             let first = Int4Panel::SCALE_BYTES + (line * TILE_PANELS + pair) * LINE;
