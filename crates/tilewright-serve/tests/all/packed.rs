@@ -26,7 +26,8 @@ fn packing_changes_no_bit_of_the_logits() {
             let cpu = Cpu::with_threads(2).unwrap().with_isa(isa).unwrap();
             let rows = model(name);
             let packed = model(name).upload(&cpu, |_| ()).expect("memory");
-            assert_eq!(packed.bytes(), rows.bytes(), "features are multiples of panels");
+            // some matrices have fewer features than a tile
+            assert!((rows.bytes()..2 * rows.bytes()).contains(&packed.bytes()), "{name}: whole tiles");
             assert_eq!(packed.flops_per_token(), rows.flops_per_token());
             for count in [1, 3, 8, 9, 33] {
                 assert!(
