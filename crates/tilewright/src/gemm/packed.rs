@@ -49,7 +49,7 @@ pub enum WeightFormat {
 
 impl WeightFormat {
     /// Whether weights are rounded to integers.
-    pub fn is_quantized(self) -> bool {
+    pub const fn is_quantized(self) -> bool {
         !matches!(self, Self::Float(_))
     }
 
@@ -58,23 +58,23 @@ impl WeightFormat {
         if self == Self::Int4 { (-8, 7) } else { (-127, 127) }
     }
 
-    /// Bits of a weight.
-    fn bits(self) -> usize {
-        match self {
-            Self::Float(dtype) => 8 * dtype.size(),
-            Self::Int8 => 8,
-            Self::Int4 => 4,
-        }
-    }
-
     /// Bytes of the scales of a block.
-    fn scale_bytes(self) -> usize {
+    pub(crate) const fn scale_bytes(self) -> usize {
         if self.is_quantized() { TILE_FEATURES * size_of::<bf16>() } else { 0 }
     }
 
+    /// Bytes of two inputs of a panel.
+    pub(crate) const fn pair_bytes(self) -> usize {
+        match self {
+            Self::Float(dtype) => 2 * PANEL_FEATURES * dtype.size(),
+            Self::Int8 => 2 * PANEL_FEATURES,
+            Self::Int4 => PANEL_FEATURES,
+        }
+    }
+
     /// Bytes of a block.
-    pub(crate) fn block_bytes(self) -> usize {
-        self.scale_bytes() + GROUP * TILE_FEATURES * self.bits() / 8
+    pub(crate) const fn block_bytes(self) -> usize {
+        self.scale_bytes() + GROUP / 2 * TILE_PANELS * self.pair_bytes()
     }
 }
 
@@ -94,20 +94,24 @@ pub(crate) struct TileMut<'a> {
 }
 
 impl TileMut<'_> {
+    fn block(&mut self, group: usize) -> &mut [u8] {
+        let bytes = self.format.block_bytes();
+        &mut self.blocks[group * bytes..][..bytes]
+    }
+
     /// Writes the weights of a group in a float format.
     pub(crate) fn set_weights<T: Element + Pod>(&mut self, feature: usize, group: usize, weights: &[T]) {
-        let block = &mut self.blocks[group * self.format.block_bytes()..][..self.format.block_bytes()];
-        let to: &mut [T] = bytemuck::cast_slice_mut(block);
+        let to: &mut [T] = bytemuck::cast_slice_mut(self.block(group));
         weights.iter().enumerate().for_each(|(input, weight)| to[weight_index(feature, input)] = *weight);
     }
 
     /// Writes the scale and the integers of a group, once, to a tile of zeros.
     pub(crate) fn set_group(&mut self, feature: usize, group: usize, scale: bf16, integers: &[i8]) {
-        let block = &mut self.blocks[group * self.format.block_bytes()..][..self.format.block_bytes()];
-        let (scales, weights) = block.split_at_mut(self.format.scale_bytes());
+        let format = self.format;
+        let (scales, weights) = self.block(group).split_at_mut(format.scale_bytes());
         bytemuck::cast_slice_mut(scales)[feature] = scale;
         for (input, integer) in integers.iter().enumerate() {
-            if self.format == WeightFormat::Int4 {
+            if format == WeightFormat::Int4 {
                 let (byte, shift) = nibble(feature, input);
                 weights[byte] |= (integer + 8).cast_unsigned() << shift;
             } else {
@@ -163,8 +167,8 @@ impl PackedMatrix {
 
     /// All tiles, to be filled. A matrix without inputs has none.
     pub(crate) fn tiles_mut(&mut self) -> Vec<TileMut<'_>> {
-        let (bytes, format) = (self.tile_bytes(), self.format);
-        let blocks = &mut self.memory[self.start..][..self.shape[0].div_ceil(TILE_FEATURES) * bytes];
+        let (total, bytes, format) = (self.bytes(), self.tile_bytes(), self.format);
+        let blocks = &mut self.memory[self.start..][..total];
         blocks.chunks_exact_mut(bytes.max(1)).map(|blocks| TileMut { format, blocks }).collect()
     }
 

@@ -210,8 +210,8 @@ fn quantization_errors_are_below_a_step() {
     }
     let bytes = |format| layer.pack(&Cpu::with_threads(1).unwrap(), format).bytes();
     // whole tiles of 64 features and whole groups
-    assert_eq!(bytes(WeightFormat::Int8), 64 * (1088 + 2 * 34));
-    assert_eq!(bytes(WeightFormat::Int4), 64 * (544 + 2 * 34));
+    let formats = [WeightFormat::Int8, WeightFormat::Int4, WeightFormat::Float(Dtype::F32)];
+    assert_eq!(formats.map(bytes), [64 * (1088 + 2 * 34), 64 * (544 + 2 * 34), 64 * 4 * 1088]);
 }
 
 #[test]

@@ -1,7 +1,8 @@
 //! The elements of packed panels, and how a register of them is loaded as f32.
 
 use super::Simd;
-use crate::gemm::{GROUP, INT4_INPUTS, PANEL_FEATURES, TILE_FEATURES, TILE_PANELS};
+use crate::Dtype;
+use crate::gemm::{GROUP, INT4_INPUTS, PANEL_FEATURES, TILE_FEATURES, TILE_PANELS, WeightFormat};
 use half::{bf16, f16};
 
 /// Bytes of weights that are prefetched ahead. A tile is too short for the prefetchers of the hardware, so this goes on in the tile
@@ -10,16 +11,17 @@ const PREFETCH: usize = 4096;
 
 /// The elements of a panel.
 pub(super) trait PanelFormat {
-    /// Bytes of two inputs of a panel.
-    const PAIR_BYTES: usize;
+    const FORMAT: WeightFormat;
     /// Pairs of a panel that are adjacent.
     const ADJACENT_PAIRS: usize = 1;
-    const HAS_SCALES: bool;
+    const HAS_SCALES: bool = Self::FORMAT.is_quantized();
+    /// Bytes of two inputs of a panel.
+    const PAIR_BYTES: usize = Self::FORMAT.pair_bytes();
     /// Bytes of two inputs of a tile.
     const TILE_PAIR_BYTES: usize = TILE_PANELS * Self::PAIR_BYTES;
     /// Bytes of the scales of a block.
-    const SCALE_BYTES: usize = if Self::HAS_SCALES { TILE_FEATURES * size_of::<bf16>() } else { 0 };
-    const BLOCK_BYTES: usize = Self::SCALE_BYTES + GROUP / 2 * Self::TILE_PAIR_BYTES;
+    const SCALE_BYTES: usize = Self::FORMAT.scale_bytes();
+    const BLOCK_BYTES: usize = Self::FORMAT.block_bytes();
     const BLOCKS_AHEAD: usize = PREFETCH / (GROUP / 2 * Self::TILE_PAIR_BYTES);
 
     /// Register `vector` of both inputs of pair number `pair`, without scales, of the panel that begins at `panel`.
@@ -36,10 +38,9 @@ pub(super) struct Int8Panel;
 pub(super) struct Int4Panel;
 
 macro_rules! panel_formats {
-    ($($Name:ident, $bytes:expr, $scales:literal, ($simd:ident, $at:ident, $first:ident, $second:ident) => $load:expr);+ $(;)?) => {$(
+    ($($Name:ident, $format:expr, ($simd:ident, $at:ident, $first:ident, $second:ident) => $load:expr);+ $(;)?) => {$(
         impl PanelFormat for $Name {
-            const PAIR_BYTES: usize = $bytes;
-            const HAS_SCALES: bool = $scales;
+            const FORMAT: WeightFormat = $format;
             #[inline(always)]
             unsafe fn load<S: Simd>($simd: S, panel: *const u8, pair: usize, vector: usize) -> [S::V; 2] {
                 let ($at, $first) = (panel.wrapping_add(pair * Self::TILE_PAIR_BYTES), vector * S::LANES);
@@ -51,20 +52,19 @@ macro_rules! panel_formats {
     )+};
 }
 panel_formats!(
-    F32Panel, 128, false, (simd, at, first, second) =>
+    F32Panel, WeightFormat::Float(Dtype::F32), (simd, at, first, second) =>
         [simd.load(at.cast::<f32>().add(first)), simd.load(at.cast::<f32>().add(second))];
-    F16Panel, 64, false, (simd, at, first, second) =>
+    F16Panel, WeightFormat::Float(Dtype::F16), (simd, at, first, second) =>
         [simd.load_f16(at.cast::<f16>().add(first)), simd.load_f16(at.cast::<f16>().add(second))];
-    Bf16Panel, 64, false, (simd, at, first, second) =>
+    Bf16Panel, WeightFormat::Float(Dtype::Bf16), (simd, at, first, second) =>
         [simd.load_bf16(at.cast::<bf16>().add(first)), simd.load_bf16(at.cast::<bf16>().add(second))];
-    Int8Panel, 32, true, (simd, at, first, second) =>
+    Int8Panel, WeightFormat::Int8, (simd, at, first, second) =>
         [simd.load_i8(at.cast::<i8>().add(first)), simd.load_i8(at.cast::<i8>().add(second))];
 );
 
 impl PanelFormat for Int4Panel {
-    const PAIR_BYTES: usize = PANEL_FEATURES;
+    const FORMAT: WeightFormat = WeightFormat::Int4;
     const ADJACENT_PAIRS: usize = INT4_INPUTS / 2;
-    const HAS_SCALES: bool = true;
     #[inline(always)]
     unsafe fn load<S: Simd>(simd: S, panel: *const u8, pair: usize, vector: usize) -> [S::V; 2] {
         let (word, pair) = (pair / Self::ADJACENT_PAIRS, pair % Self::ADJACENT_PAIRS);
