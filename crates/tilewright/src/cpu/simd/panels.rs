@@ -87,7 +87,7 @@ impl<'a> PanelRef<'a> {
 /// Exact, because scales and integers have few bits.
 #[inline(always)]
 fn scaled<S: Simd, F: PanelFormat>(simd: S, pair: [S::V; 2], scale: S::V) -> [S::V; 2] {
-    if F::HAS_SCALES { pair.map(|weights| simd.mul(weights, scale)) } else { pair }
+    if F::HAS_SCALES { [simd.mul(pair[0], scale), simd.mul(pair[1], scale)] } else { pair }
 }
 
 impl Task for TileTask<'_> {
@@ -267,12 +267,8 @@ impl<const ROWS: usize, const REGISTERS: usize> RegisterBlock<'_, ROWS, REGISTER
         let mut weights = [[simd.splat(0.0); REGISTERS]; 2];
         for v in 0..REGISTERS {
             // SAFETY: upheld by the caller.
-            let [even, odd] = unsafe { F::load(simd, panels[v], pair, self.vectors[v]) };
-            (weights[0][v], weights[1][v]) = (even, odd);
-            if F::HAS_SCALES {
-                // exact, because scales and integers have few bits
-                (weights[0][v], weights[1][v]) = (simd.mul(even, scales[v]), simd.mul(odd, scales[v]));
-            }
+            let loaded = unsafe { F::load(simd, panels[v], pair, self.vectors[v]) };
+            [weights[0][v], weights[1][v]] = scaled::<S, F>(simd, loaded, scales[v]);
         }
         weights
     }
