@@ -138,10 +138,7 @@ impl<'c, 'k> Consumer<'c, 'k> {
             false => self.process_tiles(current, first, end),
         };
         // values of hooks are filled while the first logits are computed
-        match self.hooks.has_row_values() {
-            true => k.when_else(end.gt(first), attend, || self.fill_row_values(current)),
-            false => k.when(end.gt(first), attend),
-        }
+        k.when_else(end.gt(first), attend, || self.fill_row_values(current));
     }
 
     /// Starts the logits of the first tile, and fills the values of hooks meanwhile.
