@@ -25,11 +25,12 @@ impl Forms {
         self.0.iter().map(|(op, form)| (*op, form))
     }
 
-    /// The first PTX version and architecture that support all forms and clusters of `cluster` CTAs.
-    pub(crate) fn since(&self, cluster: u32) -> Since {
+    /// The first PTX version and architecture that support all forms and clusters of `cluster` CTAs, without the forms that `arch`
+    /// omits.
+    pub(crate) fn since(&self, cluster: u32, arch: u32) -> Since {
         let clusters = (cluster > 1).then(|| Since::new("7.8", "sm_90"));
-        let forms = self.0.values().map(|form| form.since);
-        forms.chain(clusters).fold(Since::new("7.0", "sm_80"), Since::and)
+        let printed = self.0.values().filter(|form| !form.is_omitted(arch));
+        printed.map(|form| form.since).chain(clusters).fold(Since::new("7.0", "sm_80"), Since::and)
     }
 }
 

@@ -165,9 +165,9 @@ impl Kernel {
         walk(&self.body, &mut each);
     }
 
-    /// The first PTX version and architecture that support all instructions of the kernel.
+    /// The first PTX version and architecture that support all instructions of the kernel that they do not omit.
     pub fn since(&self) -> Since {
-        Forms::of(self).since(self.cluster)
+        Forms::of(self).since(self.cluster, 0)
     }
 }
 

@@ -30,7 +30,7 @@ const SHARED: &str = "shared_memory";
 /// When `arch` does not support an instruction.
 pub fn ptx(kernel: &Kernel, arch: u32) -> Result<String, Invalid> {
     let forms = Forms::of(kernel);
-    let since = forms.since(kernel.cluster);
+    let since = forms.since(kernel.cluster, arch);
     // architecture-specific instructions are not forward compatible
     if if since.specific { arch != since.sm } else { arch < since.sm } {
         let suffix = if since.specific { "a alone" } else { " or newer" };
@@ -39,7 +39,8 @@ pub fn ptx(kernel: &Kernel, arch: u32) -> Result<String, Invalid> {
             format!("sm_{arch} was asked for; it needs sm_{}{suffix}", since.sm),
         ));
     }
-    let spellings = forms.iter().map(|(op, form)| (op, Spelling::of(form))).collect();
+    let printed = forms.iter().filter(|(_, form)| !form.is_omitted(arch));
+    let spellings = printed.map(|(op, form)| (op, Spelling::of(form))).collect();
     let mut printer = Printer {
         kernel,
         text: String::new(),
@@ -96,7 +97,7 @@ fn files(kernel: &Kernel) -> BTreeMap<&'static str, u32> {
 struct Printer<'a> {
     kernel: &'a Kernel,
     text: String,
-    /// The spelling of each op of the kernel.
+    /// The spelling of each op of the kernel that the architecture does not omit.
     spellings: &'a FxHashMap<Op, Spelling<'a>>,
     labels: usize,
     files: BTreeMap<&'static str, u32>,
@@ -222,6 +223,9 @@ impl<'a> Printer<'a> {
     }
 
     fn inst(&mut self, inst: &Inst) -> fmt::Result {
+        if !self.spellings.contains_key(&inst.op) {
+            return Ok(()); // omitted
+        }
         self.loc(inst.at);
         self.text += "    ";
         let kernel = self.kernel;

@@ -81,6 +81,8 @@ pub struct Form {
     pub since: Since,
     /// Whether all lanes of a warp must execute it together (`.aligned`).
     pub aligned: bool,
+    /// Whether architectures before `since` omit it, because it has no effect there.
+    pub optional: bool,
 }
 
 impl Op {
@@ -118,6 +120,7 @@ fn pure_form(op: PureOp) -> Form {
         operands: (0..operands.len()).map(|at| op.slot(at)).collect(),
         since: op.since(),
         aligned: false,
+        optional: false,
     }
 }
 
@@ -142,7 +145,7 @@ impl Form {
     }
 
     fn since(spelling: String, since: Since) -> Self {
-        Self { spelling, results: Vec::new(), operands: Vec::new(), since, aligned: false }
+        Self { spelling, results: Vec::new(), operands: Vec::new(), since, aligned: false, optional: false }
     }
 
     pub(crate) fn results(mut self, classes: impl IntoIterator<Item = Class>) -> Self {
@@ -158,5 +161,15 @@ impl Form {
     pub(crate) fn aligned(mut self) -> Self {
         self.aligned = true;
         self
+    }
+
+    pub(crate) fn optional(mut self) -> Self {
+        self.optional = true;
+        self
+    }
+
+    /// Whether an architecture omits the instruction.
+    pub(crate) fn is_omitted(&self, arch: u32) -> bool {
+        self.optional && arch < self.since.sm
     }
 }

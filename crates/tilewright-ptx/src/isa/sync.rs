@@ -115,9 +115,9 @@ pub enum SyncOp {
     SetmaxnregInc(u32),
     /// Lowers the warpgroup's register limit per thread to this count.
     SetmaxnregDec(u32),
-    /// Allows dependent kernels to start.
+    /// Allows dependent kernels to start. Architectures without dependent launches omit it.
     LaunchDependents,
-    /// Waits until prerequisite kernels have completed and their memory is visible.
+    /// Waits until prerequisite kernels have completed and their memory is visible. Omitted likewise.
     WaitForPrerequisites,
     /// Sleeps for approximately this many nanoseconds.
     Sleep,
@@ -158,8 +158,10 @@ impl SyncOp {
             Self::SetmaxnregDec(count) => {
                 Form::new(format!("setmaxnreg.dec.sync.aligned.u32 {count}"), "8.0", "sm_90a").aligned()
             }
-            Self::LaunchDependents => Form::new("griddepcontrol.launch_dependents", "7.8", "sm_90"),
-            Self::WaitForPrerequisites => Form::new("griddepcontrol.wait", "7.8", "sm_90"),
+            Self::LaunchDependents => {
+                Form::new("griddepcontrol.launch_dependents", "7.8", "sm_90").optional()
+            }
+            Self::WaitForPrerequisites => Form::new("griddepcontrol.wait", "7.8", "sm_90").optional(),
             Self::Sleep => Form::new("nanosleep.u32 $0", "6.3", "sm_70").operands([Value(B32)]),
             Self::Trap => Form::new("trap", "1.0", "sm_50"),
         }
