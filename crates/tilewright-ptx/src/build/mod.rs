@@ -68,6 +68,19 @@ impl Builder {
         Ok(kernel)
     }
 
+    /// [`Builder::kernel`] for a programmatic dependent launch: allows the next kernel to start, and waits for the writes of the previous
+    /// one, before `body`.
+    ///
+    /// # Errors
+    /// As for [`Builder::kernel`].
+    pub fn dependent_kernel(name: &str, threads: u32, body: impl FnOnce(&Self)) -> Result<Kernel, Invalid> {
+        Self::kernel(name, threads, |k| {
+            k.launch_dependents();
+            k.wait_for_prerequisites();
+            body(k);
+        })
+    }
+
     /// Sets the cluster size in CTAs.
     pub fn clusters_of(&self, ctas: u32) {
         self.0.borrow_mut().kernel.cluster = ctas;

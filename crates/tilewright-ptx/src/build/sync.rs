@@ -148,7 +148,8 @@ impl Builder {
         self.sync(SyncOp::SetmaxnregDec(count), &[]);
     }
 
-    /// Allows dependent kernels to start (programmatic dependent launch).
+    /// Allows dependent kernels to start (programmatic dependent launch). They wait for this kernel, and through its own wait for all
+    /// before it.
     #[track_caller]
     pub fn launch_dependents(&self) {
         self.sync(SyncOp::LaunchDependents, &[]);

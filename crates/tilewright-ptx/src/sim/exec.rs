@@ -297,6 +297,11 @@ impl Exec<'_, '_> {
         let actor = Actor { clock: self.warp.clocks.of(lane), id, mark };
         let noted = match location {
             MemoryLocation::Global(location) => {
+                if self.world.program.waits && self.warp.waited >> lane & 1 == 0 {
+                    self.faulting_lanes = 1 << lane;
+                    self.world.check_in_flight((write, mark.strength), (location, bytes))?;
+                    self.faulting_lanes = self.mask;
+                }
                 self.world.shadows[location.allocation].record(write, (location.offset, bytes), &actor)
             }
             MemoryLocation::Shared(rank, offset) => {

@@ -17,6 +17,9 @@ use std::{collections::HashMap, mem};
 /// The maximum number of resident clusters.
 const MAX_RESIDENT_CLUSTERS: usize = 132;
 
+/// The maximum number of launches that a dependent launch is checked against.
+const MAX_IN_FLIGHT: usize = 4;
+
 /// Warp instructions without progress after which the kernel counts as deadlocked or as an infinite loop.
 const DEADLOCK_LIMIT: u64 = 4_000_000;
 
@@ -57,6 +60,9 @@ impl<'m> Grid<'m> {
                 format!("a grid of {grid:?} CTAs: expected none to be 0, and x a multiple of {cluster}");
             return Err(Fault::of_launch(FaultKind::BadArgument, message));
         }
+        if !program.waits {
+            memory.serialize();
+        }
         let shape = (program.threads, program.cluster);
         let mut waiting: Vec<u32> = (0..(ctas / u64::from(cluster)) as u32).rev().collect();
         let mut rng = Rng::new(launch.seed);
@@ -67,6 +73,7 @@ impl<'m> Grid<'m> {
         }
         let world = World {
             shadows: memory.sizes().map(|size| Shadow::new(size, shape)).collect(),
+            in_flight: mem::take(&mut memory.in_flight),
             program,
             memory,
             flags: HashMap::new(),
@@ -88,7 +95,11 @@ impl<'m> Grid<'m> {
                 self.start_cluster();
             }
             if self.clusters.is_empty() {
-                return Ok(self.world.report);
+                let World { memory, in_flight, shadows, report, .. } = self.world;
+                memory.in_flight = in_flight;
+                memory.in_flight.truncate(MAX_IN_FLIGHT - 1);
+                memory.in_flight.insert(0, shadows);
+                return Ok(report);
             }
             self.resample_bias();
             match self.pick() {

@@ -11,6 +11,7 @@ use crate::{
         Op,
         matrix::MatrixOp,
         pure::PureOp,
+        sync::SyncOp,
         types::{Class, Scalar},
     },
 };
@@ -66,6 +67,8 @@ pub(super) struct Program {
     pub(super) cluster: u32,
     /// Whether the kernel has a `wgmma`, which can have registers in flight.
     pub(super) wgmma: bool,
+    /// Whether the kernel waits for the previous launch, so that it may begin before that ends.
+    pub(super) waits: bool,
     maps: Vec<Option<TensorMap>>,
 }
 
@@ -122,6 +125,7 @@ impl Program {
                 threads: kernel.threads,
                 cluster: kernel.cluster,
                 wgmma: false,
+                waits: false,
                 maps: args
                     .iter()
                     .map(|arg| if let Arg::TensorMap(map) = arg { Some(map.clone()) } else { None })
@@ -297,6 +301,7 @@ impl Lower<'_> {
             }
             op => {
                 self.program.wgmma |= matches!(op, Op::Matrix(MatrixOp::Wgmma { .. }));
+                self.program.waits |= op == Op::Sync(SyncOp::WaitForPrerequisites);
                 let form = op.form();
                 let slots: usize = form
                     .operands

@@ -2,7 +2,10 @@
 //!
 //! Allocation `i` begins at `(i + 1) << 32`, so a 32-bit offset never reaches another allocation.
 
-use super::fault::{Fault, FaultCause, FaultKind};
+use super::{
+    fault::{Fault, FaultCause, FaultKind},
+    shadow::Shadow,
+};
 use crate::isa::types::{Class, Scalar};
 
 /// The content of uninitialized bytes: NaN as `f32` and `f16`, out of bounds as an index.
@@ -12,6 +15,8 @@ pub(super) const GARBAGE: u8 = 0xff;
 #[derive(Debug, Clone, Default)]
 pub struct Memory {
     allocations: Vec<Allocation>,
+    /// Accesses of the last launches, per allocation, as far as a dependent launch may begin before they end.
+    pub(super) in_flight: Vec<Vec<Shadow>>,
 }
 
 #[derive(Debug, Clone)]
@@ -32,6 +37,11 @@ impl Memory {
     /// Memory without allocations.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Lets the next launch begin after all others have ended, even if it is a dependent launch.
+    pub fn serialize(&mut self) {
+        self.in_flight.clear();
     }
 
     /// Allocates uninitialized bytes; the address is a multiple of 256.
@@ -62,13 +72,14 @@ impl Memory {
         address
     }
 
-    /// Writes bytes at an address.
+    /// Writes bytes at an address, after all launches.
     ///
     /// # Errors
     /// When they are not inside one allocation.
     pub fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), Fault> {
         let location = self.locate(address, bytes.len());
         let location = location.map_err(|(kind, message)| Fault::of_launch(kind, message))?;
+        self.serialize();
         self.write_bytes(location, bytes);
         Ok(())
     }
@@ -91,6 +102,7 @@ impl Memory {
     pub fn copy(&mut self, from: u64, to: u64, bytes: usize) -> Result<(), Fault> {
         let fail = |(kind, message): FaultCause| Fault::of_launch(kind, message);
         let (from, to) = (self.locate(from, bytes).map_err(fail)?, self.locate(to, bytes).map_err(fail)?);
+        self.serialize();
         for at in (0..bytes).step_by(16) {
             let count = (bytes - at).min(16);
             let moved = self.peek(GlobalLocation { offset: from.offset + at, ..from }, count);

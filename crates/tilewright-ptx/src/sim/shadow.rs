@@ -69,7 +69,7 @@ enum CellIndex {
 }
 
 /// The shadow of a memory range.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Shadow {
     /// Pages of 1024 bytes, allocated at the first access.
     pages: Vec<Option<Box<[Cell]>>>,

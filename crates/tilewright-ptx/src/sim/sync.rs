@@ -30,7 +30,8 @@ impl Exec<'_, '_> {
             }
             // the simulator has no register limit and runs one kernel at a time
             SyncOp::SetmaxnregInc(_) | SyncOp::SetmaxnregDec(_) => {}
-            SyncOp::LaunchDependents | SyncOp::WaitForPrerequisites => {}
+            SyncOp::LaunchDependents => {}
+            SyncOp::WaitForPrerequisites => self.warp.waited |= self.mask,
             SyncOp::Sleep => {
                 let group = &mut self.warp.groups[self.group];
                 group.timed_out = !group.timed_out;

@@ -118,6 +118,8 @@ pub(super) struct Warp {
     pub(super) pending_acquires: Vec<(usize, super::clock::Clock)>,
     /// Per lane, the mbarrier and phase that it waits for.
     pub(super) waits: Vec<Option<(u32, u64)>>,
+    /// The lanes that have waited for the previous kernel.
+    pub(super) waited: u32,
     /// Arrivals and waits at the cluster barrier.
     pub(super) cluster_arrivals: u64,
     pub(super) cluster_waits: u64,
@@ -152,6 +154,7 @@ impl Warp {
             fence_releases: vec![None; 32],
             pending_acquires: Vec::new(),
             waits: vec![None; 32],
+            waited: 0,
             cluster_arrivals: 0,
             cluster_waits: 0,
         }

@@ -10,7 +10,7 @@ use super::{
     mbarrier::Mbarrier,
     memory::{self, GARBAGE, GlobalLocation, Memory},
     rng::Rng,
-    shadow::{Conflict, Mark, Shadow},
+    shadow::{Actor, Conflict, Mark, Shadow},
     warp::Warp,
     wgmma::Warpgroup,
 };
@@ -26,6 +26,8 @@ pub(super) struct World<'m> {
     pub(super) memory: &'m mut Memory,
     /// One shadow per allocation.
     pub(super) shadows: Vec<Shadow>,
+    /// The shadows of earlier launches, which may still run until a thread waits for the last of them.
+    pub(super) in_flight: Vec<Vec<Shadow>>,
     pub(super) flags: HashMap<u64, Flag>,
     /// Per thread, the counts of its proxy fences, and whether they cover all memory. Per `cp.async` agent, the batches that
     /// these fences cover.
@@ -264,6 +266,27 @@ impl World<'_> {
     }
 
     /// The fault of a conflict.
+    /// Checks an access of this strength by a thread that has not waited for earlier launches.
+    pub(super) fn check_in_flight(
+        &mut self,
+        (write, strength): (bool, u8),
+        (location, bytes): (GlobalLocation, usize),
+    ) -> Result<(), FaultCause> {
+        // one actor, which no access of these launches happens before
+        let mark = Mark { cluster: u32::MAX, count: 1, strength, ..Mark::default() };
+        let actor = Actor { clock: &Clock::new(u32::MAX), id: (mark.cluster, mark.thread), mark };
+        let shadows = self.in_flight.iter_mut().filter_map(|launch| launch.get_mut(location.allocation));
+        let mut outcomes = shadows.map(|shadow| shadow.record(write, (location.offset, bytes), &actor));
+        outcomes.find_map(Result::err).map_or(Ok(()), |conflict| {
+            let mine = if write { "written" } else { "read" };
+            let other = if conflict.wrote { "wrote" } else { "read" };
+            let location = self.name(MemoryLocation::Global(location));
+            let message =
+                format!("{location} is {mine} before the wait for earlier launches, one of which {other} it");
+            Err((FaultKind::Race, message))
+        })
+    }
+
     pub(super) fn conflict(&self, conflict: Conflict, write: bool, location: MemoryLocation) -> FaultCause {
         let Conflict { other, wrote } = conflict;
         let line = self.line(other.pc);

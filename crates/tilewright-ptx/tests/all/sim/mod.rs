@@ -4,6 +4,7 @@ mod barriers;
 mod clusters;
 mod compute;
 mod copies;
+mod dependent_launches;
 mod memory;
 mod pipeline;
 mod products;
