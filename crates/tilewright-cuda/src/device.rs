@@ -108,8 +108,8 @@ impl Machine for Device {
         self.stream.launch(function, grid, args).map_err(engine_error)
     }
 
-    fn launch_dependent(&self, function: &Function, grid: [u32; 3], args: &[Arg]) -> Result<()> {
-        self.stream.launch_dependent(function, grid, args).map_err(engine_error)
+    fn launch_serialized(&self, function: &Function, grid: [u32; 3], args: &[Arg]) -> Result<()> {
+        self.stream.launch_serialized(function, grid, args).map_err(engine_error)
     }
 
     fn multiply(&self, product: &GemmParams) -> Result<bool> {

@@ -39,18 +39,18 @@ pub trait Machine: Clone + Debug + Send + Sync + 'static {
     /// If the device lacks an instruction or rejects the kernel; the error contains the assembler's log.
     fn load(&self, kernel: &Kernel) -> Result<Self::Function>;
 
-    /// Launches a grid with one argument per parameter. Addresses among the arguments must be valid for the kernel.
+    /// Launches a grid with one argument per parameter. Addresses among the arguments must be valid for the kernel. A kernel with
+    /// `griddepcontrol.wait` is a programmatic dependent launch: before that instruction it must not read what kernels write.
     ///
     /// # Errors
     /// If the device rejects the launch.
     fn launch(&self, function: &Self::Function, grid: [u32; 3], args: &[Arg]) -> Result<()>;
 
-    /// The same as a programmatic dependent launch: what the kernel reads before `griddepcontrol.wait` must not be written by the
-    /// previous kernel.
+    /// The same after all earlier kernels have ended.
     ///
     /// # Errors
     /// If the device rejects the launch.
-    fn launch_dependent(&self, function: &Self::Function, grid: [u32; 3], args: &[Arg]) -> Result<()>;
+    fn launch_serialized(&self, function: &Self::Function, grid: [u32; 3], args: &[Arg]) -> Result<()>;
 
     /// Computes `product` with a library of the machine, if it has one that is faster than our kernels. Otherwise does nothing
     /// and returns false.

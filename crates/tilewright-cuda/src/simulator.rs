@@ -32,6 +32,8 @@ pub struct Simulator {
 #[derive(Debug)]
 enum Command {
     Launch(Arc<Kernel>, [u32; 3], Vec<Arg>),
+    /// The next launch follows the end of all others.
+    Serialize,
     Write(u64, Vec<u8>),
     Copy(u64, u64, usize),
 }
@@ -90,6 +92,10 @@ impl Simulator {
                     let text = format!("kernel {}, seed {seed}: {fault}", kernel.name);
                     Error::new("simulator", text).with_kind(ErrorKind::Device)
                 })
+            }
+            Command::Serialize => {
+                self.memory().serialize();
+                Ok(())
             }
             Command::Write(to, bytes) => self.memory().write(*to, bytes).map_err(failed),
             Command::Copy(from, to, bytes) => self.memory().copy(*from, *to, *bytes).map_err(failed),
@@ -151,7 +157,8 @@ impl Machine for Simulator {
         Ok(Arc::new(kernel.clone()))
     }
 
-    fn launch_dependent(&self, function: &Arc<Kernel>, grid: [u32; 3], args: &[Arg]) -> Result<()> {
+    fn launch_serialized(&self, function: &Arc<Kernel>, grid: [u32; 3], args: &[Arg]) -> Result<()> {
+        self.perform(Command::Serialize)?;
         self.launch(function, grid, args)
     }
 

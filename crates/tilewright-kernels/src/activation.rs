@@ -90,7 +90,7 @@ impl ActivationConfig {
 /// None for a configuration from [`ActivationParams::config`].
 pub fn act_and_mul(name: &str, config: ActivationConfig) -> Result<Kernel, Invalid> {
     let (out_dtype, width) = (config.dtypes.1, config.width);
-    Builder::kernel(name, THREADS, |k| {
+    Builder::dependent_kernel(name, THREADS, |k| {
         let ActivationRegs { x, out, d, chunks } = ActivationRegs::declare(k, config);
         let (x, out) = (x.row(k.cta(), k.constant(0)), out.row(k.cta(), k.constant(0)));
         let first = (k.cta_y() * (THREADS * CHUNKS_PER_THREAD) + k.thread()).named("chunk");

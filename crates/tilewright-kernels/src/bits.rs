@@ -57,7 +57,7 @@ impl PackbitsParams {
 /// # Errors
 /// None.
 pub fn packbits(name: &str, order: BitOrder) -> Result<Kernel, Invalid> {
-    Builder::kernel(name, THREADS, |k| {
+    Builder::dependent_kernel(name, THREADS, |k| {
         let PackbitsRegs { flags, indptr, out, out_indptr } = PackbitsRegs::declare(k, ());
         let bounds = indptr.at(k.cta());
         let (begin, end) = (bounds.load(), bounds.plus(1).load());

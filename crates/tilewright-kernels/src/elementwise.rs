@@ -156,7 +156,7 @@ fn chunks<'k>(k: &'k Builder, count: Value<'k, u32>) -> [(Value<'k, u32>, Value<
 /// # Errors
 /// None for a configuration from [`MapParams::config`].
 pub fn map(name: &str, config: MapConfig) -> Result<Kernel, Invalid> {
-    Builder::kernel(name, THREADS, |k| {
+    Builder::dependent_kernel(name, THREADS, |k| {
         let MapRegs { x, parameter, chunks: count } = MapRegs::declare(k, config);
         let x = x.row(k.cta(), k.constant(0));
         let loaded = chunks(k, count).map(|(chunk, in_bounds)| {
@@ -180,7 +180,7 @@ pub fn map(name: &str, config: MapConfig) -> Result<Kernel, Invalid> {
 /// # Errors
 /// None for a configuration from [`AddParams::config`].
 pub fn add(name: &str, config: AddConfig) -> Result<Kernel, Invalid> {
-    Builder::kernel(name, THREADS, |k| {
+    Builder::dependent_kernel(name, THREADS, |k| {
         let AddRegs { x, residual, out, chunks: count } = AddRegs::declare(k, config);
         let [x, residual, out] = [x, residual, out].map(|rows| rows.row(k.cta(), k.constant(0)));
         let loaded = chunks(k, count).map(|(chunk, in_bounds)| {

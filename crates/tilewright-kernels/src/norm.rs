@@ -157,7 +157,7 @@ impl NormConfig {
 /// # Errors
 /// None for a configuration from [`NormParams::config`].
 pub fn norm(name: &str, config: NormConfig) -> Result<Kernel, Invalid> {
-    Builder::kernel(name, config.cta_threads(), |k| {
+    Builder::dependent_kernel(name, config.cta_threads(), |k| {
         let params = NormRegs::declare(k, config);
         let NormRegs { x, y, rows, chunks, heads, .. } = params;
         let tensors = [x, y, params.out.unwrap_or(if config.residual.is_none() { y } else { x })];

@@ -84,7 +84,7 @@ impl CopyRowsConfig {
 /// # Errors
 /// None.
 pub fn copy(name: &str, config: CopyRowsConfig) -> Result<Kernel, Invalid> {
-    Builder::kernel(name, TokenPartition::THREADS, |k| {
+    Builder::dependent_kernel(name, TokenPartition::THREADS, |k| {
         let CopyRowsRegs { table, out, from, to, rows, threads, chunks } = CopyRowsRegs::declare(k, config);
         let (row, first, in_bounds) = TokenPartition::locate(k, (rows, threads));
         k.when(in_bounds, || {

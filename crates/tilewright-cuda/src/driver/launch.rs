@@ -17,23 +17,22 @@ impl Stream {
     }
 
     /// Launches a grid in stream order. The kernel reads and writes at the addresses among the arguments, so these must be valid
-    /// for it.
+    /// for it. A kernel with `griddepcontrol.wait` is a programmatic dependent launch: it may start while its predecessor on the
+    /// stream still runs, after that has executed `griddepcontrol.launch_dependents`. Before Hopper, and in graphs of drivers
+    /// before CUDA 12.3, all launches are serialized.
     ///
     /// # Errors
     /// If arguments or grid do not match the kernel, with nothing launched; if the driver rejects the launch.
     pub fn launch(&self, function: &Function, grid: [u32; 3], args: &[Arg]) -> Result<()> {
-        self.launch_kernel(function, grid, args, false)
+        self.launch_kernel(function, grid, args, true)
     }
 
-    /// Same, as a programmatic dependent launch: the kernel may start while its predecessor on the stream still runs, after that
-    /// has executed `griddepcontrol.launch_dependents`. A kernel without `griddepcontrol.wait` would race with its predecessor,
-    /// so it is launched as by [`launch`](Self::launch). So are all kernels before Hopper, and in graphs of drivers before CUDA
-    /// 12.3.
+    /// Same, after the predecessor has ended.
     ///
     /// # Errors
     /// As [`launch`](Self::launch).
-    pub fn launch_dependent(&self, function: &Function, grid: [u32; 3], args: &[Arg]) -> Result<()> {
-        self.launch_kernel(function, grid, args, true)
+    pub fn launch_serialized(&self, function: &Function, grid: [u32; 3], args: &[Arg]) -> Result<()> {
+        self.launch_kernel(function, grid, args, false)
     }
 
     fn launch_kernel(

@@ -83,10 +83,10 @@ fn clusters_and_dependent_launches() -> Result<()> {
         (stream.load(&written::add_in_clusters())?, stream.load(&written::add_dependent())?);
     assert!(clusters.clusters_per_gpu()? > 0);
     stream.launch(&clusters, grid, &args)?;
-    (0..100).try_for_each(|_| stream.launch_dependent(&dependent, grid, &args))?;
+    (0..100).try_for_each(|_| stream.launch(&dependent, grid, &args))?;
     // this kernel does not wait for its predecessor, so it must not start early
     let plain = stream.load(&written::add())?;
-    (0..100).try_for_each(|_| stream.launch_dependent(&plain, grid, &args))?;
+    (0..100).try_for_each(|_| stream.launch(&plain, grid, &args))?;
     assert!(numbers.download()? == vec![201; 100_000]);
     Ok(())
 }

@@ -75,7 +75,7 @@ impl DynamicAppendConfig {
 /// # Errors
 /// None.
 pub fn append(name: &str, config: DynamicAppendConfig) -> Result<Kernel, Invalid> {
-    Builder::kernel(name, THREADS, |k| {
+    Builder::dependent_kernel(name, THREADS, |k| {
         let DynamicAppendRegs { new, cache, slots, pages, scales, dim } =
             DynamicAppendRegs::declare(k, config);
         let (cache, strides, head) =

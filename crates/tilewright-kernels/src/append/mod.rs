@@ -225,7 +225,7 @@ impl AppendConfig {
 /// # Errors
 /// None for a configuration from [`AppendParams::config`].
 pub fn append(name: &str, config: AppendConfig) -> Result<Kernel, Invalid> {
-    Builder::kernel(name, TokenPartition::THREADS, |k| {
+    Builder::dependent_kernel(name, TokenPartition::THREADS, |k| {
         let AppendRegs { new, cache, slot_mapping: lookup, scale, count, threads, heads, chunks } =
             AppendRegs::declare(k, config);
         let (cache, strides) = (Elements::new(cache.address, config.dtypes.1), cache.strides);

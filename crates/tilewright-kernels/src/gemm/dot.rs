@@ -8,7 +8,7 @@
 //! Grid: `[ceil(features / FEATURES), 1, 1]`. The accumulation order of a row does not depend on other rows.
 
 use super::{args::GemmArgs, params::Epilogue};
-use crate::tile::reduce;
+use crate::tile::{Chunk, Elements, reduce};
 use tilewright::Dtype;
 use tilewright_ptx::{
     build::{Builder, Value, Var},
@@ -51,28 +51,21 @@ impl DotConfig {
 /// # Errors
 /// None.
 pub fn dot(name: &str, config: DotConfig) -> Result<Kernel, Invalid> {
-    let (rows, width) = (config.rows as usize, config.width);
+    let rows = config.rows as usize;
     Builder::kernel(name, THREADS, |k| {
         let args = GemmArgs::new(k, (config.x, config.weight), config.epilogue);
         let first = (k.cta() * FEATURES).named("feature");
-        // out-of-range rows and features repeat the last one and are not stored
-        let x: Vec<_> = (0..config.rows).map(|row| args.x_row(k.constant(row).min(args.rows - 1))).collect();
-        let weights: Vec<_> =
-            (0..FEATURES).map(|i| args.weight_row((first + i).min(args.features - 1))).collect();
+        args.begin_dependent((first, FEATURES), THREADS);
         let sums: Vec<Vec<Var<'_, f32>>> =
-            (0..rows).map(|_| weights.iter().map(|_| k.var("sum", 0.0)).collect()).collect();
-        k.repeat((k.thread() * width, args.inputs), THREADS * width, |at| {
-            let loaded: Vec<_> =
-                weights.iter().map(|row| row.at(at).load(width, Access::Streaming)).collect();
-            let x: Vec<_> = x.iter().map(|row| row.at(at).load(width, Access::ReadOnly)).collect();
-            let weights: Vec<_> = loaded.iter().map(|chunk| chunk.numbers()).collect();
-            for (x, sums) in x.iter().map(|chunk| chunk.numbers()).zip(&sums) {
-                for (weight, sum) in weights.iter().zip(sums) {
-                    let all = x.iter().zip(weight);
-                    sum.set(all.fold(sum.get(), |sum, (&x, &weight)| x.mul_add(weight, sum)));
-                }
-            }
-        });
+            (0..rows).map(|_| (0..FEATURES).map(|_| k.var("sum", 0.0)).collect()).collect();
+        DotProducts {
+            config,
+            // out-of-range rows and features repeat the last one and are not stored
+            x: (0..config.rows).map(|row| args.x_row(k.constant(row).min(args.rows - 1))).collect(),
+            weights: (0..FEATURES).map(|i| args.weight_row((first + i).min(args.features - 1))).collect(),
+            sums: &sums,
+        }
+        .multiply(k, args.inputs);
         let memory = k.shared::<f32>("sums", rows * FEATURES as usize * THREADS as usize / 32, 16);
         let warp_sums = memory.at((k.thread() >> 5) * (config.rows * FEATURES));
         for (at, sum) in sums.iter().flatten().enumerate() {
@@ -92,4 +85,46 @@ pub fn dot(name: &str, config: DotConfig) -> Result<Kernel, Invalid> {
             args.store((row, first), &sums);
         });
     })
+}
+
+/// The products of a thread.
+struct DotProducts<'a, 'k> {
+    config: DotConfig,
+    x: Vec<Elements<'k>>,
+    weights: Vec<Elements<'k>>,
+    /// By row, then feature.
+    sums: &'a [Vec<Var<'k, f32>>],
+}
+
+impl<'k> DotProducts<'_, 'k> {
+    /// Adds the products of every `THREADS`-th chunk, two at a time.
+    fn multiply(&self, k: &'k Builder, inputs: Value<'k, u32>) {
+        let step = THREADS * self.config.width;
+        let at = k.var("input", k.thread() * self.config.width);
+        k.loop_(|| {
+            k.break_if((at.get() + step).ge(inputs));
+            self.accumulate(&[at.get(), at.get() + step]);
+            at.set(at.get() + 2 * step);
+        });
+        k.when(at.get().lt(inputs), || self.accumulate(&[at.get()]));
+    }
+
+    /// Adds the products of chunks, whose weights are in flight together.
+    fn accumulate(&self, chunks: &[Value<'k, u32>]) {
+        let width = self.config.width;
+        let load = |rows: &[Elements<'k>], at: Value<'k, u32>, access| -> Vec<Chunk<'k>> {
+            rows.iter().map(|row| row.at(at).load(width, access)).collect()
+        };
+        let loaded: Vec<_> = chunks.iter().map(|&at| load(&self.weights, at, Access::Streaming)).collect();
+        for (&at, weights) in chunks.iter().zip(loaded) {
+            let x = load(&self.x, at, Access::ReadOnly);
+            let weights: Vec<_> = weights.iter().map(Chunk::numbers).collect();
+            for (x, sums) in x.iter().map(Chunk::numbers).zip(self.sums) {
+                for (weight, sum) in weights.iter().zip(sums) {
+                    let all = x.iter().zip(weight);
+                    sum.set(all.fold(sum.get(), |sum, (&x, &weight)| x.mul_add(weight, sum)));
+                }
+            }
+        }
+    }
 }

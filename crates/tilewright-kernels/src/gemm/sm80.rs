@@ -63,7 +63,7 @@ impl Sm80Config {
 /// # Errors
 /// None.
 pub fn gemm(name: &str, config: Sm80Config) -> Result<Kernel, Invalid> {
-    Builder::kernel(name, config.threads(), |k| {
+    Builder::dependent_kernel(name, config.threads(), |k| {
         let args = GemmArgs::new(k, (config.elements, config.elements), config.epilogue);
         // the grid covers the longest segment
         k.when((k.cta_y() * config.tile() as u32).lt(args.rows), || Sm80Cta::new(k, config, args).run());

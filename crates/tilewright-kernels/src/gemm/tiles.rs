@@ -53,7 +53,7 @@ impl TilesConfig {
 /// # Errors
 /// None.
 pub fn gemm(name: &str, config: TilesConfig) -> Result<Kernel, Invalid> {
-    Builder::kernel(name, THREADS, |k| {
+    Builder::dependent_kernel(name, THREADS, |k| {
         let args = GemmArgs::new(k, (config.x, config.weight), config.epilogue);
         let first = (k.cta_y() * TILE, k.cta() * TILE);
         k.when(first.0.lt(args.rows), || {

@@ -159,7 +159,7 @@ impl RopeConfig {
 /// # Errors
 /// None for a configuration from [`RopeParams::config`].
 pub fn rope(name: &str, config: RopeConfig) -> Result<Kernel, Invalid> {
-    Builder::kernel(name, TokenPartition::THREADS, |k| {
+    Builder::dependent_kernel(name, TokenPartition::THREADS, |k| {
         let p = RopeRegs::declare(k, config);
         let ([q, key], [q_out, k_out]) = (p.from, p.to);
         let ([qo_heads, kv_heads], [qo_groups, kv_groups]) = (p.heads, p.groups);

@@ -37,7 +37,7 @@ pub const CHAIN_OUTCOME_WORDS: usize = 8;
 /// If `threads` is not supported.
 pub fn chain<D: Number, T: Number>(name: &str, config: SampleConfig) -> Result<Kernel, Invalid> {
     check_threads(name, config.threads)?;
-    Builder::kernel(name, config.threads, |k| {
+    Builder::dependent_kernel(name, config.threads, |k| {
         let chain = Chain::<D, T>::new(k, config);
         chain.clear();
         chain.run();

@@ -26,7 +26,7 @@ use tilewright_ptx::{build::Builder, ir::Kernel, verify::Invalid};
 /// If `threads` is not supported.
 pub fn distribution<T: Number, O: Number>(name: &str, config: SampleConfig) -> Result<Kernel, Invalid> {
     check_threads(name, config.threads)?;
-    Builder::kernel(name, config.threads, |k| {
+    Builder::dependent_kernel(name, config.threads, |k| {
         let (scores, out) = (k.global::<T>("scores"), k.global::<O>("out"));
         let (stride, out_stride) = (k.param::<u64>("stride"), k.param::<u64>("out_stride"));
         let vocab = k.param::<u32>("vocab");

@@ -22,7 +22,7 @@ pub const TOKENS_PER_MASK_THREAD: u32 = 8;
 /// # Errors
 /// None.
 pub fn mask_tokens<T: Number>(name: &str) -> Result<Kernel, Invalid> {
-    Builder::kernel(name, EDIT_THREADS, |k| {
+    Builder::dependent_kernel(name, EDIT_THREADS, |k| {
         let (logits, words, rows) =
             (k.global::<T>("logits"), k.global::<u32>("words"), k.global::<u32>("rows"));
         let (stride, vocab) = (k.param::<u64>("stride"), k.param::<u32>("vocab"));
@@ -55,7 +55,7 @@ fn each_entry(k: &Builder, body: impl FnOnce([Value<'_, u32>; 4])) {
 /// # Errors
 /// None.
 pub fn penalise<T: Number>(name: &str) -> Result<Kernel, Invalid> {
-    Builder::kernel(name, EDIT_THREADS, |k| {
+    Builder::dependent_kernel(name, EDIT_THREADS, |k| {
         each_entry(k, |[row, token, count, _]| {
             let (logits, penalties) = (k.global::<T>("logits"), k.global::<f32>("penalties"));
             let stride = k.param::<u64>("stride");
@@ -77,7 +77,7 @@ pub fn penalise<T: Number>(name: &str) -> Result<Kernel, Invalid> {
 /// # Errors
 /// None.
 pub fn add_bias<T: Number>(name: &str) -> Result<Kernel, Invalid> {
-    Builder::kernel(name, EDIT_THREADS, |k| {
+    Builder::dependent_kernel(name, EDIT_THREADS, |k| {
         each_entry(k, |[row, token, begin, end]| {
             let (logits, biases) = (k.global::<T>("logits"), k.global::<f32>("biases"));
             let stride = k.param::<u64>("stride");

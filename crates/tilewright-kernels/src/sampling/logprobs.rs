@@ -29,7 +29,7 @@ pub const LOGPROBS_WORDS: usize = 12;
 /// If `threads` is not supported.
 pub fn logprobs<T: Number>(name: &str, threads: u32) -> Result<Kernel, Invalid> {
     check_threads(name, threads)?;
-    Builder::kernel(name, threads, |k| {
+    Builder::dependent_kernel(name, threads, |k| {
         let (logits, choices) = (k.global::<T>("logits"), k.global::<u32>("choices"));
         let (answers, tops) = (k.global::<u32>("answers"), k.global::<u32>("tops"));
         let stride = k.param::<u64>("stride");

@@ -105,7 +105,7 @@ pub fn sample<T: Number>(
 ) -> Result<Kernel, Invalid> {
     check_threads(name, threads)?;
     check_ctas(name, threads, ctas)?;
-    Builder::kernel(name, threads, |k| {
+    Builder::dependent_kernel(name, threads, |k| {
         let params = SampleRegs::declare(k, ());
         let SampleRegs { arrays, stride, shape: [rows, vocab], row_ids, .. } = params;
         let requests = RequestParams::after(k, arrays);

@@ -32,7 +32,7 @@ pub const LAST_FIRST: u32 = 2;
 /// If `threads` is not supported.
 pub fn top_k<T: Number>(name: &str, threads: u32) -> Result<Kernel, Invalid> {
     check_threads(name, threads)?;
-    Builder::kernel(name, threads, |k| {
+    Builder::dependent_kernel(name, threads, |k| {
         let (scores, values, indices) =
             (k.global::<T>("scores"), k.global::<T>("values"), k.global::<i32>("indices"));
         let (stride, values_stride) = (k.param::<u64>("stride"), k.param::<u64>("values_stride"));
@@ -75,7 +75,7 @@ pub fn top_k<T: Number>(name: &str, threads: u32) -> Result<Kernel, Invalid> {
 /// If `threads` is not supported.
 pub fn top_k_transform<T: Number>(name: &str, threads: u32) -> Result<Kernel, Invalid> {
     check_threads(name, threads)?;
-    Builder::kernel(name, threads, |k| {
+    Builder::dependent_kernel(name, threads, |k| {
         let scores = k.global::<T>("scores");
         let row_at = k.cta();
         let optional = |name, default: Value<'_, u32>| {
@@ -172,7 +172,7 @@ impl<'k> IndexMap<'k> {
 /// If `threads` is not supported.
 pub fn top_k_mask<T: Number>(name: &str, threads: u32) -> Result<Kernel, Invalid> {
     check_threads(name, threads)?;
-    Builder::kernel(name, threads, |k| {
+    Builder::dependent_kernel(name, threads, |k| {
         let (scores, counts, out) =
             (k.global::<T>("scores"), k.global::<u32>("counts"), k.global::<T>("out"));
         let (stride, out_stride) = (k.param::<u64>("stride"), k.param::<u64>("out_stride"));

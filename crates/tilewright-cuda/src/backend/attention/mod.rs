@@ -232,15 +232,15 @@ impl<M: Machine> RunContext<'_, M> {
         let grid = [workers * kernel.ctas_per_item(), 1, 1];
         // the kernel reads its items early, which the previous kernel may have planned
         match device_plan.launch {
-            Some(_) => gpu.machine.launch(&function, grid, &args)?,
-            None => gpu.machine.launch_dependent(&function, grid, &args)?,
+            Some(_) => gpu.machine.launch_serialized(&function, grid, &args)?,
+            None => gpu.machine.launch(&function, grid, &args)?,
         }
         if let KernelConfig::MlaWgmma(config) = kernel
             && device_plan.has_large_merges
         {
             let function = kernels.large_merges(gpu, self.target.0, &config)?;
             let ctas = LARGE_MERGE_CTAS_PER_SM * gpu.limits.multiprocessors;
-            gpu.machine.launch_dependent(&function, [ctas, 1, 1], &args)?;
+            gpu.machine.launch(&function, [ctas, 1, 1], &args)?;
         }
         Ok(())
     }
@@ -299,7 +299,7 @@ impl<M: Machine> RunContext<'_, M> {
         let second = RunParams { is_second: true, ..first };
         match second.ctas - second.started {
             0 => Ok(()),
-            ctas => machine.launch_dependent(&function, [ctas, 1, 1], &second.args(&of_runs)),
+            ctas => machine.launch(&function, [ctas, 1, 1], &second.args(&of_runs)),
         }
     }
 }

@@ -178,12 +178,12 @@ impl<'k> MmaCta<'k> {
             at.store(first);
             end.store(last);
         });
-        if self.arch >= 90 {
-            // programmatic dependent launch: wait for the writes of the previous kernel, then let the next one start
-            let is_beside = self.is_beside.unwrap_or_else(|| k.constant(false));
-            k.when(!is_beside, || k.wait_for_prerequisites());
-            k.launch_dependents();
+        // programmatic dependent launch: wait for the writes of the previous kernel, then let the next one start
+        match self.is_beside {
+            Some(is_beside) => k.when(!is_beside, || k.wait_for_prerequisites()),
+            None => k.wait_for_prerequisites(),
         }
+        k.launch_dependents();
         k.sync_threads();
         k.loop_(|| {
             let index = at.load();

@@ -335,7 +335,7 @@ impl Param for KvLengths {
 /// # Errors
 /// Only those of the verifier.
 pub fn plan_device(name: &str, kernel: PlanKernel) -> Result<Kernel, Invalid> {
-    Builder::kernel(name, THREADS, |k| {
+    Builder::dependent_kernel(name, THREADS, |k| {
         let params = PlanDeviceRegs::declare(k, kernel);
         let sums = Cuts::sums(k, &params);
         let lengths = BatchLengths::read(k, params);

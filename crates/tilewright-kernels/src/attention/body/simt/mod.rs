@@ -142,5 +142,5 @@ impl SimtConfig {
 pub fn attention(name: &str, config: SimtConfig, variant: &ExpressionVariant) -> Result<Kernel, Invalid> {
     let hooks = Hooks::of(name, variant)?.with(Arithmetic::Exact);
     config.check(name, &hooks)?;
-    Builder::kernel(name, THREADS, |k| SimtCta::new(k, config, &hooks).run())
+    Builder::dependent_kernel(name, THREADS, |k| SimtCta::new(k, config, &hooks).run())
 }

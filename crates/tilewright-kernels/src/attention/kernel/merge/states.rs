@@ -142,7 +142,7 @@ pub fn merge(name: &str, config: MergeConfig) -> Result<Kernel, Invalid> {
 }
 
 fn merge_state(name: &str, config: MergeConfig) -> Result<Kernel, Invalid> {
-    Builder::kernel(name, config.rows.cta_threads(), |k| {
+    Builder::dependent_kernel(name, config.rows.cta_threads(), |k| {
         let states = ["_a", "_b"].map(|of| StateTensorRegs::param(k, of, config.dtype));
         let (to, sizes) = (StateTensorRegs::param(k, "", config.dtype), Sizes::param(k));
         config.rows.place(k, (sizes.rows, sizes.chunks), |place| {
@@ -161,7 +161,7 @@ fn merge_state(name: &str, config: MergeConfig) -> Result<Kernel, Invalid> {
 }
 
 fn merge_states(name: &str, config: MergeConfig) -> Result<Kernel, Invalid> {
-    Builder::kernel(name, config.rows.cta_threads(), |k| {
+    Builder::dependent_kernel(name, config.rows.cta_threads(), |k| {
         let from = StateTensorRegs::param(k, "_first", config.dtype);
         let state_strides = ["v_state_stride", "lse_state_stride"].map(|name| k.param::<u64>(name));
         let states = k.param::<u32>("states");
