@@ -5,7 +5,7 @@
 //!
 //! Invariant: buffers keep their addresses, which recorded work holds, until [`Activations::reserve`] reports a reallocation.
 
-use super::{ModelConfig, Tensor};
+use super::{ModelConfig, Tensor, qkv_buffers::QkvBuffers};
 use std::time::Duration;
 use tilewright::{
     Backend, Dtype, Operator, Result, View, ViewMut, Workspace,
@@ -23,10 +23,8 @@ pub(crate) struct Activations {
     pub(super) block_output: Buffer,
     /// `[rows, hidden]`: the input of a block.
     pub(super) x: Buffer,
-    /// f32 outputs of the projections.
-    pub(super) q: Buffer,
-    pub(super) k: Buffer,
-    pub(super) v: Buffer,
+    /// Queries, keys and values before RoPE.
+    pub(super) qkv: QkvBuffers,
     /// q and k after RoPE, in the input dtype of attention.
     pub(super) rotated: [Buffer; 2],
     /// `[rows, num_attention_heads * head_dim]`
@@ -82,9 +80,7 @@ impl Activations {
             residual: f32(hidden)?,
             block_output: f32(hidden)?,
             x: input(hidden)?,
-            q: f32(q)?,
-            k: f32(kv)?,
-            v: f32(kv)?,
+            qkv: QkvBuffers::new(backend, config, sizes.rows)?,
             rotated: [input(q)?, input(kv)?],
             attention_output: input(q)?,
             gate_up: f32(2 * inner)?,

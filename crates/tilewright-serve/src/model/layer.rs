@@ -10,6 +10,7 @@ use super::{
     ModelConfig, Tensor,
     activations::Activations,
     linear::{GatedBuffers, Linear, Weight, multiply_gated},
+    projections::Projections,
     transformer::ForwardContext,
 };
 use crate::{cache::KvPool, step_inputs::StepInputs};
@@ -40,11 +41,11 @@ pub(super) struct Layer {
     rope: usize,
     pub(super) attention_norms: BlockNorms,
     pub(super) mlp_norms: BlockNorms,
-    qkv: [Linear; 3],
+    qkv: Projections<3>,
     /// Norms of q and k, `[head_dim]` each or as wide as the projection.
     qk_norms: Option<[Tensor; 2]>,
     o: Linear,
-    gate_up: [Linear; 2],
+    gate_up: Projections<2>,
     down: Linear,
 }
 
@@ -57,7 +58,8 @@ pub(super) struct LayerContext<'a, B> {
 
 impl Layer {
     fn linears(&self) -> impl Iterator<Item = &Linear> {
-        self.qkv.iter().chain([&self.o]).chain(&self.gate_up).chain([&self.down])
+        let projections = self.qkv.linears().iter().chain(self.gate_up.linears());
+        projections.chain([&self.o, &self.down])
     }
 
     /// The weight matrices, which dominate the bytes of a decode step.
@@ -68,8 +70,8 @@ impl Layer {
     /// The weight matrices, mutable, for packing.
     pub(super) fn matrices_mut(&mut self) -> impl Iterator<Item = &mut Weight> {
         let Self { qkv, o, gate_up, down, .. } = self;
-        let linears = qkv.iter_mut().chain([o]).chain(gate_up).chain([down]);
-        linears.map(|linear| &mut linear.weight)
+        let linears = qkv.linears_mut().iter_mut().chain(gate_up.linears_mut());
+        linears.chain([o, down]).map(|linear| &mut linear.weight)
     }
 
     /// Bytes of all weights.
@@ -83,10 +85,16 @@ impl Layer {
     /// All row-major weights, mutable, for upload.
     pub(super) fn tensors_mut(&mut self) -> impl Iterator<Item = &mut Tensor> {
         let Self { qkv, o, gate_up, down, attention_norms, mlp_norms, qk_norms, .. } = self;
-        let linears = qkv.iter_mut().chain([o]).chain(gate_up).chain([down]);
+        let linears = qkv.linears_mut().iter_mut().chain(gate_up.linears_mut()).chain([o, down]);
         let norms = [attention_norms, mlp_norms].into_iter();
         let norms = norms.flat_map(|norms| norms.before.iter_mut().chain(&mut norms.after));
         linears.flat_map(Linear::tensors_mut).chain(norms).chain(qk_norms.iter_mut().flatten())
+    }
+
+    /// Joins projections with one input, after their upload.
+    pub(super) fn join_projections<B: Backend>(&mut self, backend: &B) -> Result<()> {
+        self.qkv.join(backend)?;
+        self.gate_up.join(backend)
     }
 
     /// `block_output ← attention(x) · Wo`
@@ -100,20 +108,14 @@ impl Layer {
         let dim = config.head_dim;
         let (heads, kv_heads) = (config.num_attention_heads, config.num_key_value_heads);
         let x = a.x.view(&[rows, config.hidden_size])?;
-        let [q, k, v] = &self.qkv;
-        let (q_width, kv_width) = (&[rows, heads * dim], &[rows, kv_heads * dim]);
-        let outs = [a.q.view_mut(q_width)?, a.k.view_mut(kv_width)?, a.v.view_mut(kv_width)?];
-        Linear::multiply_all([q, k, v], backend, x, outs)?;
+        a.qkv.project(&self.qkv, backend, x)?;
 
         let (q_shape, kv_shape) = ([rows, heads, dim], [rows, kv_heads, dim]);
-        if let Some([q_norm, k_norm]) = &self.qk_norms {
-            for (x, norm, heads) in [(&mut a.q, q_norm, heads), (&mut a.k, k_norm, kv_heads)] {
-                let width = norm.shape()[0];
-                let x = x.view_mut(&[rows, heads * dim / width, width])?;
-                norm::rmsnorm_in_place(backend, x, norm.view(), config.rms_norm_eps)?;
-            }
+        for (part, norm) in self.qk_norms.iter().flatten().enumerate() {
+            let x = a.qkv.view_mut(part, rows, norm.shape()[0])?;
+            norm::rmsnorm_in_place(backend, x, norm.view(), config.rms_norm_eps)?;
         }
-        let from = [a.q.view(&q_shape)?, a.k.view(&kv_shape)?];
+        let from = [a.qkv.view(0, rows)?, a.qkv.view(1, rows)?];
         let [q, k] = &mut a.rotated;
         let to = [q.view_mut(&q_shape)?, k.view_mut(&kv_shape)?];
         let positions = Positions::Indices(context.inputs.positions()?);
@@ -163,7 +165,7 @@ impl Layer {
             v_scale: scale(),
         };
         let [q, k] = &a.rotated;
-        let new = NewKv { k: k.view(&kv_shape)?, v: a.v.view(&kv_shape)? };
+        let new = NewKv { k: k.view(&kv_shape)?, v: a.qkv.view(2, rows)? };
         append_planned(forward.backend, &inputs.append, new, pages, KvPool::LAYOUT)?;
         let q_shape = [plan.num_rows(), config.num_attention_heads, dim];
         let o = a.attention_output.view_mut(&q_shape)?;

@@ -1,6 +1,6 @@
 //! A linear layer of the model: its weight as the backend multiplies it, and its bias.
 
-use super::Tensor;
+use super::{Tensor, projections::Projections};
 use tilewright::{
     Backend, Operator, Result, View, ViewMut,
     activation::{self, Activation},
@@ -24,6 +24,11 @@ pub(super) enum Weight {
 }
 
 impl Weight {
+    /// The row-major tensor, if it is one.
+    pub(super) fn rows(&self) -> Option<&Tensor> {
+        if let Self::Rows(weight) = self { Some(weight) } else { None }
+    }
+
     pub(super) fn bytes(&self) -> usize {
         match self {
             Self::Rows(weight) => weight.bytes(),
@@ -81,6 +86,14 @@ impl Linear {
         linears.into_iter().zip(outs).try_for_each(|(linear, out)| linear.multiply(backend, x, out))
     }
 
+    /// The number of output features.
+    pub(super) fn features(&self) -> usize {
+        match &self.weight {
+            Weight::Rows(weight) => weight.shape()[0],
+            Weight::Packed(weight) => weight.shape()[0],
+        }
+    }
+
     /// The tensors that a device backend uploads.
     pub(super) fn tensors_mut(&mut self) -> impl Iterator<Item = &mut Tensor> {
         let weight = if let Weight::Rows(weight) = &mut self.weight { Some(weight) } else { None };
@@ -101,18 +114,18 @@ pub(super) struct GatedBuffers<'a> {
 
 /// `activated ← activation(x · gateᵀ) * (x · upᵀ)`, in one pass if both weights are packed.
 pub(super) fn multiply_gated<B: Backend>(
-    [gate, up]: &[Linear; 2],
+    gate_up: &Projections<2>,
     backend: &B,
     activation: Activation,
     x: View<'_>,
     to: GatedBuffers<'_>,
 ) -> Result<()> {
-    if let (Some(gate), Some(up)) = (gate.packed(), up.packed()) {
+    if let Projections::Apart([gate, up]) = gate_up
+        && let (Some(gate), Some(up)) = (gate.packed(), up.packed())
+    {
         return GatedLinear { x, gate, up, activation, out: to.activated }.run(backend);
     }
     let (rows, inner) = (x.shape()[0], to.activated.shape()[1]);
-    for (linear, column) in [gate, up].into_iter().zip([0, inner]) {
-        linear.multiply(backend, x, to.gate_up.strided_mut(column, &[rows, inner], &[2 * inner, 1])?)?;
-    }
+    gate_up.multiply(backend, x, to.gate_up)?;
     activation::act_and_mul(backend, activation, to.gate_up.view(&[rows, 2 * inner])?, to.activated)
 }

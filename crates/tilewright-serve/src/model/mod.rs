@@ -12,6 +12,8 @@ mod guarded;
 mod layer;
 mod linear;
 mod operators;
+mod projections;
+mod qkv_buffers;
 mod score;
 mod tokenizer;
 pub(crate) mod transformer;

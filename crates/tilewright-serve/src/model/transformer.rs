@@ -118,6 +118,7 @@ impl Transformer {
             done += tensor.bytes() as u64;
             progress(done);
         }
+        self.layers.iter_mut().try_for_each(|layer| layer.join_projections(backend))?;
         if tied {
             self.output.weight = Weight::Rows(self.embedding.clone());
         }

@@ -4,6 +4,7 @@ use super::{BlockNorms, Layer};
 use crate::model::{
     ModelConfig, NormPlacement, QkNorm, Tensor, Weights,
     linear::{Linear, Weight},
+    projections::Projections,
 };
 use tilewright::{Dtype, Result, gemm::PackedMatrix};
 
@@ -62,24 +63,24 @@ impl WeightLoader<'_> {
         Ok(bias.map(|bias| bias.cast(Dtype::F32)))
     }
 
-    fn projections<const N: usize>(&self, group: &ProjectionGroup<'_, N>) -> Result<[Linear; N]> {
+    fn projections<const N: usize>(&self, group: &ProjectionGroup<'_, N>) -> Result<Projections<N>> {
         let ProjectionGroup { module, parts, fused, columns, bias } = *group;
         let linear =
             |name: &str, rows: usize| self.linear(&format!("{module}.{name}_proj"), [rows, columns], bias);
         if !self.config.fused_projections {
             let parts = parts.iter().map(|&(name, rows)| linear(name, rows)).collect::<Result<Vec<_>>>()?;
-            return Ok(parts.try_into().expect("one projection per part"));
+            return Ok(Projections::Apart(parts.try_into().expect("one projection per part")));
         }
         let all_rows = parts.iter().map(|(_, rows)| rows).sum();
         let name = format!("{module}.{fused}_proj");
         let weight = self.tensor(&format!("{name}.weight"), &[all_rows, columns])?;
         let all_biases = self.bias(&name, all_rows, bias)?;
         let mut end = 0;
-        Ok(parts.map(|(_, rows)| {
+        Ok(Projections::Apart(parts.map(|(_, rows)| {
             end += rows;
             let bias = all_biases.as_ref().map(|bias| bias.rows(end - rows..end));
             Linear { weight: Weight::Rows(weight.rows(end - rows..end)), bias }
-        }))
+        })))
     }
 
     pub(in crate::model) fn layer(&self, index: usize) -> Result<Layer> {

@@ -78,6 +78,21 @@ impl Tensor {
         Ok(Self { storage: Storage::Device(Arc::new(buffer)), dtype: self.dtype, shape: self.shape.clone() })
     }
 
+    /// The rows of matrices in device memory, or the elements of vectors, as one tensor. They have one dtype and as many columns.
+    pub(crate) fn join<B: Backend>(parts: &[&Self], backend: &B) -> Result<Self> {
+        let (dtype, columns) = (parts[0].dtype, &parts[0].shape[1..]);
+        let row: usize = columns.iter().product();
+        let rows: usize = parts.iter().map(|part| part.shape[0]).sum();
+        let (mut buffer, mut at) = (backend.allocate(dtype, rows * row)?, 0);
+        for part in parts {
+            let strides = part.view().strides().to_vec();
+            copy(backend, part.view(), buffer.strided_mut(at, &part.shape, &strides)?)?;
+            at += part.shape[0] * row;
+        }
+        let shape = [&[rows], columns].concat();
+        Ok(Self { storage: Storage::Device(Arc::new(buffer)), dtype, shape })
+    }
+
     /// The size in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.shape.iter().product::<usize>() * self.dtype.size()

@@ -1,0 +1,70 @@
+//! f32 queries, keys and values of a step, as the projections write them.
+
+use super::{ModelConfig, linear::Linear, projections::Projections};
+use tilewright::{Backend, Dtype, Result, View, ViewMut, tensor::Buffer};
+
+/// Columns of one buffer in device memory, where one product computes them; on the host a buffer each.
+#[derive(Debug)]
+pub(crate) struct QkvBuffers {
+    buffers: Vec<Buffer>,
+    /// Columns of queries, keys and values.
+    widths: [usize; 3],
+    head_dim: usize,
+}
+
+impl QkvBuffers {
+    /// Buffers for `rows` rows.
+    pub(super) fn new<B: Backend>(backend: &B, config: &ModelConfig, rows: usize) -> Result<Self> {
+        let head_dim = config.head_dim;
+        let heads = [config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads];
+        let widths = heads.map(|heads| heads * head_dim);
+        let per_buffer = if backend.computes_on_host() { widths.to_vec() } else { vec![widths.iter().sum()] };
+        let buffers = per_buffer.into_iter().map(|width| backend.allocate(Dtype::F32, rows * width));
+        Ok(Self { buffers: buffers.collect::<Result<_>>()?, widths, head_dim })
+    }
+
+    /// Projects `x`.
+    pub(super) fn project<B: Backend>(
+        &mut self,
+        projections: &Projections<3>,
+        backend: &B,
+        x: View<'_>,
+    ) -> Result<()> {
+        let (rows, [q_width, k_width, v_width]) = (x.shape()[0], self.widths);
+        match (&mut self.buffers[..], projections) {
+            ([q, k, v], Projections::Apart([of_q, of_k, of_v])) => {
+                let outs = [
+                    q.view_mut(&[rows, q_width])?,
+                    k.view_mut(&[rows, k_width])?,
+                    v.view_mut(&[rows, v_width])?,
+                ];
+                Linear::multiply_all([of_q, of_k, of_v], backend, x, outs)
+            }
+            (buffers, projections) => projections.multiply(backend, x, &mut buffers[0]),
+        }
+    }
+
+    /// Queries (0), keys (1) or values (2), `[rows, heads, head_dim]`.
+    pub(super) fn view(&self, part: usize, rows: usize) -> Result<View<'_>> {
+        let (buffer, offset, shape, strides) = self.place(part, rows, self.head_dim);
+        self.buffers[buffer].strided(offset, &shape, &strides)
+    }
+
+    /// Same, in rows of `width` elements.
+    pub(super) fn view_mut(&mut self, part: usize, rows: usize, width: usize) -> Result<ViewMut<'_>> {
+        let (buffer, offset, shape, strides) = self.place(part, rows, width);
+        self.buffers[buffer].strided_mut(offset, &shape, &strides)
+    }
+
+    /// The buffer of a part, with offset, shape and strides in it.
+    fn place(&self, part: usize, rows: usize, width: usize) -> (usize, usize, [usize; 3], [usize; 3]) {
+        let shape = [rows, self.widths[part] / width, width];
+        match self.buffers.len() {
+            1 => {
+                let pitch = self.widths.iter().sum();
+                (0, self.widths[..part].iter().sum(), shape, [pitch, width, 1])
+            }
+            _ => (part, 0, shape, [self.widths[part], width, 1]),
+        }
+    }
+}
