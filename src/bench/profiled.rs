@@ -15,7 +15,7 @@ use tilewright::{
     elementwise::{ElementwiseMap, ResidualSum},
     gather::RowGather,
     gemm::{GatedLinear, LinearLayer, PackedLinear, PackedMatrix, WeightFormat},
-    kv::{AppendPlan, PageCopies, append::KvAppend},
+    kv::{AppendPlan, PageCopies, append::KvAppend, rope_append::RopeAppend},
     norm::{LayerNorm, RmsNorm},
     operator::TensorRef,
     rope::RopeRotation,
@@ -148,6 +148,16 @@ impl<'a> Describe<'a> for KvAppend<'a> {
     }
 }
 
+impl<'a> Describe<'a> for RopeAppend<'a> {
+    fn describe(&mut self) -> (String, usize) {
+        let of = |shape: &[usize], size: usize| shape.iter().product::<usize>() * size;
+        let read = [self.q.as_view(), self.k.as_view(), self.v].map(|x| of(x.shape(), x.dtype().size()));
+        let written = [self.q.shape(), self.k.shape(), self.v.shape()];
+        let written: usize = written.iter().map(|shape| of(shape, self.q_out.dtype().size())).sum();
+        (self.name().to_owned(), read.iter().sum::<usize>() + written)
+    }
+}
+
 impl<'a> Describe<'a> for LinearLayer<'a> {
     fn describe(&mut self) -> (String, usize) {
         (shape_name(self.name(), self.weight.shape()), tensor_bytes(self))
@@ -232,5 +242,9 @@ impl<B: Backend> Backend for Profiled<B> {
     }
 
     tilewright::for_each_operator!(time);
-    time!(packed_linear: gemm, PackedLinear; gated_linear: gemm, GatedLinear;);
+    time! {
+        rope_append: kv::rope_append, RopeAppend;
+        packed_linear: gemm, PackedLinear;
+        gated_linear: gemm, GatedLinear;
+    }
 }

@@ -168,16 +168,14 @@ fn appending(device: &Stream) -> Outcome {
     let (row, elements, pages) = (HEADS.1 * DIM, TOKENS * HEADS.1 * DIM, TOKENS / PAGE_SIZE);
     let [k, cache] = [0, 1].map(|_| device.filled::<bf16>(elements, 0x3c));
     let (k, cache) = (k?, cache?);
-    let requests = device.filled::<i32>(TOKENS, 0)?;
-    let positions = device.upload(&(0..TOKENS as i32).collect::<Vec<_>>())?;
-    let indptr = device.upload(&[0_u32, pages as u32])?;
-    let indices = device.upload(&(0..pages as u32).rev().collect::<Vec<_>>())?;
-    let table = append::SlotTable {
-        batch_indices: requests.address(),
-        positions: positions.address(),
-        indptr: indptr.address(),
-        indices: indices.address(),
+    // pages in descending order
+    let number = |token: usize| ((pages - 1 - token / PAGE_SIZE) * PAGE_SIZE + token % PAGE_SIZE) as i64;
+    let numbers = device.upload(&(0..TOKENS).map(number).collect::<Vec<_>>())?;
+    let slot_mapping = append::SlotMapping::Numbers {
+        numbers: numbers.address(),
         page_size: PAGE_SIZE as u32,
+        num_slots: (pages * PAGE_SIZE) as u32,
+        count: TOKENS as u32,
     };
     let scale = append::Scale { at: 0, page_stride: 0, head_stride: 0, factor: 0.5 };
     for (name, [slot, head], dtype) in [
@@ -194,7 +192,7 @@ fn appending(device: &Stream) -> Outcome {
                 address: cache.address(),
                 strides: [PAGE_SIZE * row, slot, head].map(|stride| stride as u64),
             },
-            slot_mapping: append::SlotMapping::Table { table, count: TOKENS as u32 },
+            slot_mapping,
             scale: (dtype != BF16).then_some(scale),
         };
         let (grid, arguments) = call.launch();

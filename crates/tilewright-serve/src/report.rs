@@ -31,7 +31,7 @@ pub struct Report {
     pub prefill_time: Duration,
     /// Decode time, attributed the same way.
     pub decode_time: Duration,
-    /// Time in attention, KV append included.
+    /// Time in attention.
     pub attention_time: Duration,
     /// Bytes and operations of prefill.
     pub prefill_work: Work,

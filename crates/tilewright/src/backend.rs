@@ -9,7 +9,7 @@ use crate::{
         variant::{ExpressionVariant, Variant},
     },
     gemm::{GatedLinear, PackedLinear, PackedMatrix, SegmentGemm, WeightFormat},
-    kv::{AppendPlan, PageCopies, copy_pages_on_host},
+    kv::{AppendPlan, PageCopies, copy_pages_on_host, rope_append::RopeAppend},
     operator::{on_host, unsupported},
     tensor::{Buffer, DeviceMemory, IndexBuffer, copy_on_host},
 };
@@ -276,6 +276,14 @@ pub trait Backend {
     fn pack(&self, weight: View<'_>, format: WeightFormat) -> Result<Option<PackedMatrix>> {
         let _ = (weight, format);
         Ok(None)
+    }
+
+    /// [`RopeAppend`]; by default its operators run one after the other.
+    ///
+    /// # Errors
+    /// When the device fails, or a tensor is in the memory of another one.
+    fn rope_append(&self, operator: RopeAppend<'_>) -> Result<()> {
+        operator.run_apart(self)
     }
 
     /// [`PackedLinear`]; for backends that [pack](Backend::pack).

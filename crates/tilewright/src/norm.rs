@@ -215,7 +215,12 @@ pub fn fused_add_rmsnorm<'a, B: Backend + ?Sized>(
         .run(backend)
 }
 
-fn check_norm(operator: &'static str, x: &View<'_>, weight: &NormWeight<'_>, eps: f32) -> Result<()> {
+pub(crate) fn check_norm(
+    operator: &'static str,
+    x: &View<'_>,
+    weight: &NormWeight<'_>,
+    eps: f32,
+) -> Result<()> {
     let shape = x.shape();
     crate::ensure!(
         matches!(shape.len(), 2 | 3),

@@ -1,14 +1,6 @@
 //! Append slots of a step's new tokens in device memory: computed once per step, read by the append of every layer.
 //!
-//! ```text
-//! batch_indices  i32 [capacity]        t for token t, -1 to skip it
-//! slots          i32 [capacity]        its slot in its page
-//! indptr         i32 [capacity + 1]    0, 1, 2, ..: each token is a request with one page
-//! pages          i32 [capacity]        its page
-//! ```
-//!
-//! The arrays form a page table for the kernel of `tilewright_kernels::append`. Positions are slots, because the page size is
-//! larger than any slot. The arrays are contiguous and keep their addresses when a plan is refilled.
+//! i64 `[capacity]`: `page * page_size + slot` of each token, -1 to skip it. The memory keeps its address when a plan is refilled.
 
 use super::Gpu;
 use crate::machine::Machine;
@@ -18,71 +10,57 @@ use tilewright::{
     kv::AppendPlan,
     tensor::{DeviceAddress, DeviceMemory},
 };
-use tilewright_kernels::append::{SlotMapping, SlotTable};
+use tilewright_kernels::append::SlotMapping;
 
-/// A page size above every slot, so that `slot % page_size == slot`.
-const NO_PAGE_SIZE: u32 = 1 << 31;
-
-/// The arrays of a plan.
+/// The slots of a plan.
 #[derive(Debug)]
 pub(super) struct AppendSlots {
     memory: DeviceMemory,
     capacity: usize,
+    page_size: u32,
 }
 
 impl AppendSlots {
-    /// Address and device of the arrays.
+    /// Address and device of the slots.
     pub(super) fn location(&self) -> DeviceAddress {
         self.memory.device_address()
     }
 
-    /// The first `count` tokens, in the kernel's layout.
-    pub(super) fn table(&self, count: u32) -> SlotMapping {
-        let at = |word: usize| self.memory.address() + (word * size_of::<i32>()) as u64;
-        let table = SlotTable {
-            batch_indices: at(0),
-            positions: at(self.capacity),
-            indptr: at(2 * self.capacity),
-            indices: at(3 * self.capacity + 1),
-            page_size: NO_PAGE_SIZE,
-        };
-        SlotMapping::Table { table, count }
+    /// The slots of the first `count` tokens. The plan has checked them, so there is no other bound.
+    pub(super) fn mapping(&self, count: u32) -> SlotMapping {
+        let (numbers, page_size) = (self.memory.address(), self.page_size);
+        SlotMapping::Numbers { numbers, page_size, num_slots: u32::MAX, count }
     }
 }
 
 /// Uploads the slots of `plan`, into its previous memory if that fits.
 pub(super) fn prepare<M: Machine>(gpu: &Gpu<M>, plan: &AppendPlan) -> Result<Option<Opaque>> {
-    let words = words(plan)?;
-    let bytes = bytemuck::cast_slice(&words);
+    let (numbers, page_size) = numbers(plan)?;
+    let bytes = bytemuck::cast_slice(&numbers);
     if let Some(before) = plan.prepared()
         && let Some(slots) = before.downcast_ref::<AppendSlots>()
-        && slots.capacity == plan.capacity()
+        && (slots.capacity, slots.page_size) == (plan.capacity(), page_size)
         && slots.memory.device() == gpu.limits.device
     {
         gpu.machine.write(slots.memory.address(), bytes)?;
         return Ok(Some(before.clone()));
     }
-    let slots = AppendSlots { memory: gpu.upload(bytes)?, capacity: plan.capacity() };
+    let slots = AppendSlots { memory: gpu.upload(bytes)?, capacity: plan.capacity(), page_size };
     Ok(Some(Arc::new(slots)))
 }
 
-fn words(plan: &AppendPlan) -> Result<Vec<i32>> {
-    let capacity = plan.capacity();
+/// The numbers of all slots, and the page size.
+fn numbers(plan: &AppendPlan) -> Result<(Vec<i64>, u32)> {
     let fits = |number: usize, what: &str| {
-        i32::try_from(number).map_err(|_| {
+        u32::try_from(number).ok().filter(|number| *number < u32::MAX).ok_or_else(|| {
             Error::new("kv.append_plan", format!("{what} = {number} does not fit in 32 bits, as it has to"))
         })
     };
-    let mut words = vec![0; 4 * capacity + 1];
-    words[..capacity].fill(-1);
-    for (word, number) in words[2 * capacity..=3 * capacity].iter_mut().zip(0..) {
-        *word = number;
-    }
-    fits(capacity, "capacity")?;
+    let page_size = fits(plan.page_size(), "page_size")?;
+    let mut numbers = vec![-1; plan.capacity()];
     for slot in plan.slots() {
-        words[slot.token] = fits(slot.token, "token")?;
-        words[capacity + slot.token] = fits(slot.slot, "slot")?;
-        words[3 * capacity + 1 + slot.token] = fits(slot.page, "page")?;
+        let number = slot.page.saturating_mul(plan.page_size()).saturating_add(slot.slot);
+        numbers[slot.token] = fits(number, "slot")?.into();
     }
-    Ok(words)
+    Ok((numbers, page_size))
 }

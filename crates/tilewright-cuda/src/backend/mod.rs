@@ -16,6 +16,7 @@ mod merge;
 mod norm;
 mod operators;
 mod rope;
+mod rope_append;
 mod sampling;
 
 use crate::machine::{Limits, Machine};

@@ -2,7 +2,7 @@
 
 use super::{
     Gpu, activation, append, append_slots, bits, elementwise, gather, linear, memory, merge, norm, rope,
-    sampling,
+    rope_append, sampling,
 };
 use crate::machine::Machine;
 use tilewright::{
@@ -15,7 +15,7 @@ use tilewright::{
     elementwise::{ElementwiseMap, ResidualSum},
     gather::RowGather,
     gemm::{LinearLayer, SegmentGemm},
-    kv::{AppendPlan, PageCopies, append::KvAppend},
+    kv::{AppendPlan, PageCopies, append::KvAppend, rope_append::RopeAppend},
     norm::{LayerNorm, RmsNorm},
     rope::RopeRotation,
     sampling::{
@@ -139,6 +139,7 @@ impl<M: Machine> Backend for Gpu<M> {
         rmsnorm: RmsNorm => norm::rmsnorm,
         layer_norm: LayerNorm => norm::layer_norm,
         rope: RopeRotation => rope::rope,
+        rope_append: RopeAppend => rope_append::rope_append,
         act_and_mul: GatedActivation => activation::act_and_mul,
         map_in_place: ElementwiseMap => elementwise::map_in_place,
         add: ResidualSum => elementwise::add,

@@ -8,7 +8,7 @@ use crate::{
     bits,
     elementwise::{self, AddConfig, MapConfig, MapKind},
     norm::{self, NormConfig},
-    rope::{self, Angles, RopeConfig},
+    rope::{self, Angles, RopeConfig, append::RopeAppendConfig},
     rows,
     tile::{RowPartition, chunk},
 };
@@ -75,11 +75,12 @@ fn layers(dtype: Dtype) -> Vec<KernelEntry> {
         let dtypes = (dtype, dtype);
         RopeConfig { dtypes, style, angles, split: false, scaled: false, width }
     };
+    let rope_append_config = |norms| RopeAppendConfig { dtypes: (Dtype::F32, dtype), norms, dim: 128 };
     let merged = |pair| merge::MergeConfig { dtype, width, rows: row_partition(128 / width), pair };
     let to = |cache| AppendConfig {
         dtypes: (dtype, cache),
         width: chunk::max_width(&[dtype, cache]),
-        slot_mapping: append::SlotMappingKind::Table,
+        slot_mapping: append::SlotMappingKind::Numbers,
         scaled: dtype != cache,
     };
     let named = |name: &str| format!("{name}_{dtype}");
@@ -94,6 +95,8 @@ fn layers(dtype: Dtype) -> Vec<KernelEntry> {
             rope::rope,
         ),
         named_entry(named("rope_turns"), rope_config(RopeStyle::Neox, Angles::Turns), rope::rope),
+        named_entry(named("rope_append"), rope_append_config(None), rope::append::rope_append),
+        named_entry(named("norm_rope_append"), rope_append_config(Some(dtype)), rope::append::rope_append),
         named_entry(named("silu_and_mul"), activation_config(Activation::Silu), act_and_mul),
         named_entry(named("gelu_and_mul"), activation_config(Activation::Gelu), act_and_mul),
         named_entry(named("gelu_tanh_and_mul"), activation_config(Activation::GeluTanh), act_and_mul),

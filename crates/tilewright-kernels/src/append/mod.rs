@@ -30,8 +30,6 @@ const CHUNKS_PER_THREAD: u32 = 2;
 pub enum SlotMappingKind {
     /// [`SlotMapping::Slots`]
     Slots,
-    /// [`SlotMapping::Table`]
-    Table,
     /// [`SlotMapping::Unchecked`]
     Unchecked,
     /// [`SlotMapping::Numbers`]
@@ -49,15 +47,8 @@ pub enum SlotMapping {
         count: u32,
     },
     /// Token t of request `r = batch_indices[t]` is written to slot `positions[t] % page_size` of page
-    /// `indices[indptr[r] + positions[t] / page_size]`; a negative r skips it.
-    Table {
-        /// The arrays.
-        table: SlotTable,
-        /// Number of new tokens.
-        count: u32,
-    },
-    /// [`SlotMapping::Table`] with arrays that the host has not checked. A token is skipped if its request, its position in
-    /// the pages of the request, or its page is out of range.
+    /// `indices[indptr[r] + positions[t] / page_size]`. The host has not checked the arrays: a token is skipped if its request, its
+    /// position in the pages of the request, or its page is out of range.
     Unchecked {
         /// The arrays.
         table: SlotTable,
@@ -87,10 +78,7 @@ pub enum SlotMapping {
 impl SlotMapping {
     /// Number of entries or new tokens.
     fn count(self) -> u32 {
-        let (Self::Slots { count, .. }
-        | Self::Table { count, .. }
-        | Self::Unchecked { count, .. }
-        | Self::Numbers { count, .. }) = self;
+        let (Self::Slots { count, .. } | Self::Unchecked { count, .. } | Self::Numbers { count, .. }) = self;
         count
     }
 }
@@ -170,7 +158,7 @@ crate::params! {
 }
 
 impl Cache {
-    fn alignment(self, dtype: Dtype) -> Vec<u64> {
+    pub(crate) fn alignment(self, dtype: Dtype) -> Vec<u64> {
         let slots = Strided { address: self.address, strides: [self.strides[0], self.strides[1]] };
         slots.alignment(dtype).into_iter().chain([self.strides[2]]).collect()
     }
@@ -184,7 +172,6 @@ impl AppendParams {
         let width = chunk::width(&[new, cache], elements.chain([u64::from(self.shape[1])]));
         let slot_mapping = match self.slot_mapping {
             SlotMapping::Slots { .. } => SlotMappingKind::Slots,
-            SlotMapping::Table { .. } => SlotMappingKind::Table,
             SlotMapping::Unchecked { .. } => SlotMappingKind::Unchecked,
             SlotMapping::Numbers { .. } => SlotMappingKind::Numbers,
         };
@@ -211,7 +198,6 @@ impl AppendConfig {
         let (new, cache) = self.dtypes;
         let slot_mapping = match self.slot_mapping {
             SlotMappingKind::Slots => "slots",
-            SlotMappingKind::Table => "table",
             SlotMappingKind::Unchecked => "unchecked",
             SlotMappingKind::Numbers => "numbers",
         };

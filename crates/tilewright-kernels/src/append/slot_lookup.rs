@@ -11,7 +11,6 @@ use tilewright_ptx::{
 #[derive(Debug, Clone, Copy)]
 pub enum SlotLookup<'k> {
     Slots(Global<'k, u32>),
-    Table(SlotTableRegs<'k>),
     Unchecked {
         table: SlotTableRegs<'k>,
         num_requests: Value<'k, u32>,
@@ -35,7 +34,6 @@ impl Param for SlotMapping {
     fn declare<'k>(k: &'k Builder, _: &str, kind: SlotMappingKind) -> SlotLookup<'k> {
         match kind {
             SlotMappingKind::Slots => SlotLookup::Slots(k.global("slots")),
-            SlotMappingKind::Table => SlotLookup::Table(SlotTableRegs::declare(k, ())),
             SlotMappingKind::Unchecked => SlotLookup::Unchecked {
                 table: SlotTableRegs::declare(k, ()),
                 num_requests: k.param("num_requests"),
@@ -53,7 +51,6 @@ impl Param for SlotMapping {
     fn push(host: &Self, _: SlotMappingKind, args: &mut Vec<Arg>) {
         args.extend(match *host {
             Self::Slots { slots, .. } => vec![Arg::U64(slots)],
-            Self::Table { table, .. } => table.args(()),
             Self::Unchecked { table, num_requests, num_indices, num_pages, .. } => {
                 [table.args(()), [num_requests, num_indices, num_pages].map(Arg::U32).to_vec()].concat()
             }
@@ -75,7 +72,7 @@ impl<'k> SlotLookup<'k> {
 
     /// Calls `body` with the page and slot of entry `index`, unless the token is skipped.
     #[track_caller]
-    pub(super) fn find(
+    pub(crate) fn find(
         &self,
         k: &'k Builder,
         index: Value<'k, u32>,
@@ -85,14 +82,6 @@ impl<'k> SlotLookup<'k> {
             Self::Slots(slots) => {
                 let at = slots.at(index * 3);
                 body(at.plus(1).load(), at.plus(2).load());
-            }
-            Self::Table(SlotTableRegs { batch_indices, positions, indptr, indices, page_size }) => {
-                let request = batch_indices.at(index).load();
-                k.when(request.ge(0), || {
-                    let position = positions.at(index).load();
-                    let entry = indptr.at(request.reinterpret::<u32>()).load() + position / page_size;
-                    body(indices.at(entry).load().named("page"), (position % page_size).named("slot"));
-                });
             }
             Self::Unchecked { table, num_requests, num_indices, num_pages } => {
                 let SlotTableRegs { batch_indices, positions, indptr, indices, page_size } = table;

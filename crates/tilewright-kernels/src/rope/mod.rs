@@ -14,6 +14,7 @@
 //! has 128 bytes in flight. Elements beyond `rotary_dim` are copied, or skipped in place.
 
 mod angles;
+pub mod append;
 
 pub use angles::turns;
 

@@ -38,7 +38,7 @@ pub(crate) struct Activations {
     /// f32 `[num_logits, vocab]`
     pub(super) logits: Buffer,
     pub(super) workspace: Workspace,
-    /// Time spent in attention, KV append included; zero on backends that execute asynchronously.
+    /// Time spent in attention; zero on backends that execute asynchronously.
     pub(crate) attention_time: Duration,
     sizes: Sizes,
     /// Rows of logits written by the last step.

@@ -16,13 +16,9 @@ use super::{
 use crate::{cache::KvPool, step_inputs::StepInputs};
 use std::time::Instant;
 use tilewright::{
-    Backend, KvCacheMut, Output, Result, Scale,
-    kv::{
-        ScaleMut,
-        append::{NewKv, QuantizedCacheMut, append_planned},
-    },
+    Backend, KvCacheMut, Operator, Output, Result,
+    kv::rope_append::{HeadNorms, RopeAppend},
     norm,
-    rope::{self, Positions},
 };
 
 /// The norms of a block: on its input, and on its output before it is added to the residual stream.
@@ -101,33 +97,59 @@ impl Layer {
     pub(super) fn attend<B: Backend>(
         &self,
         context: &LayerContext<'_, B>,
-        cache: KvCacheMut<'_>,
+        mut cache: KvCacheMut<'_>,
         a: &mut Activations,
     ) -> Result<()> {
-        let (config, backend, rows) = (context.config, context.forward.backend, context.inputs.rows);
-        let dim = config.head_dim;
-        let (heads, kv_heads) = (config.num_attention_heads, config.num_key_value_heads);
-        let x = a.x.view(&[rows, config.hidden_size])?;
-        a.qkv.project(&self.qkv, backend, x)?;
-
-        let (q_shape, kv_shape) = ([rows, heads, dim], [rows, kv_heads, dim]);
-        for (part, norm) in self.qk_norms.iter().flatten().enumerate() {
-            let x = a.qkv.view_mut(part, rows, norm.shape()[0])?;
-            norm::rmsnorm_in_place(backend, x, norm.view(), config.rms_norm_eps)?;
-        }
-        let from = [a.qkv.view(0, rows)?, a.qkv.view(1, rows)?];
-        let [q, k] = &mut a.rotated;
-        let to = [q.view_mut(&q_shape)?, k.view_mut(&kv_shape)?];
-        let positions = Positions::Indices(context.inputs.positions()?);
-        rope::rotate_with_cos_sin_cache(backend, from, to, positions, &context.forward.ropes[self.rope])?;
+        let LayerContext { config, forward, inputs } = context;
+        let (backend, rows, plan) = (forward.backend, inputs.rows, &inputs.plans[self.attention]);
+        let (heads, dim) = (config.num_attention_heads, config.head_dim);
+        a.qkv.project(&self.qkv, backend, a.x.view(&[rows, config.hidden_size])?)?;
+        self.rotate_and_append(context, &mut cache, a)?;
 
         let start = Instant::now();
-        self.append_and_attend(context, cache, a)?;
+        let q_shape = [plan.num_rows(), heads, dim]; // without padding rows
+        let o = a.attention_output.view_mut(&q_shape)?;
+        let out = Output { o, lse: None, workspace: &mut a.workspace };
+        forward.attention[self.attention].run(plan, a.rotated[0].view(&q_shape)?, cache.as_cache(), out)?;
         if backend.computes_on_host() {
             a.attention_time += start.elapsed();
         }
         let attention_output = a.attention_output.view(&[rows, heads * dim])?;
         self.o.multiply(backend, attention_output, a.block_output.view_mut(&[rows, config.hidden_size])?)
+    }
+
+    /// `rotated ← rope(norm(q)); pages ← rope(norm(k)), v`; padding rows have no slots.
+    fn rotate_and_append<B: Backend>(
+        &self,
+        context: &LayerContext<'_, B>,
+        cache: &mut KvCacheMut<'_>,
+        a: &mut Activations,
+    ) -> Result<()> {
+        let LayerContext { config, forward, inputs } = context;
+        let (backend, rows, eps) = (forward.backend, inputs.rows, config.rms_norm_eps);
+        let is_per_head = |norm: &&Tensor| norm.shape() == [config.head_dim];
+        let whole = self.qk_norms.iter().flatten().enumerate();
+        for (part, norm) in whole.filter(|(_, norm)| !is_per_head(norm)) {
+            let x = a.qkv.view_mut(part, rows, norm.shape()[0])?;
+            norm::rmsnorm_in_place(backend, x, norm.view(), eps)?;
+        }
+        let norms = self.qk_norms.as_ref().filter(|norms| norms.iter().all(|norm| is_per_head(&norm)));
+        let [q, k, v] = a.qkv.split(rows)?;
+        let [q_out, k_out] = &mut a.rotated;
+        RopeAppend {
+            q_out: q_out.view_mut(q.shape())?,
+            k_out: k_out.view_mut(k.shape())?,
+            q,
+            k,
+            v: v.as_view(),
+            norms: norms.map(|norms| HeadNorms { weights: norms.each_ref().map(Tensor::view), eps }),
+            positions: inputs.positions()?,
+            angles: &forward.ropes[self.rope],
+            cache: KvCacheMut { k: cache.k.reborrow(), v: cache.v.reborrow() },
+            layout: KvPool::LAYOUT,
+            plan: &inputs.append,
+        }
+        .run(backend)
     }
 
     /// `block_output ← (activation(x · Wgate) * x · Wup) · Wdown`
@@ -146,30 +168,5 @@ impl Layer {
             a.activated.view(&[rows, inner])?,
             a.block_output.view_mut(&[rows, hidden])?,
         )
-    }
-
-    /// `pages ← k, v; attention_output ← attention(q, pages)`, except in padding rows.
-    fn append_and_attend<B: Backend>(
-        &self,
-        context: &LayerContext<'_, B>,
-        mut cache: KvCacheMut<'_>,
-        a: &mut Activations,
-    ) -> Result<()> {
-        let LayerContext { config, forward, inputs } = context;
-        let (rows, dim, plan) = (inputs.rows, config.head_dim, &inputs.plans[self.attention]);
-        let kv_shape = [rows, config.num_key_value_heads, dim];
-        let scale = || ScaleMut::Static(Scale::One);
-        let pages = QuantizedCacheMut {
-            cache: KvCacheMut { k: cache.k.reborrow(), v: cache.v.reborrow() },
-            k_scale: scale(),
-            v_scale: scale(),
-        };
-        let [q, k] = &a.rotated;
-        let new = NewKv { k: k.view(&kv_shape)?, v: a.qkv.view(2, rows)? };
-        append_planned(forward.backend, &inputs.append, new, pages, KvPool::LAYOUT)?;
-        let q_shape = [plan.num_rows(), config.num_attention_heads, dim];
-        let o = a.attention_output.view_mut(&q_shape)?;
-        let out = Output { o, lse: None, workspace: &mut a.workspace };
-        forward.attention[self.attention].run(plan, q.view(&q_shape)?, cache.as_cache(), out)
     }
 }

@@ -44,27 +44,24 @@ impl QkvBuffers {
         }
     }
 
-    /// Queries (0), keys (1) or values (2), `[rows, heads, head_dim]`.
-    pub(super) fn view(&self, part: usize, rows: usize) -> Result<View<'_>> {
-        let (buffer, offset, shape, strides) = self.place(part, rows, self.head_dim);
-        self.buffers[buffer].strided(offset, &shape, &strides)
+    /// Queries, keys and values, `[rows, heads, head_dim]` each.
+    pub(super) fn split(&mut self, rows: usize) -> Result<[ViewMut<'_>; 3]> {
+        let shapes = self.widths.map(|width| [rows, width / self.head_dim, self.head_dim]);
+        match &mut self.buffers[..] {
+            [q, k, v] => Ok([q.view_mut(&shapes[0])?, k.view_mut(&shapes[1])?, v.view_mut(&shapes[2])?]),
+            buffers => buffers[0].columns_mut(shapes),
+        }
     }
 
-    /// Same, in rows of `width` elements.
+    /// Queries (0), keys (1) or values (2) in rows of `width` elements.
     pub(super) fn view_mut(&mut self, part: usize, rows: usize, width: usize) -> Result<ViewMut<'_>> {
-        let (buffer, offset, shape, strides) = self.place(part, rows, width);
-        self.buffers[buffer].strided_mut(offset, &shape, &strides)
-    }
-
-    /// The buffer of a part, with offset, shape and strides in it.
-    fn place(&self, part: usize, rows: usize, width: usize) -> (usize, usize, [usize; 3], [usize; 3]) {
         let shape = [rows, self.widths[part] / width, width];
         match self.buffers.len() {
             1 => {
-                let pitch = self.widths.iter().sum();
-                (0, self.widths[..part].iter().sum(), shape, [pitch, width, 1])
+                let (offset, pitch) = (self.widths[..part].iter().sum(), self.widths.iter().sum());
+                self.buffers[0].strided_mut(offset, &shape, &[pitch, width, 1])
             }
-            _ => (part, 0, shape, [self.widths[part], width, 1]),
+            _ => self.buffers[part].view_mut(&shape),
         }
     }
 }

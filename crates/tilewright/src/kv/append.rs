@@ -137,7 +137,7 @@ pub fn append_paged_kv_cache_quantized<B: Backend>(
 /// # Errors
 /// When shapes or scales do not fit the plan or the cache, or the cache lacks a page of the plan's table. Nothing is
 /// written then.
-pub fn append_planned<B: Backend>(
+pub fn append_planned<B: Backend + ?Sized>(
     backend: &B,
     plan: &AppendPlan,
     new: NewKv<'_>,
@@ -145,11 +145,24 @@ pub fn append_planned<B: Backend>(
     layout: KvLayout,
 ) -> Result<()> {
     const OPERATOR: &str = "kv.append_planned";
-    let params =
-        AppendParams { operator: OPERATOR, new, tokens: plan.tokens(), page_size: plan.page_size(), layout };
-    let num_pages = params.check(&cache.cache)?;
-    plan.token_slots().check_pages(OPERATOR, num_pages)?;
-    params.run(backend, cache, AppendSlots::Checked(Slots::of_plan(plan)))
+    check_planned(OPERATOR, plan, new, &cache.cache, layout)?;
+    AppendParams::of_plan(OPERATOR, plan, new, layout).run(
+        backend,
+        cache,
+        AppendSlots::Checked(Slots::of_plan(plan)),
+    )
+}
+
+/// Checks new tokens against a plan and the cache.
+pub(super) fn check_planned(
+    operator: &'static str,
+    plan: &AppendPlan,
+    new: NewKv<'_>,
+    cache: &KvCacheMut<'_>,
+    layout: KvLayout,
+) -> Result<()> {
+    let num_pages = AppendParams::of_plan(operator, plan, new, layout).check(cache)?;
+    plan.token_slots().check_pages(operator, num_pages)
 }
 
 /// [`append_paged_kv_cache_quantized`] to the slots of arrays in host or device memory; scales are static.
@@ -265,6 +278,10 @@ impl<'a> AppendParams<'a> {
         Self { operator, new: NewKv { k: new.k, v: new.v }, tokens, page_size, layout }
     }
 
+    fn of_plan(operator: &'static str, plan: &AppendPlan, new: NewKv<'a>, layout: KvLayout) -> Self {
+        Self { operator, new, tokens: plan.tokens(), page_size: plan.page_size(), layout }
+    }
+
     /// Checks new tokens against the cache. Returns the number of pages that both K and V have.
     fn check(&self, cache: &KvCacheMut<'_>) -> Result<usize> {
         let (operator, layout) = (self.operator, self.layout);
@@ -308,7 +325,7 @@ impl<'a> AppendParams<'a> {
     }
 
     /// Checks the scales and calls the backend.
-    fn run<'s, B: Backend>(
+    fn run<'s, B: Backend + ?Sized>(
         &self,
         backend: &B,
         target: QuantizedCacheMut<'s>,

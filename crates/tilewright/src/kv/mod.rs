@@ -8,6 +8,7 @@ pub(crate) mod layout;
 pub mod mla;
 mod page_list;
 mod paged;
+pub mod rope_append;
 mod scales;
 mod slot_arrays;
 mod slots;

@@ -99,14 +99,12 @@ impl<'a> Operator<'a> for RopeRotation<'a> {
     fn check(&self) -> Result<()> {
         let operator = self.name();
         let from = self.from.unwrap_or([self.q.as_view(), self.k.as_view()]);
-        let tokens = check_heads(operator, from, self.angles.rotary_dim())?;
-        let out = [("q_out", &self.q), ("k_out", &self.k)];
-        for ((argument, to), from) in out.into_iter().zip(self.from.iter().flatten()) {
-            check_copy(operator, argument, to, from)?;
-            self.check_result(argument, to.dtype())?;
+        check_rotation(operator, from, [&self.q, &self.k], self.positions, self.angles)?;
+        if self.from.is_some() {
+            self.check_result("q_out", self.q.dtype())?;
+            self.check_result("k_out", self.k.dtype())?;
         }
-        self.check_rest(from)?;
-        check_positions(operator, self.positions, tokens, self.angles.max_positions())
+        self.check_rest(from)
     }
 
     fn views(&mut self, visit: &mut TensorVisitor<'_, 'a>) -> Result<()> {
@@ -169,6 +167,21 @@ impl RopeRotation<'_> {
         }
         Ok(())
     }
+}
+
+/// Checks queries and keys, the shapes of their rotated form, and positions.
+pub(crate) fn check_rotation(
+    operator: &'static str,
+    from: [View<'_>; 2],
+    to: [&ViewMut<'_>; 2],
+    positions: Indices<'_>,
+    angles: RopeAngles<'_>,
+) -> Result<()> {
+    let tokens = check_heads(operator, from, angles.rotary_dim())?;
+    for ((argument, to), from) in ["q_out", "k_out"].into_iter().zip(to).zip(&from) {
+        check_copy(operator, argument, to, from)?;
+    }
+    check_positions(operator, positions, tokens, angles.max_positions())
 }
 
 /// Rejects a result that differs from `from` in shape or has no dense last axis.

@@ -124,6 +124,20 @@ impl Buffer {
         }
     }
 
+    /// [`DeviceMemory::columns_mut`] of a buffer in device memory.
+    ///
+    /// # Errors
+    /// As there, and when the buffer is in host memory, where blocks of columns cannot be borrowed apart.
+    pub fn columns_mut<const N: usize>(&mut self, shapes: [[usize; 3]; N]) -> Result<[ViewMut<'_>; N]> {
+        let dtype = self.dtype;
+        match self.elements_mut() {
+            Ok(_) => {
+                Err(Error::new("tensor.columns", "the buffer is in host memory, expected device memory"))
+            }
+            Err(memory) => memory.columns_mut(dtype, shapes),
+        }
+    }
+
     fn byte(&self, offset: usize) -> usize {
         offset.saturating_mul(self.dtype.size())
     }

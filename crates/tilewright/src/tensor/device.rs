@@ -121,6 +121,31 @@ impl DeviceMemory {
         Ok(ViewMut { data: empty_data_mut(dtype), device, shape, strides })
     }
 
+    /// Adjacent column blocks of one matrix, which begins at byte 0: block `i` is `shapes[i]`, `[rows, heads, dim]`. All have as many
+    /// rows.
+    ///
+    /// # Errors
+    /// When the rows differ, and as [`DeviceMemory::strided_mut`].
+    pub fn columns_mut<const N: usize>(
+        &mut self,
+        dtype: Dtype,
+        shapes: [[usize; 3]; N],
+    ) -> Result<[ViewMut<'_>; N]> {
+        const OPERATOR: &str = "tensor.columns";
+        let alike = shapes.iter().all(|shape| shape[0] == shapes[0][0]);
+        crate::ensure!(alike, OPERATOR, "shapes are {shapes:?}, expected as many rows in each block");
+        let pitch: usize = shapes.iter().map(|[_, heads, dim]| heads * dim).sum();
+        let (mut blocks, mut column) = (Vec::with_capacity(N), 0);
+        for shape in shapes {
+            let [_, heads, dim] = shape;
+            let at = column * dtype.size();
+            let View { device, shape, strides, .. } = self.strided(dtype, at, &shape, &[pitch, dim, 1])?;
+            blocks.push(ViewMut { data: empty_data_mut(dtype), device, shape, strides });
+            column += heads * dim;
+        }
+        blocks.try_into().map_err(|_| crate::Error::new(OPERATOR, "a block is missing"))
+    }
+
     /// The address of `len` elements at byte `offset`.
     fn element_range(&self, dtype: Dtype, offset: usize, len: usize) -> Result<DeviceAddress> {
         const OPERATOR: &str = "tensor.device";

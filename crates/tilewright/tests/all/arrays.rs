@@ -169,7 +169,8 @@ fn strides(shape: &[usize], layout: Layout) -> Vec<usize> {
         ([_, _], _) => vec![row, 1],
         ([tokens, _, _], Layout::HeadsFirst) => vec![row, row * tokens, 1],
         ([_, heads, _], _) => vec![row * (*heads).max(1), row, 1],
-        _ => panic!("tests use one to three axes"),
+        (_, Layout::Dense) => (1..=shape.len()).map(|axis| shape[axis..].iter().product()).collect(),
+        _ => panic!("tensors of other layouts have one to three axes"),
     }
 }
 

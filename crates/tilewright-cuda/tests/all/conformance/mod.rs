@@ -41,6 +41,8 @@ mod parts;
 mod quantise;
 #[path = "../../../../tilewright/tests/all/layers/rope.rs"]
 mod rope;
+#[path = "../../../../tilewright/tests/all/layers/rope_append.rs"]
+mod rope_append;
 #[path = "../../../../tilewright/tests/all/attention/scales.rs"]
 mod scales;
 #[path = "../../../../tilewright/tests/all/attention/strides.rs"]

@@ -4,6 +4,7 @@ mod activation;
 mod elementwise;
 mod norm;
 mod rope;
+mod rope_append;
 
 use tilewright::Cpu;
 
