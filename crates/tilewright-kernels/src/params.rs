@@ -72,7 +72,7 @@ impl Param for TensorMap {
     }
 
     fn push(host: &Self, (): (), args: &mut Vec<Arg>) {
-        args.push(Arg::TensorMap(host.clone()));
+        args.push(Arg::TensorMap(host.clone().into()));
     }
 }
 

@@ -36,7 +36,8 @@ pub(crate) fn with_case<T>(
     let (a, b) = (device.upload(&noise(m * k))?, device.upload(&noise(n * k))?);
     let d = device.filled::<bf16>(m * n, 0)?;
     let map = |address: u64, [rows, columns]: [usize; 2], box_rows: usize| {
-        Arg::TensorMap(panel_map(address, &[columns as u64, rows as u64], &[columns as u64 * 2], box_rows))
+        let dims = [columns as u64, rows as u64];
+        Arg::TensorMap(panel_map(address, &dims, &[dims[0] * 2], box_rows).into())
     };
     let arguments = [
         map(a.address(), [m, k], TILE_ROWS),

@@ -38,7 +38,8 @@ fn product(device: &Stream, config: Sm90Config, [m, n, k]: [usize; 3]) -> Result
     let (a_d, b_d) = (device.upload(&a)?, device.upload(&b)?);
     let d_d = device.filled::<u16>(m * n, 0xff)?;
     let map = |address: u64, [rows, columns]: [usize; 2], box_rows: usize| {
-        Arg::TensorMap(panel_map(address, &[columns as u64, rows as u64], &[columns as u64 * 2], box_rows))
+        let dims = [columns as u64, rows as u64];
+        Arg::TensorMap(panel_map(address, &dims, &[dims[0] * 2], box_rows).into())
     };
     let arguments = [
         map(a_d.address(), [m, k], TILE_ROWS),

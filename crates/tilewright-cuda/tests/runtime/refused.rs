@@ -95,14 +95,8 @@ fn invalid_launches_are_rejected() -> Result<()> {
         let with_map = stream.load(&written::with_map())?;
         let map = |address| {
             let (dims, strides, box_dims) = (vec![64, 64], vec![128], vec![64, 8]);
-            Arg::TensorMap(TensorMap {
-                element_bytes: 2,
-                address,
-                dims,
-                strides,
-                box_dims,
-                swizzle: Swizzle::None,
-            })
+            let swizzle = Swizzle::None;
+            Arg::TensorMap(TensorMap { element_bytes: 2, address, dims, strides, box_dims, swizzle }.into())
         };
         let expected = &["launch of kernel with_map: parameter map: ", "is not a multiple of 16"];
         judge(stream.launch(&with_map, [1; 3], &[map(numbers.address() + 2)]), ErrorKind::Argument, expected);

@@ -132,18 +132,18 @@ impl RequestSources {
 
     /// The last launch arguments of a kernel that reads requests.
     pub fn args(&self) -> Vec<Arg> {
-        [vec![Arg::U32(self.arrays())], self.args_after_arrays()].concat()
+        let mut args = vec![Arg::U32(self.arrays())];
+        self.push_after_arrays(&mut args);
+        args
     }
 
-    /// The same without the first one.
-    pub(super) fn args_after_arrays(&self) -> Vec<Arg> {
-        let mut args = Vec::new();
+    /// Appends the same without the first one.
+    pub(super) fn push_after_arrays(&self, args: &mut Vec<Arg>) {
         for (i, of) in self.sources().into_iter().enumerate() {
             let value = if i < NARROW_SOURCES { Arg::U32(of.value as u32) } else { Arg::U64(of.value) };
             args.extend([Arg::U64(of.address), Arg::U32(of.stride), value]);
         }
         args.push(Arg::U32(self.offset_step));
-        args
     }
 }
 

@@ -90,7 +90,9 @@ crate::params! {
 impl SampleParams {
     /// All launch arguments.
     pub fn all_args(&self) -> Vec<Arg> {
-        [self.args(()), self.requests.args_after_arrays()].concat()
+        let mut args = self.args(());
+        self.requests.push_after_arrays(&mut args);
+        args
     }
 }
 

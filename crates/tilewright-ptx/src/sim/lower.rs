@@ -128,7 +128,7 @@ impl Program {
                 waits: false,
                 maps: args
                     .iter()
-                    .map(|arg| if let Arg::TensorMap(map) = arg { Some(map.clone()) } else { None })
+                    .map(|arg| if let Arg::TensorMap(map) = arg { Some((**map).clone()) } else { None })
                     .collect(),
             },
         };

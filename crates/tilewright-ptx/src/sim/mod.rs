@@ -61,8 +61,8 @@ pub enum Arg {
     F32(f32),
     /// A `u64`, such as an address.
     U64(u64),
-    /// A tensor map.
-    TensorMap(TensorMap),
+    /// A tensor map, boxed so that the many other arguments stay small.
+    TensorMap(Box<TensorMap>),
 }
 
 /// A kernel launch.

@@ -24,8 +24,8 @@ fn one_product_with_many_seeds() {
     }
 }
 
-fn map(address: u64, [rows, columns]: [usize; 2], box_rows: usize) -> Arg {
-    Arg::TensorMap(panel_map(address, &[columns as u64, rows as u64], &[columns as u64 * 2], box_rows))
+fn map(at: u64, [rows, columns]: [usize; 2], box_rows: usize) -> Arg {
+    Arg::TensorMap(panel_map(at, &[columns as u64, rows as u64], &[columns as u64 * 2], box_rows).into())
 }
 
 fn product(config: Sm90Config, [m, n, k]: [usize; 3], seed: u64) {

@@ -203,8 +203,8 @@ fn tensor(address: u64, dims: &[u64], sides: &[u32]) -> Arg {
         Some(*stride)
     });
     let strides: Vec<u64> = strides.take(dims.len() - 1).collect();
-    let (dims, box_dims) = (dims.to_vec(), sides.to_vec());
-    Arg::TensorMap(TensorMap { element_bytes: 4, address, dims, strides, box_dims, swizzle: Swizzle::None })
+    let (dims, box_dims, swizzle) = (dims.to_vec(), sides.to_vec(), Swizzle::None);
+    Arg::TensorMap(TensorMap { element_bytes: 4, address, dims, strides, box_dims, swizzle }.into())
 }
 
 const DIMS: [u64; 5] = [12, 5, 3, 2, 2];

@@ -109,7 +109,7 @@ fn a_multicast_box() {
             box_dims: vec![32],
             swizzle: Swizzle::None,
         };
-        let args = [Arg::TensorMap(map), Arg::U64(out)];
+        let args = [Arg::TensorMap(map.into()), Arg::U64(out)];
         Launch { kernel: &kernel, grid: [2, 1, 1], args: &args, seed }
             .run(&mut memory)
             .unwrap_or_else(|fault| panic!("seed {seed}: {fault}"));

@@ -276,7 +276,7 @@ fn run_tensor(kernel: &Kernel, seed: u64) -> Result<Vec<u32>, Fault> {
         box_dims: vec![32, 8],
         swizzle: Swizzle::B128,
     };
-    let args = [Arg::TensorMap(map(x)), Arg::TensorMap(map(out))];
+    let args = [Arg::TensorMap(map(x).into()), Arg::TensorMap(map(out).into())];
     Launch { kernel, grid: [1, 1, 1], args: &args, seed }.run(&mut memory)?;
     memory.read(out, 240)
 }

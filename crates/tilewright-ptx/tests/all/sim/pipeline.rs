@@ -172,7 +172,7 @@ fn run(kernel: &Kernel, seed: u64) -> Result<(Vec<f32>, Report), Fault> {
         box_dims: vec![64, 64],
         swizzle: Swizzle::B128,
     };
-    let args = [Arg::TensorMap(map(a, 128)), Arg::TensorMap(map(b, 64)), Arg::U64(out)];
+    let args = [Arg::TensorMap(map(a, 128).into()), Arg::TensorMap(map(b, 64).into()), Arg::U64(out)];
     let report = Launch { kernel, grid: [2, 1, 1], args: &args, seed }.run(&mut memory)?;
     Ok((memory.read(out, 128 * 64)?, report))
 }

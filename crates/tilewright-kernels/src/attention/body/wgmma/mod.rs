@@ -103,7 +103,7 @@ impl RunParams {
             Arg::U64(self.ticket),
             Arg::U32(self.box_rows.trailing_zeros()),
         ];
-        let maps = self.maps.clone().map(Arg::TensorMap);
+        let maps = self.maps.clone().map(|map| Arg::TensorMap(map.into()));
         [params.args(false), numbers.to_vec(), maps.to_vec(), params.variant.clone()].concat()
     }
 }
