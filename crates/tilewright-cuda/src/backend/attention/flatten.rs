@@ -300,6 +300,8 @@ pub(super) fn items(plan: &Plan) -> Bodies {
     let all_split_kv = match plan.capacity() {
         // an item of a level has rows of many requests
         Some(capacity) => capacity.levels == 0 && fits_split_kv(capacity.qo_len),
+        // an item has rows of one segment, of which there are fewer
+        None if plan.requests().segments.iter().all(|segment| fits_split_kv(segment.qo.len())) => true,
         None => workers_items(plan).iter().all(|item| fits_split_kv(item.qo.len())),
     };
     if all_split_kv { Bodies::SplitKv } else { Bodies::Both }

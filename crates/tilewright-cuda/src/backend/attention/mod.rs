@@ -15,7 +15,7 @@ use params::TemporaryMemory;
 use std::sync::Arc;
 use tilewright::{
     Error, Opaque, Output, Plan, Problem, Result, View, ViewMut,
-    attention::{Inputs, Tiling, variant::ExpressionVariant},
+    attention::{Inputs, Merge, Tiling, variant::ExpressionVariant},
     kv::KvStrides,
     tensor::DeviceMemory,
 };
@@ -323,10 +323,8 @@ struct RunLaunch<M: Machine> {
 /// Whether any merge of a plan has more states than one CTA merges, if its kernel leaves those to another one.
 fn has_large_merges(plan: &Plan) -> bool {
     let (group, dim) = (plan.problem().heads().group(), plan.problem().head_dim());
-    plan.schedule()
-        .merges
-        .iter()
-        .any(|merge| group * merge.qo.len() * merge.sources.len() > max_fused_states(dim.vo))
+    let is_large = |merge: &Merge| group * merge.qo.len() * merge.sources.len() > max_fused_states(dim.vo);
+    plan.problem().is_latent() && plan.schedule().merges.iter().any(is_large)
 }
 
 /// The tensor maps of both parts of latent keys.
