@@ -22,52 +22,40 @@ pub(crate) enum TensorDtype {
 }
 
 impl TensorDtype {
-    const NAMED: [(&'static str, Self); 15] = [
-        ("float32", Self::Element(Dtype::F32)),
-        ("float16", Self::Element(Dtype::F16)),
-        ("bfloat16", Self::Element(Dtype::Bf16)),
-        ("float8_e4m3fn", Self::Element(Dtype::E4m3)),
-        ("float8_e5m2", Self::Element(Dtype::E5m2)),
-        ("int8", Self::Element(Dtype::I8)),
-        ("int32", Self::I32),
-        ("int64", Self::I64),
-        ("uint8", Self::U8),
-        ("bool", Self::Bool),
-        ("uint32", Self::U32),
-        ("uint64", Self::U64),
-        ("float64", Self::F64),
-        ("int16", Self::I16),
-        ("uint16", Self::U16),
+    /// Names, and codes of array interfaces.
+    const NAMED: [(&'static str, &'static str, Self); 15] = [
+        ("float32", "f4", Self::Element(Dtype::F32)),
+        ("float16", "f2", Self::Element(Dtype::F16)),
+        ("bfloat16", "-", Self::Element(Dtype::Bf16)),
+        ("float8_e4m3fn", "-", Self::Element(Dtype::E4m3)),
+        ("float8_e5m2", "-", Self::Element(Dtype::E5m2)),
+        ("int8", "i1", Self::Element(Dtype::I8)),
+        ("int32", "i4", Self::I32),
+        ("int64", "i8", Self::I64),
+        ("uint8", "u1", Self::U8),
+        ("bool", "b1", Self::Bool),
+        ("uint32", "u4", Self::U32),
+        ("uint64", "u8", Self::U64),
+        ("float64", "f8", Self::F64),
+        ("int16", "i2", Self::I16),
+        ("uint16", "u2", Self::U16),
     ];
 
     /// The type with this name.
     pub(crate) fn named(name: &str) -> PyResult<Self> {
-        let found = Self::NAMED.iter().find(|(known, _)| *known == name);
+        let found = Self::NAMED.iter().find(|(known, ..)| *known == name);
         let unknown = || {
-            let known: Vec<&str> = Self::NAMED.iter().map(|(known, _)| *known).collect();
+            let known: Vec<&str> = Self::NAMED.iter().map(|(known, ..)| *known).collect();
             invalid("tensor", format!("dtype = {name}, expected one of {}", known.join(", ")))
         };
-        found.map(|(_, dtype)| *dtype).ok_or_else(unknown)
+        found.map(|(.., dtype)| *dtype).ok_or_else(unknown)
     }
 
     /// The type of an array interface, for example `<f4`.
     pub(crate) fn of_typestr(typestr: &str) -> PyResult<Self> {
-        let name = match typestr.trim_start_matches(['<', '|', '=']) {
-            "f4" => "float32",
-            "f2" => "float16",
-            "f8" => "float64",
-            "i1" => "int8",
-            "i2" => "int16",
-            "i4" => "int32",
-            "i8" => "int64",
-            "u1" => "uint8",
-            "u2" => "uint16",
-            "u4" => "uint32",
-            "u8" => "uint64",
-            "b1" => "bool",
-            _ => typestr,
-        };
-        Self::named(name)
+        let code = typestr.trim_start_matches(['<', '|', '=']);
+        let found = Self::NAMED.iter().find(|(_, known, _)| *known == code);
+        found.map_or_else(|| Self::named(typestr), |(.., dtype)| Ok(*dtype))
     }
 
     /// The type of the engine's tensors, if it is one.
@@ -89,8 +77,8 @@ impl TensorDtype {
 
 impl fmt::Display for TensorDtype {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let named = Self::NAMED.iter().find(|(_, dtype)| dtype == self);
-        f.write_str(named.map_or("unknown", |(name, _)| name))
+        let named = Self::NAMED.iter().find(|(.., dtype)| dtype == self);
+        f.write_str(named.map_or("unknown", |(name, ..)| name))
     }
 }
 
