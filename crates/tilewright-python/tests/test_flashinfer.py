@@ -548,6 +548,24 @@ def test_a_wrapper_replans_in_place_and_forgets_a_refused_batch(rng):
     assert torch.equal(wrapper.run(q, cache.pair), fresh.run(q, cache.pair))
 
 
+def test_a_plan_after_forward_has_the_settings_of_its_arguments(rng):
+    cache = Paged(rng, [5, 40], dim=16, heads=1, page_size=4)
+    q = tensor(rng.standard_normal((2, 2, 16)).astype("float32"))
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace())
+
+    def outputs(**options):
+        wrapper.plan(cache.indptr, cache.indices, cache.last, 2, 1, 16, 4, pos_encoding_mode="ROPE_LLAMA",
+                     q_data_type="float32", **options)
+        return wrapper.run(q, cache.pair)
+
+    first, scaled = outputs(), outputs(sm_scale=0.5)
+    assert not torch.equal(first, scaled)
+    assert torch.equal(outputs(), first)
+    other = wrapper.forward(q, cache.pair, pos_encoding_mode="ROPE_LLAMA", rope_theta=5.0)
+    assert not torch.equal(other, first)
+    assert torch.equal(outputs(), first)
+
+
 def test_mistakes_have_their_messages():
     with pytest.raises(tw.Error, match="plan.. has not been called"):
         flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace()).run(torch.ones(1, 1, 16), torch.ones(1, 2, 4, 1, 16))

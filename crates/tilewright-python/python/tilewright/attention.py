@@ -323,7 +323,8 @@ class Attention:
         if lse is None and return_lse:
             lse = empty((*shape_of(q)[:1], fields[0]), "float32", q)
         self._operator().run(plan._core, {
-            "q": q, "q_pe": None, "k": k, "v": v, "k_scale": _scale(k_scale), "v_scale": _scale(v_scale), "o": out, "lse": lse,
+            "q": q, "q_pe": None, "k": k, "v": v, "k_scale": None if k_scale is None else _scale(k_scale),
+            "v_scale": None if v_scale is None else _scale(v_scale), "o": out, "lse": lse,
         })
         return (out, lse) if return_lse else out
 
@@ -363,7 +364,7 @@ def _on_host(batch) -> Batch:
 
 def _scale(scale):
     """A number, numbers per head, or a tensor of page scales."""
-    if scale is None or isinstance(scale, (int, float)):
+    if isinstance(scale, (int, float)):
         return scale
     shape = getattr(scale, "shape", None)
     if shape is None:

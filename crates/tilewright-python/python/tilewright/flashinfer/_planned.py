@@ -11,7 +11,7 @@ from .._device import device_of
 from .._tensors import dtype_name
 from ..attention import Attention, Batch, Capacity, DeviceBatch, PageTable, Problem
 from ..operators import Rope
-from ._pages import host_array
+from ._pages import host_array, page_table
 from ._refuse import check_backend, check_choice, check_layout, check_output, number, torch_dtype
 
 #: The dtype of FP8 attention.
@@ -159,7 +159,6 @@ class BatchWrapper:
         elif not self._use_cuda_graph:
             self._attention.batch = None
 
-
     def _plan_on_device(self, lengths, rows, page_size, split) -> bool:
         """Plans the buffers of a recorded graph on the GPU if it has any of the lengths. ``False`` if the host has to plan them:
         they are there, or exceed the limits of the GPU, or are wrong, for which the host has exact errors."""
@@ -176,7 +175,7 @@ class BatchWrapper:
 class PlannedAttention:
     """A batch and its plans: one, or one per mask if runs change it."""
 
-    __slots__ = ("_capacity", "_last", "_planned", "_stream", "batch", "device", "split")
+    __slots__ = ("_capacity", "_key", "_last", "_operator", "_planned", "_settings", "_stream", "batch", "device", "split")
 
     def __init__(self, device, capacity: "Capacity | None" = None):
         self.device = device
@@ -186,11 +185,16 @@ class PlannedAttention:
         self._last = (None, None, None, None, None)
         self.batch = None
         self.split = "balanced"
+        #: The last planned settings, with their operator and key.
+        self._settings = self._operator = self._key = None
         self._stream = None
 
     def plan(self, settings: Settings, batch: Batch, split="balanced") -> None:
         """Plans a batch. It rewrites the last plan in place: for recorded graphs, and to reuse its memory on the same stream."""
-        operator, key, stream = settings.operator(self.device), settings.plan_key(), self.device.current_stream()
+        self._last = (None, None, None, None, None)
+        if settings is not self._settings:
+            self._operator, self._key, self._settings = settings.operator(self.device), settings.plan_key(), settings
+        operator, key, stream = self._operator, self._key, self.device.current_stream()
         in_place = split == self.split and (self._capacity is not None or stream == self._stream)
         plan = self._planned.get(key) if in_place else None
         if plan is not None:
@@ -203,7 +207,13 @@ class PlannedAttention:
         if plan is None:
             plan = operator.plan(batch, split=split, capacity=self._capacity)
         self._planned, self.batch, self.split, self._stream = {key: plan}, batch, split, stream
-        self._last = (None, None, None, None, None)
+
+    def plan_pages(self, settings: Settings, rows, table: tuple, split) -> None:
+        """Plans query rows over the arrays of a page table. Those that engines pad are converted if the planner rejects them."""
+        try:
+            self.plan(settings, Batch.paged(rows, PageTable(*table)), split)
+        except Error:
+            self.plan(settings, Batch.paged(rows, page_table(*table)), split)
 
     def plan_for(self, settings: Settings):
         """The plan of the batch for these settings."""

@@ -2,12 +2,11 @@
 
 import functools
 
-import numpy
 import torch
 
 from .._core import Error
-from ..attention import Batch, Capacity
-from ._pages import page_table, run_cache
+from ..attention import Capacity
+from ._pages import run_cache
 from ._planned import BatchWrapper, Settings, dtype_names, sinks_of, split_of
 from ._refuse import refuse
 from .prefill import check_output_dtype, single_prefill_with_kv_cache
@@ -28,12 +27,6 @@ def single_decode_with_kv_cache(
     return (result[0].squeeze(0), result[1].squeeze(0)) if return_lse else result.squeeze(0)
 
 
-#: The order of optional arguments of ``plan`` in releases that took them by position.
-_PLAN_ORDER = ("pos_encoding_mode", "window_left", "logits_soft_cap", "q_data_type", "kv_data_type", "o_data_type", "data_type",
-               "sm_scale", "rope_scale", "rope_theta", "non_blocking", "block_tables", "seq_lens", "fixed_split_size",
-               "disable_split_kv", "q_len_per_req")
-
-
 class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
     """Batch decode over a paged cache: ``plan`` per step, ``run`` per layer.
 
@@ -52,6 +45,8 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
         super().__init__(float_workspace_buffer, kv_layout, use_cuda_graph, backend)
         refuse(self._name, "a variant written in Python (tilewright.Variant)", jit_args=jit_args)
         self._use_tensor_cores = use_tensor_cores
+        #: The arguments that the settings follow from.
+        self._planned_with = None
         self._paged_kv_indptr_buf = paged_kv_indptr_buffer
         self._paged_kv_indices_buf = paged_kv_indices_buffer
         self._paged_kv_last_page_len_buf = paged_kv_last_page_len_buffer
@@ -71,32 +66,19 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
         """The hint of the constructor."""
         return self._use_tensor_cores
 
-    def plan(self, indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size, *deprecated, **kwargs):
-        """Plans a batch of ``len(last_page_len)`` requests with ``q_len_per_req`` query rows each, causal among themselves."""
-        if len(deprecated) > len(_PLAN_ORDER):
-            raise TypeError(f"plan() takes at most {7 + len(_PLAN_ORDER)} positional arguments")
-        for name, value in zip(_PLAN_ORDER, deprecated, strict=False):
-            if name in kwargs:
-                raise TypeError(f"plan() got multiple values for argument {name!r}")
-            kwargs[name] = value
-        self._plan(indptr, indices, last_page_len, (num_qo_heads, num_kv_heads), head_dim, page_size, **kwargs)
-
-    def _plan(
-        self, indptr, indices, last_page_len, heads, head_dim, page_size, *, pos_encoding_mode="NONE", window_left=-1,
-        window_right=0, logits_soft_cap=None, q_data_type="float16", kv_data_type=None, o_data_type=None, data_type=None,
+    def plan(
+        self, indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size, pos_encoding_mode="NONE",
+        window_left=-1, logits_soft_cap=None, q_data_type="float16", kv_data_type=None, o_data_type=None, data_type=None,
         sm_scale=None, rope_scale=None, rope_theta=None, non_blocking=True, block_tables=None, seq_lens=None,
-        fixed_split_size=None, disable_split_kv=False, q_len_per_req=1,
+        fixed_split_size=None, disable_split_kv=False, q_len_per_req=1, *, window_right=0,
     ):
+        """Plans a batch of ``len(last_page_len)`` requests with ``q_len_per_req`` query rows each, causal among themselves."""
+        function = "BatchDecodeWithPagedKVCacheWrapper.plan"
         batch_size = len(last_page_len)
         if window_right != 0:
-            refuse("BatchDecodeWithPagedKVCacheWrapper.plan", "0", window_right=window_right)
+            refuse(function, "0", window_right=window_right)
         if q_len_per_req < 1:
             raise ValueError(f"q_len_per_req must be >= 1, got {q_len_per_req}")
-        if data_type is not None:
-            q_data_type = data_type if q_data_type is None else q_data_type
-            kv_data_type = data_type if kv_data_type is None else kv_data_type
-        dtypes = dtype_names("float16" if q_data_type is None else q_data_type, kv_data_type, o_data_type)
-        check_output_dtype("BatchDecodeWithPagedKVCacheWrapper.plan", o_data_type, dtypes)
         if self._use_cuda_graph:
             self._check_graph(batch_size, indices, q_len_per_req)
             self._paged_kv_indptr_buf.copy_(_tensor(indptr), non_blocking=non_blocking)
@@ -106,21 +88,34 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
             self._paged_kv_indptr_buf = indptr
             self._paged_kv_indices_buf = indices
             self._paged_kv_last_page_len_buf = last_page_len
-        self._settings = Settings(
-            heads=heads, dims=(head_dim, head_dim), dtypes=dtypes, layout=self._kv_layout, causal=True, window_left=window_left,
-            soft_cap=logits_soft_cap, sm_scale=sm_scale, pos_encoding_mode=pos_encoding_mode, rope_scale=rope_scale,
-            rope_theta=rope_theta,
-        )
-        self._window_left, self._logits_soft_cap, self._sm_scale = window_left, logits_soft_cap or 0.0, sm_scale
-        self._pos_encoding_mode, self._rope_scale, self._rope_theta = pos_encoding_mode, rope_scale, rope_theta
+        self._set((num_qo_heads, num_kv_heads), head_dim, (q_data_type, kv_data_type, o_data_type, data_type),
+                  pos_encoding_mode=pos_encoding_mode, window_left=window_left, soft_cap=logits_soft_cap, sm_scale=sm_scale,
+                  rope_scale=rope_scale, rope_theta=rope_theta)
         self._q_len_per_req = q_len_per_req
         self._begin_plan(self._capacity(batch_size))
-        split = split_of("BatchDecodeWithPagedKVCacheWrapper.plan", fixed_split_size, disable_split_kv, page_size)
+        split = split_of(function, fixed_split_size, disable_split_kv, page_size)
         if not self._plan_on_device((indptr, last_page_len), q_len_per_req, page_size, split):
-            table = page_table(indptr, indices, last_page_len, page_size)
-            self._attention.plan(self._settings, Batch.paged(_qo_indptr(batch_size, q_len_per_req), table), split)
+            rows = _qo_indptr(batch_size, q_len_per_req)
+            self._attention.plan_pages(self._settings, rows, (indptr, indices, last_page_len, page_size), split)
 
     begin_forward = plan
+
+    def _set(self, heads, head_dim, data_types, **settings):
+        """The settings of a plan; those of the last plan if nothing differs."""
+        key = (heads, head_dim, data_types, settings)
+        if key != self._planned_with:
+            q_data_type, kv_data_type, o_data_type, data_type = data_types
+            if data_type is not None:
+                q_data_type = data_type if q_data_type is None else q_data_type
+                kv_data_type = data_type if kv_data_type is None else kv_data_type
+            dtypes = dtype_names("float16" if q_data_type is None else q_data_type, kv_data_type, o_data_type)
+            check_output_dtype("BatchDecodeWithPagedKVCacheWrapper.plan", o_data_type, dtypes)
+            self._settings = Settings(heads=heads, dims=(head_dim, head_dim), dtypes=dtypes, layout=self._kv_layout, causal=True,
+                                      **settings)
+            self._planned_with = key
+        self._window_left, self._logits_soft_cap = settings["window_left"], settings["soft_cap"] or 0.0
+        self._sm_scale, self._pos_encoding_mode = settings["sm_scale"], settings["pos_encoding_mode"]
+        self._rope_scale, self._rope_theta = settings["rope_scale"], settings["rope_theta"]
 
     def _check_graph(self, batch_size, indices, q_len_per_req):
         frozen = getattr(self, "_q_len_per_req", None)
@@ -197,6 +192,7 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
         self._pos_encoding_mode, self._window_left = pos_encoding_mode, window_left
         self._logits_soft_cap, self._sm_scale = logits_soft_cap or 0.0, sm_scale
         self._settings = self._settings.replace(rope_scale=rope_scale or 1.0, rope_theta=rope_theta or 10000.0)
+        self._planned_with = None
 
 
 class CUDAGraphBatchDecodeWithPagedKVCacheWrapper(BatchDecodeWithPagedKVCacheWrapper):
@@ -213,7 +209,7 @@ class CUDAGraphBatchDecodeWithPagedKVCacheWrapper(BatchDecodeWithPagedKVCacheWra
 @functools.lru_cache(maxsize=256)
 def _qo_indptr(batch_size, q_len_per_req):
     """The bounds of equal requests, on the host."""
-    return numpy.arange(0, batch_size * q_len_per_req + 1, q_len_per_req, dtype=numpy.int32)
+    return torch.arange(0, batch_size * q_len_per_req + 1, q_len_per_req, dtype=torch.int32)
 
 
 def _tensor(x):

@@ -158,10 +158,10 @@ def _draw(scores, probs, params, indices=None, check_nan=False, random=(None, No
     if check_nan and torch.any(torch.isnan(scores)):
         raise ValueError("Input probs contains NaN.")
     rows = None if indices is None else indices.to(scores.device, torch.int32).contiguous()
-    tokens = (scores if rows is None else rows).size(0)
+    tokens = (scores if rows is None else rows).shape[0]
     params["seed"], params["offset"], params["offset_step"] = _random(scores, tokens, *random)
-    drawn = torch.empty(tokens, dtype=torch.int32, device=scores.device)
-    valid = torch.empty(tokens, dtype=torch.int8, device=scores.device) if return_valid else None
+    drawn = scores.new_empty(tokens, dtype=torch.int32)
+    valid = scores.new_empty(tokens, dtype=torch.int8) if return_valid else None
     if is_compiling():
         _sample_compiled(scores, probs, params, drawn, valid, rows, indices)
     else:
