@@ -161,8 +161,26 @@ def test_stateless_decode(host, rng, layout, monkeypatch):
     assert xqa(torch.from_numpy(q), (k, v), workspace, tables, lens, 17, 1 / math.sqrt(32), out=out, kv_layout=layout,
                q_len_per_req=4, q_cu_seq_lens=bounds) is out
     close(out[2:], attention(q[2:], rows[0][2], rows[1][2], visible=causal(4, 17))[0])
+    narrow, same = trtllm(torch.from_numpy(q), (k, v), workspace, tables, lens, 17, 0.3, 400.0, kv_layout=layout,
+                          q_len_per_req=2, return_lse=True, out_dtype=torch.float8_e4m3fn, o_scale=3.0)
+    expected = (o * 200.0).clamp(-448.0, 448.0).to(torch.float8_e4m3fn)
+    assert torch.equal(narrow.view(torch.uint8), expected.view(torch.uint8)) and torch.equal(same, lse)
+    assert (narrow.float().abs() == 448.0).any()
+    into = torch.empty_like(narrow)
+    assert trtllm(torch.from_numpy(q), (k, v), workspace, tables, lens, 17, 0.3, 400.0, kv_layout=layout, q_len_per_req=2,
+                  out=into) is into
+    assert torch.equal(into.view(torch.uint8), narrow.view(torch.uint8))
+    q8, k8, v8 = (x.to(torch.float8_e4m3fn) for x in (torch.from_numpy(q), k, v))
+    options = {"kv_layout": layout, "q_len_per_req": 2}
+    wide = trtllm(q8, (k8, v8), workspace, tables, lens, 17, 0.3, out_dtype=torch.float16, **options)
+    expected = trtllm(q8.float(), (k8.float(), v8.float()), workspace, tables, lens, 17, 0.3, **options)
+    torch.testing.assert_close(wide.float(), expected, rtol=5e-2, atol=5e-2)
+    narrow = xqa(q8, (k8, v8), workspace, tables, lens, 17, 0.3, **options)
+    assert torch.equal(narrow.view(torch.uint8), wide.to(q8.dtype).view(torch.uint8))
     for changes, error, text in (
-        ({"mask": lens}, tw.Unsupported, "mask = a tensor"), ({"o_scale": 2.0}, tw.Unsupported, "o_scale = 2.0, expected 1.0"),
+        ({"out_dtype": "nvfp4"}, tw.Unsupported, "out_dtype = 'nvfp4', expected float32 or float8_e4m3fn"),
+        ({"out": o, "out_dtype": torch.float8_e4m3fn}, tw.Error, "out is torch.float32, expected out_dtype = float8_e4m3fn"),
+        ({"mask": lens}, tw.Unsupported, "mask = a tensor"), ({"o_scale": 0.0}, tw.Error, "o_scale = 0.0, expected a finite number"),
         ({"max_q_len": 2}, tw.Error, "max_q_len = 2"), ({"q_len_per_req": 3}, tw.Error, "query has 6 rows"),
         ({"kv_layout": "HDN"}, KeyError, "kv_layout"), ({"backend": "cudnn"}, tw.Error, "backend = 'cudnn'"),
         ({"out": o[:2]}, tw.Error, "out has shape"), ({"uses_shared_paged_kv_idx": False}, tw.Unsupported, "expected True"),

@@ -237,6 +237,11 @@ def test_latent_attention(host, rng):
                          scale=0.2, visible=causal(2, 10))
     close(o, expected[0])
     close(lse, expected[1])
+    out = torch.empty(2, 4, 32, dtype=torch.float8_e4m3fn)
+    assert wrapper.run(*(tensor(x) for x in (q_nope, q_pe, ckv, kpe)), out=out, o_scale=2.0**-10) is out
+    assert torch.equal(out.view(torch.uint8), (o * 1024.0).clamp(-448.0, 448.0).to(out.dtype).view(torch.uint8))
+    with pytest.raises(ValueError, match="out tensor must be provided"):
+        wrapper.run(*(tensor(x) for x in (q_nope, q_pe, ckv, kpe)), o_scale=1.0)
     # a page after the last token is not read
     q = tensor(numpy.concatenate([q_nope, q_nope])), tensor(numpy.concatenate([q_pe, q_pe]))
     wrapper.plan(torch.tensor([0, 2, 4]), torch.tensor([0, 4, 7]), torch.tensor([2, 0, 1, 9, 2, 0, 1]), torch.tensor([10, 10]), 4, 32,
@@ -679,5 +684,36 @@ def test_queries_keys_and_values_of_e4m3(paged):
     assert torch.equal(one, found[:5])
     with pytest.raises(tw.Unsupported, match="q_scale differs within a group of 2 query heads"):
         run(torch.tensor([0.5, 1.0, 2.0, 2.0]), *scales[1:])
-    with pytest.raises(tw.Unsupported, match="o_data_type = 'float8_e4m3fn', expected float16 or bfloat16"):
-        flashinfer.single_prefill_with_kv_cache(q[:5], k[:32], v[:32], causal=True)
+    with pytest.raises(tw.Unsupported, match="o_data_type = 'float32', expected float16 or bfloat16 or float8_e4m3fn"):
+        flashinfer.single_prefill_with_kv_cache(q[:5], k[:32], v[:32], o_dtype=torch.float32, causal=True)
+    wide, narrow = (flashinfer.single_prefill_with_kv_cache(q[:5], k[:32], v[:32], o_dtype=dtype, causal=True)
+                    for dtype in (torch.float16, None))
+    assert torch.equal(narrow.view(torch.uint8), wide.to(e4m3).view(torch.uint8))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
+def test_outputs_of_e4m3(dtype):
+    """Outputs of 16 bits over the scale of outputs, rounded and saturated."""
+    torch.manual_seed(4)
+    e4m3, bounds, kv_bounds = torch.float8_e4m3fn, torch.tensor([0, 3, 8]).int(), torch.tensor([0, 20, 52]).int()
+    q, k, v = (torch.randn(n, h, 32).to(dtype) for n, h in ((8, 4), (52, 2), (52, 2)))
+
+    def run(o_data_type, wrapper=None, **options):
+        wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(torch.empty(1, dtype=torch.uint8))
+        wrapper.plan(bounds, kv_bounds, 4, 2, 32, causal=True, q_data_type=dtype, kv_data_type=dtype, o_data_type=o_data_type)
+        return wrapper.run(q, k, v, return_lse=True, **options)
+
+    unscaled, _ = run(torch.float16 if dtype == e4m3 else None)
+    wide, lse = run(torch.float16 if dtype == e4m3 else None, o_scale=2.0**-9)
+    torch.testing.assert_close(wide.float(), unscaled.float() * 512.0)
+    out = torch.empty(8, 4, 32, dtype=e4m3)
+    narrow, same = run(e4m3, o_scale=2.0**-9, out=out)
+    assert narrow is out and torch.equal(same, lse)
+    assert torch.equal(out.view(torch.uint8), wide.clamp(-448.0, 448.0).to(e4m3).view(torch.uint8))
+    assert (out.float().abs() == 448.0).any() and out.float().isfinite().all()
+    halved, _ = run(e4m3, o_scale=2.0**-9, v_scale=0.5)
+    assert torch.equal(halved.view(torch.uint8), (wide / 2.0).clamp(-448.0, 448.0).to(e4m3).view(torch.uint8))
+    with pytest.raises(tw.Error, match="run: out is torch.bfloat16, expected torch.float8_e4m3fn"):
+        run(e4m3, out=out.to(torch.bfloat16))
+    with pytest.raises(tw.Error, match="run: o_scale = -1.0, expected a finite number above 0"):
+        run(e4m3, o_scale=-1.0)

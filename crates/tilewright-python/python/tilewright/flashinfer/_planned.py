@@ -12,7 +12,7 @@ from .._tensors import dtype_name
 from ..attention import Attention, Batch, Capacity, DeviceBatch, PageTable, Problem
 from ..operators import Rope
 from ._pages import host_array, page_table
-from ._refuse import check_backend, check_choice, check_layout, check_output, number, torch_dtype
+from ._refuse import check_backend, check_choice, check_layout, check_output, number, refuse, torch_dtype
 
 #: The dtype of FP8 attention.
 FP8 = "float8_e4m3fn"
@@ -62,9 +62,13 @@ class Settings:
         return _unless_one(k_factor), _unless_one(_product(function, 1.0, v_scale))
 
     def problem(self) -> Problem:
-        """The problem with the default scale; runs multiply by the ratio to theirs, so that one plan serves all scales."""
+        """The problem with the default scale; runs multiply by the ratio to theirs, so that one plan serves all scales. Outputs of
+        e4m3 are those of another dtype, rounded."""
         left = None if self.window_left < 0 else self.window_left
-        return Problem(self.heads[0], self.heads[1], self.dims[0], head_dim_vo=self.dims[1], dtype=self.dtypes[0],
+        out, _, q = self.dtypes
+        if out == FP8:
+            out = "float16" if q == FP8 else q
+        return Problem(self.heads[0], self.heads[1], self.dims[0], head_dim_vo=self.dims[1], dtype=out,
                        q_dtype=self.dtypes[2], kv_dtype=self.dtypes[1], layout=self.layout, causal=self.causal, window_left=left)
 
     def variant(self):
@@ -104,11 +108,24 @@ class Settings:
 
 
 def dtype_names(q, kv, out=None) -> tuple:
-    """The names of the dtypes of outputs, keys and queries. A missing one of keys is that of queries, and outputs have that of
-    queries unless those have 8 bits."""
+    """The names of the dtypes of outputs, keys and queries. Missing ones are that of queries."""
     q_name = dtype_name(q)
-    out_name = dtype_name(out) if q_name == FP8 and out is not None else q_name
-    return out_name, (q_name if kv is None else dtype_name(kv)), q_name
+    return (q_name if out is None else dtype_name(out)), (q_name if kv is None else dtype_name(kv)), q_name
+
+
+def check_output_dtype(function: str, dtypes: tuple, name: str = "o_data_type") -> None:
+    """Rejects outputs that are neither of e4m3 nor of the dtype of queries; those of queries of e4m3 may have 16 bits."""
+    out, _, q = dtypes
+    others = (q,) if q != FP8 else ("float16", "bfloat16")
+    if out not in (FP8, *others):
+        refuse(function, " or ".join((*others, FP8)), **{name: out})
+
+
+def in_e4m3(values, out=None):
+    """The values in e4m3, rounded and saturated, in ``out`` if it is passed. ``values`` are overwritten: not all releases of torch
+    saturate."""
+    out = torch.empty_like(values, dtype=torch.float8_e4m3fn) if out is None else out
+    return out.copy_(values.clamp_(-448.0, 448.0))
 
 
 def split_of(function: str, fixed_split_size, disable_split_kv: bool, page_size: int):
@@ -239,15 +256,26 @@ class PlannedAttention:
         v_scale, (q_factor, k_factor, v_factor) = None, scales
         if q_factor is not None or k_factor is not None or v_factor is not None:
             k_scale, v_scale = settings.factors(function, q_factor, k_factor, v_factor)
+        is_narrow = settings.dtypes[0] == FP8
+        if is_narrow and out is not None:
+            self._check_outputs(function, settings, q, out, lse)
         try:
-            return operator.run(plan, q, kv[0], kv[1], out=out, lse=lse, return_lse=return_lse, k_scale=k_scale, v_scale=v_scale)
+            found = operator.run(plan, q, kv[0], kv[1], out=None if is_narrow else out, lse=lse, return_lse=return_lse,
+                                 k_scale=k_scale, v_scale=v_scale)
         except Error:
-            if out is not None:
-                check_output(function, "out", out, (q.shape[0], settings.heads[0], settings.dims[1]),
-                             torch_dtype(settings.dtypes[0]), q.device)
-            if lse is not None:
-                check_output(function, "lse", lse, (q.shape[0], settings.heads[0]), torch.float32, q.device)
+            self._check_outputs(function, settings, q, out, lse)
             raise
+        if not is_narrow:
+            return found
+        return (in_e4m3(found[0], out), found[1]) if return_lse else in_e4m3(found, out)
+
+    @staticmethod
+    def _check_outputs(function, settings, q, out, lse):
+        rows = (q.shape[0], settings.heads[0])
+        if out is not None:
+            check_output(function, "out", out, (*rows, settings.dims[1]), torch_dtype(settings.dtypes[0]), q.device)
+        if lse is not None:
+            check_output(function, "lse", lse, rows, torch.float32, q.device)
 
 
 def is_on_gpu(x) -> bool:

@@ -1,5 +1,7 @@
 """Refusals of arguments that have no meaning here, and conversions of those that have."""
 
+import math
+
 import torch
 
 from .._core import Error, Unsupported
@@ -59,6 +61,14 @@ def number(function: str, name: str, value, default: float = 1.0) -> float:
             raise Unsupported(f"flashinfer.{function}: {name} has shape {tuple(value.shape)}, expected one number")
         return float(value)
     return float(value)
+
+
+def positive(function: str, name: str, value) -> float:
+    """A scale of at least the smallest positive number."""
+    scale = number(function, name, value)
+    if not 0.0 < scale < math.inf:
+        raise Error(f"flashinfer.{function}: {name} = {scale}, expected a finite number above 0")
+    return scale
 
 
 def one_number(function: str, name: str, value, like):

@@ -7,9 +7,9 @@ import torch
 from .._core import Error
 from ..attention import Capacity
 from ._pages import run_cache
-from ._planned import BatchWrapper, Settings, dtype_names, sinks_of, split_of
+from ._planned import BatchWrapper, Settings, check_output_dtype, dtype_names, sinks_of, split_of
 from ._refuse import refuse
-from .prefill import check_output_dtype, single_prefill_with_kv_cache
+from .prefill import single_prefill_with_kv_cache
 from .stateless import trtllm_batch_decode_with_kv_cache, xqa_batch_decode_with_kv_cache  # noqa: F401
 
 
@@ -109,7 +109,7 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
                 q_data_type = data_type if q_data_type is None else q_data_type
                 kv_data_type = data_type if kv_data_type is None else kv_data_type
             dtypes = dtype_names("float16" if q_data_type is None else q_data_type, kv_data_type, o_data_type)
-            check_output_dtype("BatchDecodeWithPagedKVCacheWrapper.plan", o_data_type, dtypes)
+            check_output_dtype("BatchDecodeWithPagedKVCacheWrapper.plan", dtypes)
             self._settings = Settings(heads=heads, dims=(head_dim, head_dim), dtypes=dtypes, layout=self._kv_layout, causal=True,
                                       **settings)
             self._planned_with = key

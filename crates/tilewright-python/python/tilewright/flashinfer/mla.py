@@ -9,8 +9,8 @@ from .._core import Error
 from .._tensors import dtype_name
 from ..attention import Attention, Batch, Capacity, PageTable, Problem
 from ._pages import host_array
-from ._planned import planned_device
-from ._refuse import check_backend, check_output, refuse, torch_dtype
+from ._planned import in_e4m3, planned_device
+from ._refuse import check_backend, check_output, positive, refuse, torch_dtype
 
 
 class BatchMLAPagedAttentionWrapper:
@@ -82,17 +82,22 @@ class BatchMLAPagedAttentionWrapper:
     ):
         """Attention of the planned batch: ``q_nope`` ``[num_rows, num_heads, head_dim_ckv]``, ``q_pe`` ``[num_rows, num_heads,
         head_dim_kpe]``, caches ``[num_pages, page_size, dim]``. The LSE is in base 2, or natural with
-        ``return_lse_base_on_e``. ``ckv_scale`` and ``kpe_scale`` multiply caches of 8 bits; if they differ, ``q_pe`` is multiplied by
+        ``return_lse_base_on_e``. With ``o_scale``, ``out`` of e4m3 receives the output divided by it. ``ckv_scale`` and ``kpe_scale`` multiply caches of 8 bits; if they differ, ``q_pe`` is multiplied by
         their ratio and rounded."""
         refuse("BatchMLAPagedAttentionWrapper.run", profiler_buffer=profiler_buffer, kv_len=kv_len, page_table=page_table,
-               o_scale=o_scale, ckv_scale_arr=ckv_scale_arr)
+               ckv_scale_arr=ckv_scale_arr)
         if self._plan is None:
             raise Error("flashinfer.run: plan() has not been called")
-        dtype = torch_dtype(self._key[6])
-        if out is None:
-            out = torch.empty_like(q_nope, memory_format=torch.contiguous_format)
-        else:
+        dtype, narrow = torch_dtype(self._key[6]), None
+        if o_scale is not None:
+            o_scale, narrow = positive("run", "o_scale", o_scale), out
+            if out is None:
+                raise ValueError("out tensor must be provided when o_scale is used for FP8 output.")
+            check_output("run", "out", out, q_nope.shape, torch.float8_e4m3fn, q_nope.device)
+        elif out is not None:
             check_output("run", "out", out, q_nope.shape, dtype, q_nope.device)
+        if out is narrow:
+            out = torch.empty_like(q_nope, memory_format=torch.contiguous_format)
         if lse is None and return_lse:
             lse = torch.empty(q_nope.shape[:2], dtype=torch.float32, device=q_nope.device)
         if self._key[7] != self._key[6]:
@@ -101,6 +106,8 @@ class BatchMLAPagedAttentionWrapper:
                     raise Error(f"flashinfer.run: {name} = None, expected a number for caches of {self._key[7]}")
         self._operator.run_latent(self._plan, q_nope, q_pe, ckv_cache, kpe_cache, out=out, lse=lse, ckv_scale=ckv_scale,
                                   kpe_scale=kpe_scale)
+        if narrow is not None:
+            out = in_e4m3(out.float().div_(o_scale), narrow)
         if not return_lse:
             return out
         return out, lse.mul_(math.log(2.0)) if return_lse_base_on_e else lse

@@ -10,8 +10,18 @@ from .._core import segment_packbits as pack_segments
 from ..attention import Batch, Capacity
 from ._compiled import is_compiling, operator
 from ._pages import host_array, page_table, run_cache
-from ._planned import FP8, BatchWrapper, PlannedAttention, Settings, dtype_names, planned_device, sinks_of, split_of
-from ._refuse import check_backend, check_layout, refuse
+from ._planned import (
+    FP8,
+    BatchWrapper,
+    PlannedAttention,
+    Settings,
+    check_output_dtype,
+    dtype_names,
+    planned_device,
+    sinks_of,
+    split_of,
+)
+from ._refuse import check_backend, check_layout, positive, refuse
 
 
 def single_prefill_with_kv_cache(
@@ -57,7 +67,7 @@ def _single_fp8(tensors, scales, o_dtype, return_lse, arguments):
     """FP8 attention of one request; ``scales`` of queries, keys and values are numbers or tensors of one per head."""
     settings, batch = _single(*tensors, *arguments)
     dtypes = dtype_names(tensors[0].dtype, tensors[1].dtype, o_dtype)
-    check_output_dtype("single_prefill_with_kv_cache", o_dtype, dtypes)
+    check_output_dtype("single_prefill_with_kv_cache", dtypes)
     planned, settings = PlannedAttention(planned_device(tensors[0])), settings.replace(dtypes=dtypes)
     planned.plan(settings, batch)
     return planned.run(settings, tensors[0], tensors[1:], None, return_lse=return_lse, scales=scales)
@@ -202,14 +212,6 @@ class _PrefillWrapper(BatchWrapper):
         self._settings = self._settings.replace(rope_scale=rope[0] or 1.0, rope_theta=rope[1] or 10000.0)
 
 
-def check_output_dtype(function, o_data_type, dtypes):
-    """Rejects outputs of another dtype than that of ``dtypes``, and of 8 bits."""
-    if dtypes[0] == FP8:
-        refuse(function, "float16 or bfloat16 with queries of 8 bits", o_data_type=dtypes[0])
-    if o_data_type is not None and dtype_names(o_data_type, None)[0] != dtypes[0]:
-        refuse(function, f"q_data_type = {dtypes[0]}", o_data_type=o_data_type)
-
-
 def _refuse_items(function, prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr):
     refuse(function, "tilewright.variants.multi_item", prefix_len_ptr=prefix_len_ptr,
            token_pos_in_items_ptr=token_pos_in_items_ptr, token_pos_in_items_len=token_pos_in_items_len or None,
@@ -247,7 +249,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_PrefillWrapper):
         refuse(function, use_fp16_qk_reduction=use_fp16_qk_reduction)
         _refuse_items(function, prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr)
         dtypes = dtype_names(q_data_type, kv_data_type, o_data_type)
-        check_output_dtype(function, o_data_type, dtypes)
+        check_output_dtype(function, dtypes)
         has_mask = custom_mask is not None or packed_custom_mask is not None
         self._keep(non_blocking, qo_indptr_buf=qo_indptr, paged_kv_indptr_buf=paged_kv_indptr,
                    paged_kv_indices_buf=paged_kv_indices, paged_kv_last_page_len_buf=paged_kv_last_page_len)
@@ -346,7 +348,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(_PrefillWrapper):
         refuse(function, use_fp16_qk_reduction=use_fp16_qk_reduction, v_indptr=v_indptr, o_indptr=o_indptr)
         _refuse_items(function, prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr)
         dtypes = dtype_names(q_data_type, kv_data_type, o_data_type)
-        check_output_dtype(function, o_data_type, dtypes)
+        check_output_dtype(function, dtypes)
         self._keep(non_blocking, qo_indptr_buf=qo_indptr, kv_indptr_buf=kv_indptr)
         bounds, kv_bounds = host_array(qo_indptr), host_array(kv_indptr)
         mask = self._mask(custom_mask, packed_custom_mask, bounds, kv_bounds[1:] - kv_bounds[:-1])
@@ -369,9 +371,11 @@ class BatchPrefillWithRaggedKVCacheWrapper(_PrefillWrapper):
         enable_pdl=None, kv_cache_sf=None,
     ):
         """Attention of the planned batch: ``q`` ``[qo_indptr[-1], num_qo_heads, head_dim]``, ``k``, ``v`` ``[kv_indptr[-1],
-        num_kv_heads, head_dim]``. Returns the output, or ``(output, lse)`` with the LSE in base 2."""
-        refuse("run", kv_cache_sf=kv_cache_sf, o_scale=None if o_scale == 1.0 else o_scale)
+        num_kv_heads, head_dim]``. Returns the output divided by ``o_scale``, or ``(output, lse)`` with the LSE in base 2."""
+        refuse("run", kv_cache_sf=kv_cache_sf)
         scales, args = self._scales(args, (q_scale, k_scale, v_scale))
+        if o_scale is not None:
+            scales = (*scales[:2], (1.0 if scales[2] is None else scales[2]) / positive("run", "o_scale", o_scale))
         return self._run(q, (k, v), scales=scales, out=out, lse=lse, return_lse=return_lse, sinks=self._sinks(args, None))
 
     run_return_lse = functools.partialmethod(run, return_lse=True)

@@ -10,10 +10,11 @@ import math
 import torch
 
 from .._core import Error
+from .._tensors import dtype_name
 from ..attention import BlockTable, Capacity, DeviceBatch
 from ._pages import split_cache
-from ._planned import Settings, dtype_names, planned_device, sinks_of
-from ._refuse import check_choice, check_layout, check_output, number, refuse
+from ._planned import FP8, Settings, check_output_dtype, dtype_names, in_e4m3, planned_device, sinks_of
+from ._refuse import check_choice, check_layout, check_output, number, positive, refuse
 
 #: Plans kept for calls of the same shape. Those of recorded graphs are kept for good.
 _LIMIT = 1024
@@ -33,8 +34,9 @@ def trtllm_batch_decode_with_kv_cache(
     ``query`` ``[num_tokens, num_qo_heads, head_dim]``: ``q_len_per_req`` rows per request, or ``cum_seq_lens_q`` bounds with at
     most ``max_q_len``. ``kv_cache``: keys and values ``[num_pages, num_kv_heads, page_size, head_dim]`` (HND), a pair or one tensor
     with both along axis 1. ``block_tables`` ``[batch_size, max_pages]``, ``seq_lens`` ``[batch_size]``. ``bmm1_scale`` is the
-    factor of ``q · k``, ``bmm2_scale`` that of outputs: numbers, or tensors of one element, which stay on the GPU. Returns the
-    output, or ``(output, lse)`` in base 2. ``max_seq_len``, ``enable_pdl``, ``backend``, ``multi_ctas_kv_counter_buffer`` and
+    factor of ``q · k``, ``bmm2_scale`` that of outputs, over the scale of outputs of e4m3: numbers, or tensors of one element, which
+    stay on the GPU. Outputs have ``out_dtype``, by default that of ``out`` or of queries. Returns the output, or ``(output, lse)``
+    in base 2. ``max_seq_len``, ``enable_pdl``, ``backend``, ``o_scale``, ``multi_ctas_kv_counter_buffer`` and
     ``bf16q_fp8kv_transform_mode`` are hints without effect.
     """
     function = "trtllm_batch_decode_with_kv_cache"
@@ -43,13 +45,13 @@ def trtllm_batch_decode_with_kv_cache(
            skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor, bmm1_scale_log2=bmm1_scale_log2,
            enable_block_sparse_attention=enable_block_sparse_attention)
     refuse(function, "True", uses_shared_paged_kv_idx=None if uses_shared_paged_kv_idx else "False")
-    refuse(function, "1.0", o_scale=None if o_scale in (None, 1.0) else o_scale)
-    refuse(function, f"{query.dtype}", out_dtype=None if out_dtype in (None, query.dtype) else out_dtype)
+    positive(function, "o_scale", o_scale)
     if (max_q_len is None) != (cum_seq_lens_q is None):
         raise Error(f"flashinfer.{function}: max_q_len = {max_q_len}, expected it together with cum_seq_lens_q")
     rows = (cum_seq_lens_q, max_q_len) if cum_seq_lens_q is not None else (None, q_len_per_req)
     return _decode(function, (query, kv_cache, workspace_buffer), (block_tables, seq_lens, rows), kv_layout=kv_layout,
-                   scales=(bmm1_scale, bmm2_scale), window_left=window_left, sinks=sinks, outputs=(out, lse, return_lse))
+                   scales=(bmm1_scale, bmm2_scale), window_left=window_left, sinks=sinks,
+                   outputs=(out, lse, return_lse, out_dtype))
 
 
 def xqa_batch_decode_with_kv_cache(
@@ -61,10 +63,10 @@ def xqa_batch_decode_with_kv_cache(
     ``q_len_per_req`` rows."""
     function = "xqa_batch_decode_with_kv_cache"
     refuse(function, mask=mask, kv_cache_sf=kv_cache_sf)
-    refuse(function, "1.0", o_scale=None if o_scale in (None, 1.0) else o_scale)
+    positive(function, "o_scale", o_scale)
     return _decode(function, (query, kv_cache, workspace_buffer), (block_tables, seq_lens, (q_cu_seq_lens, q_len_per_req)),
                    kv_layout=kv_layout, scales=(bmm1_scale, bmm2_scale), window_left=window_left, sinks=sinks,
-                   outputs=(out, None, False))
+                   outputs=(out, None, False, None))
 
 
 def _decode(function, tensors, lengths, *, kv_layout, scales, window_left, sinks, outputs):
@@ -76,8 +78,13 @@ def _decode(function, tensors, lengths, *, kv_layout, scales, window_left, sinks
     requests, rows = seq_lens.shape[0], query.shape[0]
     if bounds is None and rows != requests * qo_len:
         raise Error(f"flashinfer.{function}: query has {rows} rows, expected batch_size * q_len_per_req = {requests * qo_len}")
+    out, lse, return_lse, out_dtype = outputs
+    dtypes = dtype_names(query.dtype, keys.dtype, out_dtype if out is None else out.dtype)
+    check_output_dtype(function, dtypes, "out_dtype" if out is None else "out")
+    if out_dtype is not None and dtype_name(out_dtype) != dtypes[0]:
+        raise Error(f"flashinfer.{function}: out is {out.dtype}, expected out_dtype = {dtype_name(out_dtype)}")
     settings = Settings(heads=(query.shape[1], heads), dims=(query.shape[2], values.shape[3]), layout=kv_layout, causal=True,
-                        dtypes=dtype_names(query.dtype, keys.dtype), window_left=window_left,
+                        dtypes=dtypes, window_left=window_left,
                         sinks=None if sinks is None else sinks_of(sinks))
     device = planned_device(query)
     operator = settings.operator(device)
@@ -85,13 +92,16 @@ def _decode(function, tensors, lengths, *, kv_layout, scales, window_left, sinks
     key = (workspace.data_ptr(), device.current_stream(), id(device), settings.plan_key(), requests, rows, qo_len, page_size,
            bounds is None)
     plan = _plan(operator, batch, key, workspace, Capacity(requests, rows, 0, qo_len=qo_len))
-    out, lse, return_lse = outputs
     if out is not None:
-        check_output(function, "out", out, (*query.shape[:2], values.shape[3]), query.dtype, query.device)
+        check_output(function, "out", out, (*query.shape[:2], values.shape[3]), out.dtype, query.device)
     factors = [_factor(function, name, scale, times, (keys.shape[0], heads)) for name, scale, times in
                (("bmm1_scale", scales[0], math.sqrt(query.shape[2])), ("bmm2_scale", scales[1], 1.0))]
-    return operator.run(plan, query, keys, values, out=out, lse=lse, return_lse=return_lse, k_scale=factors[0],
-                        v_scale=factors[1])
+    is_narrow = dtypes[0] == FP8
+    found = operator.run(plan, query, keys, values, out=None if is_narrow else out, lse=lse, return_lse=return_lse,
+                         k_scale=factors[0], v_scale=factors[1])
+    if not is_narrow:
+        return found
+    return (in_e4m3(found[0], out), found[1]) if return_lse else in_e4m3(found, out)
 
 
 def _plan(operator, batch, key, workspace, capacity):
