@@ -11,7 +11,7 @@ from dense import attention, causal, paged
 if HAS_TORCH:
     import tilewright.flashinfer as flashinfer
     import torch
-    from tilewright.flashinfer import _pages, _planned
+    from tilewright.flashinfer import _pages, _planned, mla
 needs_torch = pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed")
 
 
@@ -139,6 +139,38 @@ def test_a_graph_of_prefill_is_planned_on_the_gpu_after_its_first_plan(host, rng
         for r, (begin, end) in enumerate(((0, 3), (3, 7))):
             visible = causal(end - begin, kv_lens[r])
             close(o[begin:end], attention(q[begin:end], rows[0][r], rows[1][r], visible=visible)[0])
+
+
+@needs_torch
+def test_a_graph_of_latent_attention_is_planned_on_the_gpu_after_its_first_plan(host, rng, monkeypatch):
+    if host == "cpu":
+        pytest.skip("the CPU plans on the host")
+    int32 = {"dtype": torch.int32}
+    buffers = [torch.zeros(n, **int32) for n in (4, 4, 24, 3)]
+    wrapper = flashinfer.BatchMLAPagedAttentionWrapper(torch.empty(1024, dtype=torch.uint8), True, *buffers)
+    ckv, kpe = (rng.standard_normal((20, 4, dim)).astype("float32") for dim in (32, 16))
+    q_nope, q_pe = (rng.standard_normal((3, 4, dim)).astype("float32") for dim in (32, 16))
+    # pages after the last token of a request are not read, and one request has no keys
+    steps = ([5, 9, 4], [0, 2, 5, 6]), ([17, 0, 6], [1, 7, 8, 10]), ([3, 8, 1], [0, 4, 6, 9]), ([3, 12, 1], [0, 4, 6, 9])
+    for step, (kv_lens, bounds) in enumerate(steps):
+        pages = rng.permutation(20)[: bounds[-1]].astype("int32")
+        if step == 1:
+            monkeypatch.setattr(mla, "is_on_gpu", lambda x: True)
+            monkeypatch.setattr(_pages, "on_host", lambda x: pytest.fail("an array was copied to the host"))
+        arrays = [torch.tensor(x, **int32) for x in ([0, 1, 2, 3], bounds, pages, kv_lens)]
+        wrapper.plan(*arrays, 4, 32, 16, 4, True, 0.2, torch.float32, torch.float32)
+        if step == 3:
+            with pytest.raises(tw.Error, match="a request has more keys"):
+                wrapper._operator.check_plan(wrapper._plan)
+            break
+        o = wrapper.run(*(torch.from_numpy(x) for x in (q_nope, q_pe, ckv, kpe)))
+        for r, length in enumerate(kv_lens):
+            latent, rotated = (x[pages[bounds[r] : bounds[r + 1]]].reshape(-1, 1, x.shape[-1])[:length] for x in (ckv, kpe))
+            q = numpy.concatenate([q_nope, q_pe], axis=2)[r : r + 1]
+            if length:
+                close(o[r : r + 1], attention(q, numpy.concatenate([latent, rotated], axis=2), latent, scale=0.2)[0])
+            else:
+                assert not o[r].any()
 
 
 @needs_torch

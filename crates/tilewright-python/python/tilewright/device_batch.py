@@ -1,9 +1,9 @@
 """Batches whose lengths are on a GPU, which plans them: nothing is copied to the host, and no call waits."""
 
 from ._core import Error
-from ._tensors import device_indices, on_host
+from ._tensors import _torch, device_indices, on_host
 
-__all__ = ["BlockTable", "DeviceBatch", "page_bounds"]
+__all__ = ["BlockTable", "DeviceBatch", "page_bounds", "pages_on_device"]
 
 #: The errors that a GPU finds in lengths, by their bits.
 REFUSALS = {
@@ -93,6 +93,21 @@ class DeviceBatch:
         indptr, last = page_bounds(lens, table.page_size)
         used = numpy.arange(pages.shape[1]) < numpy.diff(indptr)[:, None]
         return rows, (indptr, pages[used], last, table.page_size)
+
+
+def pages_on_device(kv_lens, page_size: int, num_pages: int) -> tuple:
+    """The pages of requests of ``kv_lens`` tokens, a torch tensor, in lists of ``num_pages`` entries together; nothing waits.
+
+    Returns ``indptr`` and ``last_page_len``, int32, then the request of each entry and its number among the pages of that request.
+    Entries after the last page belong to the last request.
+    """
+    torch = _torch()
+    counts = -(-kv_lens.int() // page_size)
+    indptr = torch.zeros(len(kv_lens) + 1, dtype=torch.int32, device=kv_lens.device)
+    torch.cumsum(counts, 0, dtype=torch.int32, out=indptr[1:])
+    entries = torch.arange(num_pages, dtype=torch.int32, device=kv_lens.device)
+    request = torch.searchsorted(indptr[1:-1], entries, right=True)
+    return indptr, kv_lens.int() - (counts - 1) * page_size, request, entries - indptr[request]
 
 
 def page_bounds(kv_lens, page_size: int) -> tuple:

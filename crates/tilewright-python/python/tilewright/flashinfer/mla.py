@@ -7,15 +7,17 @@ import torch
 
 from .._core import Error
 from .._tensors import dtype_name
-from ..attention import Attention, Batch, Capacity, PageTable, Problem
+from ..attention import Attention, Batch, Capacity, DeviceBatch, PageTable, Problem
+from ..device_batch import pages_on_device
 from ._pages import host_array
-from ._planned import in_e4m3, planned_device
+from ._planned import in_e4m3, is_on_gpu, planned_device
 from ._refuse import check_backend, check_output, positive, refuse, torch_dtype
 
 
 class BatchMLAPagedAttentionWrapper:
     """Latent attention of DeepSeek in absorbed form. With ``use_cuda_graph`` a plan is rewritten in place, for as many requests
-    and pages as the buffers have."""
+    and pages as the buffers have. If lengths are on a GPU then, it plans the contents of the buffers after the first plan, and
+    nothing waits."""
 
     def __init__(
         self, float_workspace_buffer, use_cuda_graph=False, qo_indptr=None, kv_indptr=None, kv_indices=None, kv_len_arr=None,
@@ -42,6 +44,40 @@ class BatchMLAPagedAttentionWrapper:
         dtypes = dtype_name(q_data_type), dtype_name(kv_data_type)
         if dtypes[0] != dtypes[1] and not dtypes[1].startswith("float8"):
             refuse(function, f"q_data_type = {dtypes[0]} or 8 bits", kv_data_type=kv_data_type)
+        key = (num_heads, head_dim_ckv, head_dim_kpe, page_size, causal, float(sm_scale), *dtypes)
+        if self._use_cuda_graph:
+            for buffer, array in zip(self._buffers, (qo_indptr, kv_indptr, kv_indices, kv_len_arr), strict=True):
+                if len(array) > len(buffer):
+                    raise ValueError(f"a buffer has {len(buffer)} elements, the batch needs {len(array)}")
+                buffer[: len(array)].copy_(array, non_blocking=True)
+        if key != self._key:
+            problem = Problem.latent(num_heads, head_dim_ckv, head_dim_kpe, scale=float(sm_scale), dtype=dtypes[0],
+                                     kv_dtype=dtypes[1], causal=causal)
+            self._operator, self._plan = Attention(problem, device=planned_device(self._float_workspace_buffer)), None
+            self._key = key
+        if not self._plan_on_device((qo_indptr, kv_indptr, kv_len_arr), page_size):
+            self._plan_on_host(function, qo_indptr, kv_indptr, kv_indices, kv_len_arr, page_size)
+        self._causal, self._page_size, self._sm_scale = causal, page_size, sm_scale
+
+    def _plan_on_device(self, lengths, page_size) -> bool:
+        """Plans the buffers on the GPU if it has any of the lengths. ``False`` if the host has to plan: the first batch, which fixes
+        the rows of the capacity, smaller ones, and those that exceed the limits of the GPU."""
+        if not self._use_cuda_graph or self._plan is None or not any(is_on_gpu(x) for x in lengths):
+            return False
+        if len(lengths[2]) != len(self._buffers[3]):
+            return False
+        bounds, kv_bounds, pages, lens = self._buffers
+        indptr, last, request, number = pages_on_device(lens, page_size, len(pages))
+        # the GPU rejects a request with fewer pages than tokens
+        last = torch.where(indptr.diff() > kv_bounds.diff(), -1, last)
+        source = (kv_bounds[request] + number).clamp(0, len(pages) - 1)
+        try:
+            self._operator.replan(self._plan, DeviceBatch(bounds, PageTable(indptr, pages[source], last, page_size)))
+        except Error:
+            return False
+        return True
+
+    def _plan_on_host(self, function, qo_indptr, kv_indptr, kv_indices, kv_len_arr, page_size):
         lens = host_array(kv_len_arr)
         bounds = host_array(kv_indptr)[: len(lens) + 1]  # as FlashInfer, which does not read the others
         counts = (lens + page_size - 1) // page_size
@@ -55,16 +91,6 @@ class BatchMLAPagedAttentionWrapper:
             bounds = numpy.concatenate([[0], counts.cumsum()])
         else:
             pages = kv_indices[: int(bounds[-1])]
-        key = (num_heads, head_dim_ckv, head_dim_kpe, page_size, causal, float(sm_scale), *dtypes)
-        if self._use_cuda_graph:
-            for buffer, array in zip(self._buffers, (qo_indptr, kv_indptr, kv_indices, kv_len_arr), strict=True):
-                if len(array) > len(buffer):
-                    raise ValueError(f"a buffer has {len(buffer)} elements, the batch needs {len(array)}")
-                buffer[: len(array)].copy_(array, non_blocking=True)
-        if key != self._key:
-            problem = Problem.latent(num_heads, head_dim_ckv, head_dim_kpe, scale=float(sm_scale), dtype=dtypes[0],
-                                     kv_dtype=dtypes[1], causal=causal)
-            self._operator, self._plan = Attention(problem, device=planned_device(self._float_workspace_buffer)), None
         queries = host_array(qo_indptr)
         batch = Batch.paged(queries, PageTable(bounds, pages, last, page_size))
         if self._use_cuda_graph and self._plan is not None:
@@ -74,7 +100,6 @@ class BatchMLAPagedAttentionWrapper:
             if self._use_cuda_graph:
                 capacity = Capacity(len(self._buffers[3]), int(queries[-1]), len(self._buffers[2]))
             self._plan = self._operator.plan(batch, capacity=capacity)
-        self._key, self._causal, self._page_size, self._sm_scale = key, causal, page_size, sm_scale
 
     def run(
         self, q_nope, q_pe, ckv_cache, kpe_cache, out=None, lse=None, return_lse=False, profiler_buffer=None, kv_len=None,
