@@ -119,7 +119,7 @@ class VllmDriver(Driver):
     """vLLM's calls: ``build`` per step, then ``do_kv_cache_update`` and ``forward`` per layer; ``build_for_cudagraph_capture`` and
     a recorded ``forward`` per captured size."""
 
-    def __init__(self, case: Case, device: str = "cpu", seed: int = 7):
+    def __init__(self, case: Case, device: str = "cpu", seed: int = 7, num_drafts: int = 0):
         import engine_standins
 
         engine_standins.ensure_vllm()
@@ -139,7 +139,7 @@ class VllmDriver(Driver):
             self.layers.append(layer)
             context[layer.name] = layer
         compilation = types.SimpleNamespace(static_forward_context=context, cudagraph_capture_sizes=[1, 2, 4, case.max_requests])
-        config = types.SimpleNamespace(compilation_config=compilation, num_speculative_tokens=0,
+        config = types.SimpleNamespace(compilation_config=compilation, num_speculative_tokens=num_drafts,
                                        model_config=types.SimpleNamespace(dtype=case.dtype, max_model_len=case.max_len))
         self.builder = vllm.TilewrightBackend.get_builder_cls()(
             types.SimpleNamespace(block_size=case.page_size), list(context), config, torch.device(device))
@@ -251,6 +251,8 @@ class SglangDriver(Driver):
             kv_index_translator=self.pool.translator, page_size=case.page_size, dtype=case.dtype, kv_cache_dtype=case.cache_dtype,
             model_config=types.SimpleNamespace(context_len=case.max_len), model=torch.nn.ModuleList(self.layers))
         self.backend = TilewrightAttnBackend(runner)
+        #: Whether decode steps have their lengths on the device only.
+        self.hides_lengths = False
         self.graphs: dict = {}
 
     def batch(self, new, slots, mode, requests: int):
@@ -268,8 +270,8 @@ class SglangDriver(Driver):
         counts = [count for _, count in new]
         locations = slots + [0] * (requests - len(new))
         return types.SimpleNamespace(
-            forward_mode=ForwardMode[mode], batch_size=requests, seq_lens=lengths.to(self.device), seq_lens_cpu=lengths,
-            seq_lens_sum=int(lengths.sum()), req_pool_indices=torch.tensor(ids, device=self.device), spec_info=None,
+            forward_mode=ForwardMode[mode], batch_size=requests, seq_lens=lengths.to(self.device),
+            seq_lens_cpu=None if self.hides_lengths and mode == "DECODE" else lengths, seq_lens_sum=int(lengths.sum()), req_pool_indices=torch.tensor(ids, device=self.device), spec_info=None,
             encoder_lens=None, extend_seq_lens_cpu=counts, out_cache_loc=torch.tensor(locations, device=self.device),
             out_cache_loc_is_physical=True, extend_prefix_lens_cpu=[int(n) - c for n, c in zip(lengths, counts)])
 

@@ -18,6 +18,7 @@ from engine_driver import Case, SglangDriver, VllmDriver
 
 import tilewright
 from tilewright import engines
+from tilewright.engines import _steps
 
 FP8 = torch.float8_e4m3fn
 CASES = {
@@ -65,6 +66,50 @@ def test_graphs_replay_other_batches(host, driver, name):
     assert engine.step([(1, 1), (2, 1), (3, 1)], graph=4) < limit(case)
     assert engine.step([(1, 3), (0, 1)]) < limit(case)
     assert engine.step([(2, 1)], graph=2) < limit(case)
+
+
+@pytest.mark.parametrize("name", ["plain", "window", "hybrid pool", "sinks, window, cap and fp8"])
+def test_decode_steps_with_lengths_on_the_gpu(host, driver, name, monkeypatch):
+    """With speculation, vLLM's lengths on the host are upper bounds."""
+    case = CASES[name]
+    engine = VllmDriver(case, num_drafts=2) if driver is VllmDriver else driver(case)
+    engine.hides_lengths = True
+    assert engine.step([(0, 33), (1, 16), (2, 2), (3, 100)]) < limit(case)
+    for requests in (4, 2):
+        engine.capture(requests)
+    monkeypatch.setattr(_steps, "host_lengths", lambda x: pytest.fail("lengths were read on the host"))
+    drafts = [(0, 3), (1, 2), (3, 1)] if driver is VllmDriver else [(0, 1), (1, 1), (3, 1)]
+    assert engine.step([(1, 1), (2, 1), (3, 1)]) < limit(case)
+    assert engine.step(drafts) < limit(case)
+    assert engine.step([(0, 1), (3, 1)], graph=2) < limit(case)
+    assert engine.step([(1, 1), (2, 1), (3, 1)], graph=4) < limit(case)
+    assert engine.step(drafts) < limit(case)
+    assert engine.step([(2, 1)], graph=2) < limit(case)
+
+
+def test_graphs_of_sglang_read_block_tables_at_one_address(monkeypatch):
+    addresses, plan_on_device = set(), _steps.StepPlans.plan_on_device
+
+    def recorded(self, problem, rows, table, size, in_graph):
+        addresses.add(table.block_tables.data_ptr())
+        return plan_on_device(self, problem, rows, table, size, in_graph)
+
+    engine = SglangDriver(CASES["plain"])
+    engine.hides_lengths = True
+    engine.step([(0, 33), (1, 16)])
+    monkeypatch.setattr(_steps.StepPlans, "plan_on_device", recorded)
+    engine.capture(2)
+    kept = [engine.step([(0, 1), (1, 1)], graph=2) for _ in range(3)]
+    assert len(addresses) == 1 and max(kept) < limit(engine.case)
+
+
+def test_a_graph_of_vllm_reads_one_block_table():
+    engine = VllmDriver(CASES["plain"], num_drafts=1)
+    engine.step([(0, 33), (1, 16)])
+    engine.capture(2)
+    engine.table = engine.table.clone()
+    with pytest.raises(tilewright.Error, match="vllm.build: block_table_tensor is torch.int32 at .*, which the graph reads"):
+        engine.step([(0, 1), (1, 1)], graph=2)
 
 
 @pytest.mark.parametrize("name", ["plain", "fp8"])

@@ -15,7 +15,7 @@ from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
 from ._core import Error
 from ._device import device_of
-from .attention import Capacity, Problem
+from .attention import BlockTable, Capacity, Problem
 from .engines import _steps
 from .engines import register_sglang as register
 
@@ -55,6 +55,10 @@ class TilewrightAttnBackend(AttentionBackend):
         #: The operator of each layer, with the sinks that it was made for and their version.
         self._operators: dict = {}
         self._capacity = self._graph_swa_loc = None
+        #: Block tables that recorded graphs read, by pool, and the requests of these graphs.
+        self._graph_tables: dict = {}
+        self._device_graphs: set = set()
+        self._max_graph_requests = 0
         self.forward_metadata = None
 
     def _new_steps(self) -> dict:
@@ -72,6 +76,7 @@ class TilewrightAttnBackend(AttentionBackend):
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
         """Fixes the largest decode step of a graph: ``max_bs`` requests. Graphs of an earlier call have to be recorded again."""
         self._steps = self._new_steps()
+        self._graph_tables, self._device_graphs, self._max_graph_requests = {}, set(), max_bs
         pages = -(-self._context_len // self._page_size) + 1
         self._capacity = Capacity(max_bs, max_bs, max_bs * pages, qo_len=1)
         if self._has_window_pool:
@@ -90,17 +95,43 @@ class TilewrightAttnBackend(AttentionBackend):
             self._graph_swa_loc.zero_()
             if not in_capture:
                 swa_loc.copy_(self.kv_index_translator.write_ids(forward_batch, IdSpaceKind.SLIDING_WINDOW))
-        self._plan(TilewrightMetadata(self._batches(forward_batch), True, swa_loc))
+        if in_capture and forward_batch.seq_lens_cpu is None:
+            self._device_graphs.add(forward_batch.batch_size)
+        self._plan(TilewrightMetadata(self._batches(forward_batch, True), True, swa_loc))
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
         """The KV length of padded requests."""
         return 1
 
-    def _batches(self, forward_batch) -> dict:
-        """The batch of the step, over each pool."""
+    def _by_pool(self, slots) -> dict:
+        """Slots of the full pool, and of the window pool if there is one."""
+        if not self._has_window_pool:
+            return {False: slots}
+        # keys before the window may have lost their slots: -1 stands for them, and no row reads them
+        return {False: slots, True: self.token_to_kv_pool.translate_loc_from_full_to_swa(slots).clamp(min=0)}
+
+    def _tables(self, forward_batch, in_graph: bool) -> dict:
+        """The block table of a decode step over each pool, with lengths on the device."""
+        bs, tables = forward_batch.batch_size, {}
+        slots = self.req_to_token[forward_batch.req_pool_indices[:bs], :: self._page_size]
+        for in_window_pool, entries in self._by_pool(slots).items():
+            pages = (entries // self._page_size).int()
+            if in_graph:
+                buffer = self._graph_tables.get(in_window_pool)
+                if buffer is None:
+                    buffer = self._graph_tables[in_window_pool] = pages.new_zeros(self._max_graph_requests, pages.shape[1])
+                pages = buffer[:bs].copy_(pages)
+            tables[in_window_pool] = BlockTable(pages, forward_batch.seq_lens[:bs], self._page_size)
+        return tables
+
+    def _batches(self, forward_batch, in_graph: bool = False) -> dict:
+        """The batch of the step, over each pool; block tables if a decode step has its lengths on the device only."""
         _steps.refuse("sglang.init_forward_metadata", "None", spec_info=forward_batch.spec_info,
                       encoder_lens=forward_batch.encoder_lens)
         bs = forward_batch.batch_size
+        is_planned_there = bs in self._device_graphs if in_graph else forward_batch.seq_lens_cpu is None
+        if is_planned_there and forward_batch.forward_mode.is_decode_or_idle():
+            return self._tables(forward_batch, in_graph)
         known = forward_batch.seq_lens if forward_batch.seq_lens_cpu is None else forward_batch.seq_lens_cpu
         kv_lens = _steps.host_lengths(known[:bs])
         if forward_batch.forward_mode.is_decode_or_idle():
@@ -110,12 +141,9 @@ class TilewrightAttnBackend(AttentionBackend):
             numpy.cumsum(_steps.host_lengths(forward_batch.extend_seq_lens_cpu)[:bs], out=qo_indptr[1:])
         counts = _steps.page_counts(kv_lens, self._page_size)
         slots = _steps.table_entries(self.req_to_token, counts, forward_batch.req_pool_indices[:bs], self._page_size)
-        by_pool = {False: slots}
-        if self._has_window_pool:
-            # keys before the window may have lost their slots: -1 stands for them, and no row reads them
-            by_pool[True] = self.token_to_kv_pool.translate_loc_from_full_to_swa(slots).clamp(min=0)
         return {in_window_pool: _steps.paged_batch("sglang.init_forward_metadata", qo_indptr, kv_lens, self._page_size,
-                                                   slots // self._page_size) for in_window_pool, slots in by_pool.items()}
+                                                   entries // self._page_size)
+                for in_window_pool, entries in self._by_pool(slots).items()}
 
     def _plan(self, metadata: TilewrightMetadata) -> None:
         """Plans the step for the problems of all layers."""
@@ -129,7 +157,11 @@ class TilewrightAttnBackend(AttentionBackend):
         plan = metadata.plans.get((problem, in_window_pool))
         if plan is None:
             steps, batch = self._steps[in_window_pool], metadata.batches[in_window_pool]
-            plan = steps.plan_graph(problem, batch, self._capacity) if metadata.is_graph else steps.plan(problem, batch)
+            if isinstance(batch, BlockTable):
+                requests = len(batch.seq_lens)
+                plan = steps.plan_on_device(problem, 1, batch, (requests, requests, 1), metadata.is_graph)
+            else:
+                plan = steps.plan_graph(problem, batch, self._capacity) if metadata.is_graph else steps.plan(problem, batch)
             metadata.plans[problem, in_window_pool] = plan
         return plan
 

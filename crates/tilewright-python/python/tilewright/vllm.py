@@ -23,7 +23,7 @@ from vllm.v1.attention.backend import (
 
 from ._core import Error
 from ._device import device_of
-from .attention import Capacity, Plan, Problem
+from .attention import BlockTable, Capacity, Plan, Problem
 from .cache import append_to_slots
 from .engines import _steps
 from .engines import register_vllm as register
@@ -105,8 +105,9 @@ class TilewrightMetadataBuilder(AttentionMetadataBuilder[TilewrightMetadata]):
     def __init__(self, kv_cache_spec, layer_names, vllm_config, device):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         self._page_size = kv_cache_spec.block_size
-        self._exact_lengths = not vllm_config.num_speculative_tokens
-        self._captured: set = set()
+        self._num_drafts = vllm_config.num_speculative_tokens or 0
+        #: The address of the block table that a graph of so many requests reads; ``None`` for a graph planned on the host.
+        self._captured: "dict[int, int | None]" = {}
         self._plans = None
         self._problems: list = []
 
@@ -119,7 +120,7 @@ class TilewrightMetadataBuilder(AttentionMetadataBuilder[TilewrightMetadata]):
         common = common_attn_metadata
         if common.max_query_len != 1:
             raise Error(f"vllm.build_for_cudagraph_capture: max_query_len = {common.max_query_len}, expected 1")
-        self._captured.add(common.num_reqs)
+        self._captured[common.num_reqs] = None if self._has_lengths(common) else common.block_table_tensor.data_ptr()
         return self._build(common, True)
 
     def _is_captured(self, common) -> bool:
@@ -133,6 +134,9 @@ class TilewrightMetadataBuilder(AttentionMetadataBuilder[TilewrightMetadata]):
         if self._plans is None:
             self._plans = _steps.StepPlans(device_of(table))
             self._problems = self._prepare_layers()
+        has_lengths = self._captured[common.num_reqs] is None if in_graph else self._has_lengths(common)
+        if not has_lengths and not self._is_prompt(common):
+            return self._build_on_device(common, in_graph)
         qo_indptr, kv_lens = self._lengths(common)
         counts = _steps.page_counts(kv_lens, self._page_size)
         batch = _steps.paged_batch("vllm.build", qo_indptr, kv_lens, self._page_size, _steps.table_entries(table, counts))
@@ -143,12 +147,29 @@ class TilewrightMetadataBuilder(AttentionMetadataBuilder[TilewrightMetadata]):
             plans = {problem: self._plans.plan(problem, batch) for problem in self._problems}
         return TilewrightMetadata(plans)
 
+    def _has_lengths(self, common) -> bool:
+        """Whether KV lengths are on the host: their upper bound, which is exact without speculation."""
+        return self._num_drafts == 0 and common.seq_lens_cpu_upper_bound is not None
+
+    def _is_prompt(self, common) -> bool:
+        """Whether a request has more rows than a decode step."""
+        return common.max_query_len > 1 + self._num_drafts
+
+    def _build_on_device(self, common, in_graph: bool) -> TilewrightMetadata:
+        """Plans a decode step from its lengths on the device."""
+        requests, table = common.num_reqs, common.block_table_tensor
+        if in_graph and (table.data_ptr(), table.dtype) != (self._captured[requests], torch.int32):
+            raise Error(f"vllm.build: block_table_tensor is {table.dtype} at {table.data_ptr():#x}, expected torch.int32 at "
+                        f"{self._captured[requests]:#x}, which the graph reads")
+        table = BlockTable(table[:requests], common.seq_lens[:requests], self._page_size)
+        rows, size = common.query_start_loc[: requests + 1], (requests, common.num_actual_tokens, common.max_query_len)
+        return TilewrightMetadata({problem: self._plans.plan_on_device(problem, rows, table, size, in_graph)
+                                   for problem in self._problems})
+
     def _lengths(self, common) -> tuple:
         """Query bounds and KV lengths on the host. Padded requests have no rows and no keys."""
         qo_indptr = _steps.host_lengths(common.query_start_loc_cpu[: common.num_reqs + 1])
-        upper_bound = common.seq_lens_cpu_upper_bound
-        # without speculation the bound is exact
-        known = upper_bound if self._exact_lengths and upper_bound is not None else common.seq_lens
+        known = common.seq_lens_cpu_upper_bound if self._has_lengths(common) else common.seq_lens
         kv_lens = _steps.host_lengths(known[: common.num_reqs])
         return qo_indptr, numpy.where(qo_indptr[1:] > qo_indptr[:-1], kv_lens, 0).astype(numpy.int32)
 

@@ -4,7 +4,8 @@
 2. :func:`paged_batch` gathers the page ids on the device, without waiting.
 3. :class:`StepPlans` plans the batch once per problem. Layers of equal problems share the plan.
 
-A step that a CUDA graph can replay rewrites one plan of fixed capacity, which all graphs of the engine share.
+A step that a CUDA graph can replay rewrites one plan of fixed capacity, which all graphs of the engine share. Decode steps whose
+lengths are on the device only are planned there, with one plan per size of a step.
 """
 
 import numpy
@@ -13,11 +14,15 @@ import torch
 from .. import variants
 from .._core import Error, Unsupported
 from .._device import Device
-from ..attention import Attention, Batch, Capacity, PageTable, Plan, Problem
+from ..attention import Attention, Batch, BlockTable, Capacity, DeviceBatch, PageTable, Plan, Problem
 from ..device_batch import page_bounds
 
 #: Operators kept for reuse.
 _LIMIT = 1024
+#: Plans on the device kept for eager steps.
+_EAGER_LIMIT = 64
+#: Bytes for partial states that plans on the device share; one that needs more allocates its own.
+_WORKSPACE = 16 << 20
 _operators: dict = {}
 
 
@@ -80,20 +85,17 @@ def paged_batch(place: str, qo_indptr: numpy.ndarray, kv_lens: numpy.ndarray, pa
 class StepPlans:
     """The plans of an engine's steps on one device: eager ones, and those that recorded CUDA graphs read."""
 
-    __slots__ = ("_eager", "_graph", "_stream", "device")
+    __slots__ = ("_eager", "_graph", "_stream", "_workspace", "device")
 
     def __init__(self, device: Device):
         self.device = device
         self._eager: dict = {}
         self._graph: dict = {}
-        self._stream = None
+        self._stream = self._workspace = None
 
     def plan(self, problem: Problem, batch: Batch) -> Plan:
         """A plan of a step without CUDA graphs. It reuses the memory of the previous one on the same stream."""
-        stream = self.device.current_stream()
-        if stream != self._stream:
-            self._eager, self._stream = {}, stream
-        attention, plan = operator(problem, self.device), self._eager.get(problem)
+        attention, plan = operator(problem, self.device), self._eager_plans().get(problem)
         if plan is not None:
             try:
                 attention.replan(plan, batch)
@@ -101,6 +103,33 @@ class StepPlans:
             except Error:
                 pass  # an invalid batch raises again below
         plan = self._eager[problem] = attention.plan(batch)
+        return plan
+
+    def _eager_plans(self) -> dict:
+        """The plans of the current stream."""
+        stream = self.device.current_stream()
+        if stream != self._stream:
+            self._eager, self._stream = {}, stream
+        return self._eager
+
+    def plan_on_device(self, problem: Problem, rows, table: BlockTable, size: tuple, in_graph: bool) -> Plan:
+        """A plan of lengths on the device, for ``size`` requests, query rows and rows per request; ``rows`` are bounds or a number per
+        request. Recorded graphs read it if ``in_graph``. The call does not wait."""
+        batch = DeviceBatch(rows, table)
+        plans, key = self._graph if in_graph else self._eager_plans(), (problem, size)
+        attention, plan = operator(problem, self.device), plans.get(key)
+        if plan is not None:
+            attention.replan(plan, batch)
+            return plan
+        if not in_graph and len(plans) >= _EAGER_LIMIT:
+            plans.clear()
+        if self.device.name == "cpu":
+            plan = attention.plan(batch)
+        else:
+            if self._workspace is None:
+                self._workspace = torch.empty(_WORKSPACE, dtype=torch.uint8, device=table.seq_lens.device)
+            plan = attention.plan(batch, capacity=Capacity(size[0], size[1], 0, qo_len=size[2]), workspace=self._workspace)
+        plans[key] = plan
         return plan
 
     def plan_graph(self, problem: Problem, batch: Batch, capacity: Capacity) -> Plan:
