@@ -111,6 +111,10 @@ def test_page_indices_on_a_device_reach_the_plan():
         operator().plan(tw.Batch.paged([0, 1], tw.PageTable([0, 1], [0], [1], 4), levels=[shared]))
     with pytest.raises(tw.Error, match="page indices is int64 with strides .*, expected contiguous int32"):
         operator().plan(tw.Batch.paged([0, 1], tw.PageTable([0, 2], OnDevice("<i8"), [1], 4)))
+    # the wrappers convert lengths that this rejects
+    for indptr, last in ((OnDevice(length=2), [1]), ([0, 1], OnDevice(length=1))):
+        with pytest.raises(tw.Error, match="the array is in the memory of device 0, expected host memory"):
+            tw.Batch._unconverted([0, 1], indptr, [0], last, 4)
     with pytest.raises(tw.Error, match="kv indptr ends at 4, but indices has 3 pages"):
         operator().plan(tw.Batch.paged([0, 1], tw.PageTable([0, 4], OnDevice(length=3), [1], 4)))
 

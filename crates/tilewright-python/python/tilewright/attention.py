@@ -140,6 +140,11 @@ class Level:
         self.table = table
 
 
+#: The keywords of the extension's batch.
+_NO_FIELDS = {**dict.fromkeys(("qo_indptr", "table", "kv_indptr", "blocks", "variable_blocks", "mask", "mask_columns", "levels",
+                               "shard_offsets", "shard_lens")), "shared_prefixes": False}
+
+
 class Batch:
     """The requests of one step. ``qo_indptr`` ``[num_requests + 1]``: request ``r`` has query rows
     ``qo_indptr[r]..qo_indptr[r + 1]``."""
@@ -174,6 +179,14 @@ class Batch:
         """
         return cls(qo_indptr=qo_indptr, table=table, mask=mask, mask_columns=mask_columns, levels=levels,
                    shared_prefixes=shared_prefixes, shard=shard)
+
+    @classmethod
+    def _unconverted(cls, qo_indptr, indptr, indices, last_page_len, page_size) -> "Batch":
+        """:meth:`paged` for bounds and lengths on the host, int32 or int64, and pages there or int32 on a GPU; else an error."""
+        table = {"indptr": indptr, "indices": indices, "last_page_len": last_page_len, "page_size": page_size}
+        batch = cls.__new__(cls)
+        batch._core = _core.Batch({**_NO_FIELDS, "qo_indptr": qo_indptr, "table": table})
+        return batch
 
     @classmethod
     def ragged(cls, qo_indptr, kv_indptr, *, mask=None, mask_columns=None, shard=None) -> "Batch":

@@ -226,9 +226,10 @@ class PlannedAttention:
         self._planned, self.batch, self.split, self._stream = {key: plan}, batch, split, stream
 
     def plan_pages(self, settings: Settings, rows, table: tuple, split) -> None:
-        """Plans query rows over the arrays of a page table. Those that engines pad are converted if the planner rejects them."""
+        """Plans query rows over the arrays of a page table. Lengths on a GPU, and arrays as engines pad them, are converted if the
+        planner rejects them."""
         try:
-            self.plan(settings, Batch.paged(rows, PageTable(*table)), split)
+            self.plan(settings, Batch._unconverted(rows, *table), split)
         except Error:
             self.plan(settings, Batch.paged(rows, page_table(*table)), split)
 

@@ -394,9 +394,9 @@ impl<'a> Cutter<'a> {
     /// Splits a unit: each worker takes the KV tiles in its quota.
     fn split_unit(&mut self, unit: &Unit, end: usize) {
         let (overhead, tiles) = (self.inputs.tiling.segment_overhead, unit.query_tile.kv_tiles.1 as usize);
-        let begin = self.begin;
+        let (begin, cost) = (self.begin, unit.cost_per_tile);
         // The tile of this unit at cost `at` of the batch, snapped to the unit's ends within the overhead.
-        let cut = |at: usize| match ((at - begin) / unit.cost_per_tile).saturating_sub(overhead).min(tiles) {
+        let cut = |at: usize| match div_u32(at - begin, cost).saturating_sub(overhead).min(tiles) {
             tile if tile < overhead => 0,
             tile if tiles - tile < overhead => tiles,
             tile => tile,
