@@ -25,7 +25,7 @@ def _random(scores, tokens, generator, seed, offset):
     if (seed is None) != (offset is None):
         raise ValueError("seed and offset must be given together")
     if seed is None:
-        seed, offset = _of_generator(scores, tokens, generator)
+        return *_of_generator(scores, tokens, generator), _STEP
     each = isinstance(offset, torch.Tensor) and offset.numel() == tokens != 1
     return seed, offset, 0 if each else _STEP
 
@@ -215,7 +215,8 @@ def min_p_sampling_from_probs(
 
 
 def _orders(filter_apply_order):
-    check_choice("sampling", "filter_apply_order", filter_apply_order, ("top_k_first", "joint"))
+    if filter_apply_order != "top_k_first":
+        check_choice("sampling", "filter_apply_order", filter_apply_order, ("top_k_first", "joint"))
     return filter_apply_order == "joint"
 
 
