@@ -13,8 +13,9 @@ pub(super) fn all() -> Vec<KernelEntry> {
     let (bf16, f32, f16) = (Dtype::Bf16, Dtype::F32, Dtype::F16);
     let epilogue = |bias, out| Epilogue { bias, out, paired: true, grouped: false };
     let matrix = |elements, large, epilogue| GemmKernel::Sm80(sm80::Sm80Config { elements, large, epilogue });
-    let skinny = |rows| {
-        GemmKernel::Skinny(skinny::SkinnyConfig { elements: bf16, rows, epilogue: epilogue(None, bf16) })
+    let skinny = |rows, warps| {
+        let epilogue = epilogue(None, bf16);
+        GemmKernel::Skinny(skinny::SkinnyConfig { elements: bf16, warps, rows, epilogue })
     };
     let dot = |rows, x, width| {
         GemmKernel::Dot(dot::DotConfig { x, weight: bf16, width, rows, epilogue: epilogue(Some(bf16), x) })
@@ -23,8 +24,8 @@ pub(super) fn all() -> Vec<KernelEntry> {
     let choices = [
         matrix(bf16, false, epilogue(Some(bf16), bf16)),
         matrix(f16, true, grouped),
-        skinny(8),
-        skinny(32),
+        skinny(8, 8),
+        skinny(32, 16),
         dot(1, bf16, 8),
         dot(8, f32, 4),
         GemmKernel::Tiles(tiles::TilesConfig {

@@ -13,6 +13,8 @@ use tilewright_ptx::{
 const LINE: u32 = 128;
 /// CTAs that prefetch: about as many as are resident at once.
 const PREFETCHING_CTAS: u32 = 2048;
+/// Lines that a launch prefetches: 16 MB, more than memory delivers during a small kernel, and a third of the L2 cache.
+const PREFETCHED_LINES: u32 = (16 << 20) / LINE;
 
 /// Kernel parameters in the order of [`super::GemmParams::launch`], offset to the segment of this CTA.
 #[derive(Debug, Clone, Copy)]
@@ -52,14 +54,15 @@ impl<'k> GemmArgs<'k> {
         Self { x, weight, rows, features, inputs, out, bias, epilogue }
     }
 
-    /// Begins a dependent kernel of `threads` threads: prefetches the weights of `count` features from `first` on into L2 while the
+    /// Begins a dependent kernel of `threads` threads: prefetches the first weights of `count` features from `first` on into L2 while the
     /// previous kernel runs, then waits for it. It may write the weights, because L2 is coherent.
     #[track_caller]
     pub(super) fn begin_dependent(&self, (first, count): (Value<'k, u32>, u32), threads: u32) {
         let (k, size) = (first.builder(), self.weight.0.dtype().size() as u32);
         k.launch_dependents();
         let lines = (self.inputs * size + (LINE - 1)) / LINE;
-        let end = k.cta().lt(PREFETCHING_CTAS).select(lines * count, k.constant(0));
+        let most = k.constant(PREFETCHED_LINES) / k.ctas().min(PREFETCHING_CTAS);
+        let end = k.cta().lt(PREFETCHING_CTAS).select((lines * count).min(most), k.constant(0));
         k.repeat((k.thread(), end), threads, |at| {
             let (feature, line) = (first + at % count, at / count);
             let row = self.weight_row(feature.min(self.features - 1));

@@ -112,8 +112,10 @@ impl GemmParams {
             x == weight && x.size() == 2 && elements().all(|at| at.is_multiple_of(8)) && inputs > 0;
         let ungrouped = self.groups.is_none();
         if tensor_core_layout && ungrouped && (5..=32).contains(&rows) && inputs.is_multiple_of(8) {
+            let has_few_ctas = features.div_ceil(skinny::FEATURES) <= multiprocessors;
             return GemmKernel::Skinny(skinny::SkinnyConfig {
                 elements: x,
+                warps: if has_few_ctas { 16 } else { 8 },
                 rows: rows.next_power_of_two().max(8),
                 epilogue,
             });

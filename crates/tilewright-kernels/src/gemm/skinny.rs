@@ -1,7 +1,7 @@
 //! GEMM for 2–32 rows of 16-bit elements on tensor cores (weight-bandwidth-bound).
 //!
 //! ```text
-//! CTA       16 features; 8 warps split the inputs
+//! CTA       16 features; 8 or 16 warps split the inputs
 //! loop      16 bytes of a row per lane, loaded directly into fragments: two MMAs of 16 inputs
 //! epilogue  reduction over warps
 //! ```
@@ -24,7 +24,6 @@ use tilewright_ptx::{
 
 /// Features per CTA.
 pub const FEATURES: u32 = 16;
-const WARPS: u32 = 8;
 /// Inputs per lane and load, and per warp.
 const CHUNK: u32 = 8;
 const WARP_DEPTH: u32 = 4 * CHUNK;
@@ -36,6 +35,8 @@ const PITCH: u32 = FEATURES + 4;
 pub struct SkinnyConfig {
     /// Dtype of x and the weight: f16 or bf16.
     pub elements: Dtype,
+    /// Warps per CTA: 8, or 16 if there are few CTAs.
+    pub warps: u32,
     /// Row capacity, at least the number of rows: 8, 16 or 32.
     pub rows: u32,
     /// Epilogue: bias and result.
@@ -45,7 +46,8 @@ pub struct SkinnyConfig {
 impl SkinnyConfig {
     /// Kernel name, unique per configuration.
     pub fn name(self) -> String {
-        format!("gemm_skinny{}_{}_{}", self.rows, self.elements, self.epilogue.name())
+        let Self { warps, rows, elements, epilogue } = self;
+        format!("gemm_skinny{rows}x{warps}_{elements}_{}", epilogue.name())
     }
 }
 
@@ -59,11 +61,11 @@ pub(super) fn fragment(dtype: Dtype) -> Fragment {
 /// # Errors
 /// None.
 pub fn gemm(name: &str, config: SkinnyConfig) -> Result<Kernel, Invalid> {
-    Builder::kernel(name, 32 * WARPS, |k| {
+    Builder::kernel(name, 32 * config.warps, |k| {
         let args = GemmArgs::new(k, (config.elements, config.elements), config.epilogue);
         let first = (k.cta() * FEATURES).named("feature");
-        args.begin_dependent((first, FEATURES), 32 * WARPS);
-        let memory = k.shared::<f32>("sums", (WARPS * config.rows * PITCH) as usize, 16);
+        args.begin_dependent((first, FEATURES), 32 * config.warps);
+        let memory = k.shared::<f32>("sums", (config.warps * config.rows * PITCH) as usize, 16);
         let sums: Vec<[Var<'_, f32>; 4]> =
             (0..config.rows / 8).map(|_| std::array::from_fn(|_| k.var("sum", 0.0))).collect();
         let cta = SkinnyCta { k, config, args, first, memory };
@@ -80,7 +82,7 @@ struct SkinnyCta<'k> {
     args: GemmArgs<'k>,
     /// First feature of the CTA.
     first: Value<'k, u32>,
-    /// `[WARPS][rows][PITCH]`
+    /// `[warps][rows][PITCH]`
     memory: Shared<'k, f32>,
 }
 
@@ -94,7 +96,7 @@ impl<'k> SkinnyCta<'k> {
             (0..sums.len() as u32).map(|i| args.x_row((group + 8 * i).min(args.rows - 1))).collect();
         let features = [0, 8].map(|half| args.weight_row((self.first + group + half).min(args.features - 1)));
         let begin = k.warp_index() * (WARP_DEPTH * unroll);
-        k.repeat((begin, args.inputs), WARPS * WARP_DEPTH * unroll, |at| {
+        k.repeat((begin, args.inputs), self.config.warps * WARP_DEPTH * unroll, |at| {
             let at = at + (k.lane() & 3) * CHUNK;
             let load = |row: &Elements<'k>, piece: u32, access| {
                 let from = row.at(at).plus(piece * WARP_DEPTH);
@@ -161,7 +163,8 @@ impl<'k> SkinnyCta<'k> {
         let (row, feature) = (k.thread() / (FEATURES / 2), k.thread() % (FEATURES / 2) * 2);
         k.when(row.lt(rows), || {
             let at = self.memory.at(row * PITCH + feature);
-            let parts = (0..WARPS).map(|warp| at.plus((warp * rows * PITCH) as usize).load_vector::<2>());
+            let parts =
+                (0..self.config.warps).map(|warp| at.plus((warp * rows * PITCH) as usize).load_vector::<2>());
             let zero = k.constant(0.0);
             let sums = parts.fold([zero; 2], |sums, part| [sums[0] + part[0], sums[1] + part[1]]);
             self.args.store((row, self.first + feature), &sums);

@@ -92,13 +92,23 @@ fn few_rows_on_tensor_cores() {
         let mut case = GemmCase::new::<bf16, bf16, bf16>([rows, features, inputs], features % 2 == 1, 8);
         let epilogue = case.epilogue();
         case.run::<bf16>(
-            GemmKernel::Skinny(skinny::SkinnyConfig { elements: Dtype::Bf16, rows: size, epilogue }),
+            GemmKernel::Skinny(skinny::SkinnyConfig {
+                elements: Dtype::Bf16,
+                warps: 8,
+                rows: size,
+                epilogue,
+            }),
             0,
         );
         let mut case = GemmCase::new::<f16, f16, f32>([rows, features, inputs], true, 8);
         let epilogue = case.epilogue();
         case.run::<f32>(
-            GemmKernel::Skinny(skinny::SkinnyConfig { elements: Dtype::F16, rows: size, epilogue }),
+            GemmKernel::Skinny(skinny::SkinnyConfig {
+                elements: Dtype::F16,
+                warps: 16,
+                rows: size,
+                epilogue,
+            }),
             1,
         );
     }
