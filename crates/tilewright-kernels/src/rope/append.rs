@@ -119,7 +119,10 @@ impl RopeAppendConfig {
 /// # Errors
 /// None for a configuration from [`RopeAppendParams::config`].
 pub fn rope_append(name: &str, config: RopeAppendConfig) -> Result<Kernel, Invalid> {
-    Builder::dependent_kernel(name, 32 * WARPS, |k| {
+    Builder::kernel(name, 32 * WARPS, |k| {
+        // attention follows: its CTAs are spread evenly only if the kernels before this one have left the SMs
+        k.wait_for_prerequisites();
+        k.launch_dependents();
         let params = RopeAppendRegs::declare(k, config);
         let ([q, key, value], [qo_heads, kv_heads], token) = (params.from, params.heads, k.cta_y());
         let head = k.cta() * WARPS + (k.thread() >> 5).of_lane(0);

@@ -11,6 +11,7 @@ import pathlib
 import random
 import re
 import sys
+import time
 import types
 
 import pytest
@@ -27,7 +28,11 @@ def pytest_addoption(parser):
     parser.addoption("--per-file", type=int, default=40, help="cases of each file")
     parser.addoption("--sample-seed", type=int, default=1, help="seed of the sample")
     parser.addoption("--largest", type=int, default=600, help="the largest number in the parameters of a case")
+    parser.addoption("--shard", default="0/1", metavar="I/N", help="every N-th case of the sample, from case I on")
+    parser.addoption("--seconds", type=float, default=float("inf"), help="begin no case after this time since the collection")
     parser.addoption("--outcomes", default=None, help="a JSON file of outcomes by node id")
+    parser.addoption("--skip-outcomes", default=[], action="append", metavar="FILE",
+                     help="cases with outcomes in this file have run")
     parser.addoption("--expected", default=str(pathlib.Path(__file__).with_name("expected.json")),
                      help="a JSON file of expected failures: reason to parts of node ids")
 
@@ -137,7 +142,7 @@ def _largest(item) -> int:
 
 
 def pytest_collection_modifyitems(config, items):
-    """Keeps a sample of the small cases of each file."""
+    """Keeps a sample of the small cases of each file, then the shard of those that have not run, in random order."""
     chosen, rest, limit = [], [], config.getoption("--largest")
     files: dict = {}
     for item in items:
@@ -147,8 +152,22 @@ def pytest_collection_modifyitems(config, items):
         order = sorted(pick.sample(range(len(cases)), min(config.getoption("--per-file"), len(cases))))
         chosen += [cases[at] for at in order]
         rest += [case for at, case in enumerate(cases) if at not in set(order)]
-    items[:] = chosen
+    done = set()
+    for path in config.getoption("--skip-outcomes"):
+        done |= json.loads(pathlib.Path(path).read_text(encoding="utf-8")).keys()
+    shard, shards = map(int, config.getoption("--shard").split("/"))
+    if shards > 1:
+        random.Random(config.getoption("--sample-seed")).shuffle(chosen)
+    items[:] = [case for case in chosen if case.nodeid not in done][shard::shards]
     config.hook.pytest_deselected(items=rest)
+    config._end = time.monotonic() + config.getoption("--seconds")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item):
+    """Ends the run after the time limit."""
+    if time.monotonic() > item.config._end:
+        item.session.shouldstop = "the time limit"
 
 
 def _expected(config, nodeid: str):

@@ -178,12 +178,15 @@ impl<'k> MmaCta<'k> {
             at.store(first);
             end.store(last);
         });
-        // programmatic dependent launch: wait for the writes of the previous kernel, then let the next one start
+        // programmatic dependent launch: wait for the writes of the previous kernel
         match self.is_beside {
-            Some(is_beside) => k.when(!is_beside, || k.wait_for_prerequisites()),
+            Some(is_beside) => {
+                k.when(!is_beside, || k.wait_for_prerequisites());
+                // the next kernel takes the SMs that have no items
+                k.when(is_beside, || k.launch_dependents());
+            }
             None => k.wait_for_prerequisites(),
         }
-        k.launch_dependents();
         k.sync_threads();
         k.loop_(|| {
             let index = at.load();
@@ -194,6 +197,9 @@ impl<'k> MmaCta<'k> {
             let next = NextItem { words: next_words, loaded, merges: current.load_merges() };
             let current = CurrentItem { next: Some(next), ..current };
             body(&current);
+            // other kernels would compete for the SMs earlier: products prefetch their weights
+            // loaded again, because `index` would occupy a register in `body`
+            k.when((at.load() + 1).ge(end.load()), || k.launch_dependents());
             self.arrive_and_merge(&current, hooks);
             // the next item reuses the shared memory
             k.sync_threads();
