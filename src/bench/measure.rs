@@ -16,6 +16,8 @@ pub(super) struct Bench<B> {
     vocab: usize,
     steps: usize,
     repeats: usize,
+    /// Tokens of a prefill step.
+    step_tokens: usize,
     /// Bytes of weights that a decode step reads.
     pub(super) weight_bytes: usize,
 }
@@ -51,14 +53,24 @@ impl Spread {
     }
 }
 
+/// Tokens that a request decodes so that all requests decode together for `steps` steps. The first ones decode while the `prompt_tokens`
+/// of the others are prefilled in steps of `step_tokens`.
+fn decode_tokens(steps: usize, prompt_tokens: usize, step_tokens: usize) -> usize {
+    steps + WARM_UP + 1 + prompt_tokens.div_ceil(step_tokens)
+}
+
 impl<B: Backend + Clone> Bench<B> {
     /// `graphs`: whether a device captures and replays decode steps.
     pub(super) fn new(model: Transformer, backend: B, args: &BenchArgs, graphs: bool) -> Result<Self> {
+        let longest = args.settings().into_iter().map(Setting::tokens_per_step).max().unwrap_or(1);
+        let step_tokens = longest.max(512);
         let tokens = args.settings().into_iter().map(|setting| match setting {
-            Setting::Decode { batch, context } => batch * (context + args.steps + WARM_UP + PAGE_SIZE),
+            Setting::Decode { batch, context } => {
+                let tokens = decode_tokens(args.steps, batch * context, step_tokens);
+                batch * (context + tokens + PAGE_SIZE)
+            }
             Setting::Prefill { tokens } => tokens + PAGE_SIZE,
         });
-        let longest = args.settings().into_iter().map(Setting::tokens_per_step).max().unwrap_or(1);
         let activations = match (backend.computes_on_host(), args.dtype()) {
             (true, _) => Dtype::F32,
             (false, Dtype::F32) => Dtype::Bf16,
@@ -67,7 +79,7 @@ impl<B: Backend + Clone> Bench<B> {
         let options = EngineOptions {
             page_size: PAGE_SIZE,
             num_pages: tokens.max().unwrap_or(PAGE_SIZE).div_ceil(PAGE_SIZE) + 1,
-            max_step_tokens: longest.max(512),
+            max_step_tokens: step_tokens,
             max_requests: longest,
             prefix_reuse: false,
             activations,
@@ -77,7 +89,8 @@ impl<B: Backend + Clone> Bench<B> {
         let vocab = model.config().vocab_size;
         let engine = Engine::new(model, backend, options).into_diagnostic()?;
         let weight_bytes = engine.weight_bytes_per_step();
-        Ok(Self { engine, vocab, steps: args.steps, repeats: args.repeats, weight_bytes })
+        let (steps, repeats) = (args.steps, args.repeats);
+        Ok(Self { engine, vocab, steps, repeats, step_tokens, weight_bytes })
     }
 
     pub(super) fn measure(&mut self, setting: Setting) -> Result<Measurement> {
@@ -85,10 +98,10 @@ impl<B: Backend + Clone> Bench<B> {
         let (mut bytes, mut steps) = (0.0, 0);
         match setting {
             Setting::Decode { batch, context } => {
+                let tokens = decode_tokens(self.steps, batch * context, self.step_tokens);
                 for request in 0..batch {
-                    self.submit(context, request, self.steps + WARM_UP + 1)?;
+                    self.submit(context, request, tokens)?;
                 }
-                // prompts may need several steps; requests that finished their prompt decode meanwhile
                 while self.engine.report().prefill_tokens - before.prefill_tokens < batch * context {
                     self.step()?;
                 }
