@@ -234,7 +234,8 @@ fn merging(device: &Stream) -> Outcome {
 
 /// Decode products are bound by the bandwidth of the weights.
 fn decoding(device: &Stream) -> Outcome {
-    let multiprocessors = device.context().properties().multiprocessors;
+    let properties = device.context().properties();
+    let (arch, multiprocessors) = (properties.arch, properties.multiprocessors);
     for (name, rows, features, inputs) in [
         ("linear, 1 row", 1, FEED_FORWARD, HIDDEN),
         ("linear, 4 rows", 4, FEED_FORWARD, HIDDEN),
@@ -255,8 +256,8 @@ fn decoding(device: &Stream) -> Outcome {
             out: matrix(out.address(), features),
             groups: None,
         };
-        let choice = product.choose_kernel(multiprocessors);
-        let (grid, arguments) = product.launch(choice);
+        let choice = product.choose_kernel(arch, multiprocessors);
+        let (grid, arguments) = product.launch(choice, multiprocessors);
         let kernel = choice.kernel("linear")?;
         Case { name, kernel, grid, arguments, bytes: features * inputs * 2 }.time(device)?;
     }

@@ -43,8 +43,8 @@ pub(super) fn run<M: Machine>(gpu: &Gpu<M>, operator: &'static str, product: &Ge
     if gpu.machine.multiply(product)? {
         return Ok(());
     }
-    let choice = product.choose_kernel(gpu.limits.multiprocessors);
-    let (grid, args) = product.launch(choice);
+    let choice = product.choose_kernel(gpu.limits.arch, gpu.limits.multiprocessors);
+    let (grid, args) = product.launch(choice, gpu.limits.multiprocessors);
     ensure!(
         grid[1] <= 0xffff && grid[2] <= 0xffff,
         operator,

@@ -1,7 +1,12 @@
 //! Kernels: PTX, machine code, and all kinds of launches.
 
 use crate::{add, stream, written};
+use tilewright::Dtype;
 use tilewright_cuda::{Result, assemble, assemble_with_log, load};
+use tilewright_kernels::gemm::{
+    Epilogue,
+    sm90::{self, Sm90Config},
+};
 use tilewright_ptx::sim::Arg;
 
 #[test]
@@ -33,8 +38,9 @@ fn code_for_one_architecture_is_assembled() -> Result<()> {
         println!("skipped: the kernel is for sm_90a");
         return Ok(());
     }
-    let config = tilewright_kernels::gemm::sm90::Sm90Config { tile_columns: 128 };
-    let kernel = tilewright_kernels::gemm::sm90::gemm("gemm", config).expect("a valid kernel");
+    let epilogue = Epilogue { bias: None, out: Dtype::F32, paired: true, grouped: false };
+    let config = Sm90Config { elements: Dtype::Bf16, tile_columns: 128, epilogue };
+    let kernel = sm90::gemm("gemm", config).expect("a valid kernel");
     let function = stream.load(&kernel)?;
     assert_eq!(function.resources().local, 0);
     Ok(())

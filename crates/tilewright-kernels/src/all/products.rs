@@ -6,12 +6,12 @@ use tilewright::Dtype;
 use tilewright_ptx::{ir::Kernel, verify::Invalid};
 
 pub(super) fn all() -> Vec<KernelEntry> {
-    let sm90 = |tile_columns: usize| {
-        let config = sm90::Sm90Config { tile_columns };
-        entry_with(format!("gemm_sm90_128x{tile_columns}"), HOPPER, move |name| sm90::gemm(name, config))
-    };
     let (bf16, f32, f16) = (Dtype::Bf16, Dtype::F32, Dtype::F16);
     let epilogue = |bias, out| Epilogue { bias, out, paired: true, grouped: false };
+    let sm90 = |tile_columns: usize, epilogue| {
+        let config = sm90::Sm90Config { elements: bf16, tile_columns, epilogue };
+        entry_with(config.name(), HOPPER, move |name| sm90::gemm(name, config))
+    };
     let matrix = |elements, large, epilogue| GemmKernel::Sm80(sm80::Sm80Config { elements, large, epilogue });
     let skinny = |rows, warps| {
         let epilogue = epilogue(None, bf16);
@@ -38,7 +38,11 @@ pub(super) fn all() -> Vec<KernelEntry> {
     ];
     let build: fn(&str, GemmKernel) -> Result<Kernel, Invalid> = |name, choice| choice.kernel(name);
     let large = matrix(bf16, true, epilogue(None, bf16));
-    let mut all = vec![named_entry("gemm_sm80".to_owned(), large, build), sm90(128), sm90(256)];
+    let mut all = vec![
+        named_entry("gemm_sm80".to_owned(), large, build),
+        sm90(128, epilogue(None, f32)),
+        sm90(256, epilogue(Some(bf16), bf16)),
+    ];
     all.extend(choices.map(|choice| entry(choice, GemmKernel::name, build)));
     all
 }

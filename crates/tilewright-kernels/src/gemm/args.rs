@@ -58,7 +58,7 @@ impl<'k> GemmArgs<'k> {
     /// Begins a dependent kernel of `threads` threads: prefetches the first weights of `count` features from `first` on into L2 while the
     /// previous kernel runs, then waits for it. It may write the weights, because L2 is coherent.
     #[track_caller]
-    pub(super) fn begin_dependent(&self, (first, count): (Value<'k, u32>, u32), threads: u32) {
+    pub(super) fn begin_dependent(&self, first: Value<'k, u32>, count: u32, threads: u32) {
         let (k, size) = (first.builder(), self.weight.0.dtype().size() as u32);
         k.launch_dependents();
         let lines = (self.inputs * size + (LINE - 1)) / LINE;

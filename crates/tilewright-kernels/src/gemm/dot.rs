@@ -55,7 +55,7 @@ pub fn dot(name: &str, config: DotConfig) -> Result<Kernel, Invalid> {
     Builder::kernel(name, THREADS, |k| {
         let args = GemmArgs::new(k, (config.x, config.weight), config.epilogue);
         let first = (k.cta() * FEATURES).named("feature");
-        args.begin_dependent((first, FEATURES), THREADS);
+        args.begin_dependent(first, FEATURES, THREADS);
         let sums: Vec<Vec<Var<'_, f32>>> =
             (0..rows).map(|_| (0..FEATURES).map(|_| k.var("sum", 0.0)).collect()).collect();
         DotProducts {

@@ -8,7 +8,7 @@
 //! | [`skinny`] | one 16-bit dtype, aligned | up to 32 rows, on tensor cores; weight-bandwidth-bound |
 //! | [`sm80`] | one 16-bit dtype, aligned | many rows, on tensor cores |
 //! | [`tiles`] | any dtypes, any alignment | many rows, in f32 |
-//! | [`sm90`] | bf16, aligned | many rows, by `wgmma`; never selected, launched by name only |
+//! | [`sm90`] | one 16-bit dtype, aligned | more than 64 rows on Hopper, by `wgmma` |
 
 mod args;
 pub mod dot;

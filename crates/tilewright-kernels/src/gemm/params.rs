@@ -6,7 +6,7 @@
 //!
 //! A grouped product has one weight per segment of rows: segment s uses `weights[ids[s]]`.
 
-use super::{dot, skinny, sm80, tiles};
+use super::{dot, skinny, sm80, sm90, tiles};
 use crate::params::{GlobalArray, each};
 use crate::tile::{Strided, chunk};
 use tilewright::Dtype;
@@ -67,6 +67,8 @@ pub enum GemmKernel {
     Skinny(skinny::SkinnyConfig),
     /// [`sm80`]
     Sm80(sm80::Sm80Config),
+    /// [`sm90`]
+    Sm90(sm90::Sm90Config),
     /// [`tiles`]
     Tiles(tiles::TilesConfig),
 }
@@ -101,8 +103,8 @@ impl Matrix {
 }
 
 impl GemmParams {
-    /// Selects the kernel for a device with this number of SMs.
-    pub fn choose_kernel(&self, multiprocessors: u32) -> GemmKernel {
+    /// Selects the kernel for a device of this architecture and number of SMs.
+    pub fn choose_kernel(&self, arch: u32, multiprocessors: u32) -> GemmKernel {
         let [rows, features, inputs] = self.shape;
         let epilogue = self.epilogue();
         let (x, weight) = (self.x.dtype, self.weight.dtype);
@@ -130,6 +132,11 @@ impl GemmParams {
                 epilogue,
             });
         }
+        if tensor_core_layout && ungrouped && arch == sm90::ARCH && rows > 64 {
+            let tiles = |columns: u32| rows.div_ceil(sm90::TILE_ROWS as u32) * features.div_ceil(columns);
+            let tile_columns = if tiles(256) >= multiprocessors { 256 } else { 128 };
+            return GemmKernel::Sm90(sm90::Sm90Config { elements: x, tile_columns, epilogue });
+        }
         if tensor_core_layout {
             let row_tiles = self.groups.map_or(rows, |groups| groups.longest).div_ceil(128);
             let ctas = row_tiles * features.div_ceil(128) * self.groups.map_or(1, |groups| groups.segments);
@@ -150,12 +157,20 @@ impl GemmParams {
         }
     }
 
-    /// Grid and arguments for the kernel that [`GemmParams::choose_kernel`] returned.
-    pub fn launch(&self, choice: GemmKernel) -> ([u32; 3], Vec<Arg>) {
+    /// Grid and arguments for the kernel that [`GemmParams::choose_kernel`] returned for a device with this number of SMs.
+    pub fn launch(&self, choice: GemmKernel, multiprocessors: u32) -> ([u32; 3], Vec<Arg>) {
         let rows = self.groups.map_or(self.shape[0], |groups| groups.longest);
         let segments = self.groups.map_or(1, |groups| groups.segments);
         let [x, y] = choice.ctas(rows, self.shape[1]);
-        ([x, y, segments], self.args(self.epilogue()))
+        let args = self.args(self.epilogue());
+        match choice {
+            // a CTA processes several tiles
+            GemmKernel::Sm90(config) => {
+                let maps = config.maps([self.x, self.weight], self.shape);
+                ([x.saturating_mul(y).min(multiprocessors), 1, 1], [maps, args].concat())
+            }
+            _ => ([x, y, segments], args),
+        }
     }
 }
 
@@ -166,6 +181,7 @@ impl GemmKernel {
             Self::Dot(config) => config.name(),
             Self::Skinny(config) => config.name(),
             Self::Sm80(config) => config.name(),
+            Self::Sm90(config) => config.name(),
             Self::Tiles(config) => config.name(),
         }
     }
@@ -179,6 +195,7 @@ impl GemmKernel {
             Self::Dot(config) => dot::dot(name, config),
             Self::Skinny(config) => skinny::gemm(name, config),
             Self::Sm80(config) => sm80::gemm(name, config),
+            Self::Sm90(config) => sm90::gemm(name, config),
             Self::Tiles(config) => tiles::gemm(name, config),
         }
     }
@@ -188,6 +205,7 @@ impl GemmKernel {
             Self::Dot(_) => (dot::FEATURES, rows),
             Self::Skinny(_) => (skinny::FEATURES, rows),
             Self::Sm80(config) => (config.tile() as u32, config.tile() as u32),
+            Self::Sm90(config) => (config.tile_columns as u32, sm90::TILE_ROWS as u32),
             Self::Tiles(_) => (tiles::TILE, tiles::TILE),
         };
         [features.div_ceil(features_per_cta), rows.div_ceil(rows_per_cta)]

@@ -64,7 +64,7 @@ pub fn gemm(name: &str, config: SkinnyConfig) -> Result<Kernel, Invalid> {
     Builder::kernel(name, 32 * config.warps, |k| {
         let args = GemmArgs::new(k, (config.elements, config.elements), config.epilogue);
         let first = (k.cta() * FEATURES).named("feature");
-        args.begin_dependent((first, FEATURES), 32 * config.warps);
+        args.begin_dependent(first, FEATURES, 32 * config.warps);
         let memory = k.shared::<f32>("sums", (config.warps * config.rows * PITCH) as usize, 16);
         let sums: Vec<[Var<'_, f32>; 4]> =
             (0..config.rows / 8).map(|_| std::array::from_fn(|_| k.var("sum", 0.0))).collect();

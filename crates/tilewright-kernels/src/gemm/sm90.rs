@@ -1,55 +1,76 @@
-//! Persistent, warp-specialized `wgmma` GEMM for Hopper: `D = A · Bᵀ` in bf16 with f32 accumulation.
+//! Persistent, warp-specialized `wgmma` GEMM for Hopper: 16-bit elements with f32 accumulation.
 //!
 //! ```text
-//! CTA       tiles of D in turn: one producer warpgroup, two consumers of 64 rows each
-//! producer  per tile, per 64 columns of A and B:  TMA loads of both into one ring
-//! consumer  per tile:  D = Σ A · Bᵀ with one wgmma group in flight;  D to shared memory, then TMA store
+//! CTA       tiles of the result in turn: one producer warpgroup, two consumers of 64 rows each
+//! producer  per tile, per 64 inputs:  TMA loads of x and weight into one ring
+//! consumer  per tile:  Σ x · weightᵀ with one wgmma group in flight;  stores from registers
 //! ```
 //!
 //! Tiles are ordered in bands of 16 tile rows, column by column, so that the tiles in flight fit into L2.
 //!
-//! Shapes: A `[m, k]`, B `[n, k]`, D `[m, n]`, rows aligned to 16 bytes; k is at least 1. Out-of-bounds elements read
-//! as 0 and are not written. Grid: at most one CTA per tile.
+//! x and weight have rows aligned to 16 bytes and at least one input. Out-of-bounds elements read as 0 and are not written. Grid: at
+//! most one CTA per tile.
 
-use crate::tile::{Cursor, Ring, SharedTile, Sums};
+use super::{
+    args::GemmArgs,
+    params::{Epilogue, Matrix},
+    skinny::fragment,
+};
+use crate::tile::{Cursor, Ring, SharedTile, Sums, panel_map};
+use tilewright::Dtype;
 use tilewright_ptx::{
     build::{Builder, Value, WgmmaLeft, WgmmaOperands},
     ir::Kernel,
-    isa::{
-        matrix::{Elements, Major},
-        sync::Fence,
-    },
+    isa::{matrix::Major, sync::Fence},
+    sim::Arg,
     verify::Invalid,
 };
 
-/// Rows per tile of D, 64 per consumer.
+/// The architecture of `wgmma`.
+pub const ARCH: u32 = 90;
+/// Rows per tile of the result, 64 per consumer.
 pub const TILE_ROWS: usize = 128;
-/// Columns of A and B per stage.
+/// Inputs per stage.
 const DEPTH: usize = 64;
-/// Columns of D per store.
-const STORE_COLUMNS: usize = 128;
 const THREADS: u32 = 384;
 const CONSUMERS: u32 = 2;
 /// Tile rows per band.
 const BAND: u32 = 16;
-const BF16: (Elements, Elements) = (Elements::Bf16, Elements::Bf16);
 
 /// Compile-time configuration of the kernel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Sm90Config {
-    /// Columns per tile of D: 128 or 256.
+    /// Dtype of x and the weight: f16 or bf16.
+    pub elements: Dtype,
+    /// Features per tile of the result: 128 or 256.
     pub tile_columns: usize,
+    /// Epilogue: bias and result.
+    pub epilogue: Epilogue,
 }
 
 impl Sm90Config {
+    /// Kernel name, unique per configuration.
+    pub fn name(self) -> String {
+        format!("gemm_sm90_128x{}_{}_{}", self.tile_columns, self.elements, self.epilogue.name())
+    }
+
     /// Stages that fit into shared memory.
     fn stages(self) -> usize {
         if self.tile_columns == 256 { 4 } else { 6 }
     }
+
+    /// The tensor maps of x and the weight, which precede the other arguments.
+    pub(super) fn maps(self, [x, weight]: [Matrix; 2], [rows, features, inputs]: [u32; 3]) -> Vec<Arg> {
+        let map = |matrix: Matrix, rows: u32, box_rows: usize| {
+            let stride = matrix.stride * matrix.dtype.size() as u64;
+            let map = panel_map(matrix.address, &[inputs.into(), rows.into()], &[stride], box_rows);
+            Arg::TensorMap(map.into())
+        };
+        vec![map(x, rows, TILE_ROWS), map(weight, features, self.tile_columns)]
+    }
 }
 
-/// Records the kernel. Parameters: tensor maps of A and B in boxes of `[128, 64]` and `[tile_columns, 64]`, of D in
-/// boxes of `[64, 64]`; m, n, k.
+/// Records the kernel. Its parameters are those of [`super::GemmParams::launch`].
 ///
 /// # Errors
 /// When `tile_columns` is neither 128 nor 256.
@@ -58,7 +79,7 @@ pub fn gemm(name: &str, config: Sm90Config) -> Result<Kernel, Invalid> {
         let why = format!("tile_columns = {}, expected 128 or 256", config.tile_columns);
         return Err(Invalid::of(name, why));
     }
-    Builder::kernel(name, THREADS, |k| {
+    Builder::dependent_kernel(name, THREADS, |k| {
         let cta = Sm90Cta::new(k, config);
         cta.init();
         let group = (k.thread() >> 7).of_lane(0).named("warpgroup");
@@ -70,36 +91,35 @@ pub fn gemm(name: &str, config: Sm90Config) -> Result<Kernel, Invalid> {
 struct Sm90Cta<'k> {
     k: &'k Builder,
     config: Sm90Config,
-    a_map: Value<'k, u64>,
-    b_map: Value<'k, u64>,
-    d_map: Value<'k, u64>,
-    /// Tile rows and tile columns of D.
+    /// Tensor maps of x and the weight.
+    maps: [Value<'k, u64>; 2],
+    args: GemmArgs<'k>,
+    /// Tile rows and tile columns of the result.
     tiles: (Value<'k, u32>, Value<'k, u32>),
     /// Stages per tile.
     steps: Value<'k, u32>,
-    a: SharedTile<'k>,
-    b: SharedTile<'k>,
-    /// Staging buffer of results, one per consumer.
-    d: SharedTile<'k>,
+    x: SharedTile<'k>,
+    weight: SharedTile<'k>,
     ring: Ring<'k>,
 }
 
 impl<'k> Sm90Cta<'k> {
     fn new(k: &'k Builder, config: Sm90Config) -> Self {
-        let [a_map, b_map, d_map] = ["a_map", "b_map", "d_map"].map(|name| k.tensor_map(name));
-        let [m, n, depth] = ["m", "n", "k"].map(|name| k.param::<u32>(name));
+        let maps = ["x_map", "weight_map"].map(|name| k.tensor_map(name));
+        let args = GemmArgs::new(k, (config.elements, config.elements), config.epilogue);
         let (columns, stages) = (config.tile_columns as u32, config.stages());
         Self {
             k,
             config,
-            a_map,
-            b_map,
-            d_map,
-            tiles: ((m + (TILE_ROWS - 1) as u32) / TILE_ROWS as u32, (n + (columns - 1)) / columns),
-            steps: ((depth + (DEPTH - 1) as u32) / DEPTH as u32).named("steps"),
-            a: SharedTile::new(k, "a", (TILE_ROWS, DEPTH), stages),
-            b: SharedTile::new(k, "b", (config.tile_columns, DEPTH), stages),
-            d: SharedTile::new(k, "d", (64, STORE_COLUMNS), CONSUMERS as usize),
+            maps,
+            args,
+            tiles: (
+                (args.rows + (TILE_ROWS - 1) as u32) / TILE_ROWS as u32,
+                (args.features + (columns - 1)) / columns,
+            ),
+            steps: ((args.inputs + (DEPTH - 1) as u32) / DEPTH as u32).named("steps"),
+            x: SharedTile::new(k, "x_tile", (TILE_ROWS, DEPTH), stages),
+            weight: SharedTile::new(k, "weight_tile", (config.tile_columns, DEPTH), stages),
             ring: Ring::new(k, "ring", stages),
         }
     }
@@ -134,10 +154,11 @@ impl<'k> Sm90Cta<'k> {
             let cursor = self.ring.cursor(k);
             self.for_each_tile(|row, column| {
                 k.repeat((0, self.steps), 1, |step| {
-                    let full = cursor.fill(self.a.bytes() + self.b.bytes());
+                    let full = cursor.fill(self.x.bytes() + self.weight.bytes());
                     let depth = step * DEPTH as u32;
-                    self.a.stage(cursor.stage()).load_columns(k, self.a_map, (depth, &[row]), full);
-                    self.b.stage(cursor.stage()).load_columns(k, self.b_map, (depth, &[column]), full);
+                    let [x_map, weight_map] = self.maps;
+                    self.x.stage(cursor.stage()).load_columns(k, x_map, (depth, &[row]), full);
+                    self.weight.stage(cursor.stage()).load_columns(k, weight_map, (depth, &[column]), full);
                     cursor.advance();
                 });
             });
@@ -153,7 +174,6 @@ struct GemmConsumer<'c, 'k> {
     index: Value<'k, u32>,
     /// Thread index in the warpgroup.
     thread: Value<'k, u32>,
-    d: SharedTile<'k>,
     sums: Sums<'k>,
     /// The next stage to read, and the stage of the products in flight.
     next: Cursor<'k>,
@@ -169,8 +189,7 @@ impl<'c, 'k> GemmConsumer<'c, 'k> {
             k,
             index,
             thread: (k.thread() & 127).named("thread_of_group"),
-            d: cta.d.stage(index),
-            sums: Sums::unset(k, "d", cta.config.tile_columns),
+            sums: Sums::unset(k, "sum", cta.config.tile_columns),
             next: cta.ring.cursor(k),
             in_flight: cta.ring.cursor(k),
         }
@@ -190,19 +209,19 @@ impl<'c, 'k> GemmConsumer<'c, 'k> {
             self.release();
             self.store(row, column);
         });
-        // pending TMA stores still read shared memory
-        k.when(self.thread.eq(0), || k.wait_bulk(0));
     }
 
     /// Issues the products of a stage.
     fn multiply(&self) {
         self.next.wait_full();
-        let a = self.cta.a.stage(self.next.stage()).from_row(self.index << 6).rows_descriptor();
-        let b = self.cta.b.stage(self.next.stage()).rows_descriptor();
+        let elements = fragment(self.cta.config.elements);
+        let x = self.cta.x.stage(self.next.stage()).from_row(self.index << 6).rows_descriptor();
+        let weight = self.cta.weight.stage(self.next.stage()).rows_descriptor();
         self.k.wgmma_fence();
         for step in 0..DEPTH / 16 {
-            let (left, right) = (WgmmaLeft::Shared(a.depth_step(step), Major::K), b.depth_step(step));
-            let operands = WgmmaOperands { elements: BF16, left, right, right_major: Major::K };
+            let (left, right) = (WgmmaLeft::Shared(x.depth_step(step), Major::K), weight.depth_step(step));
+            let operands =
+                WgmmaOperands { elements: (elements, elements), left, right, right_major: Major::K };
             self.k.wgmma(self.sums.registers(), operands, true);
         }
         self.k.wgmma_commit();
@@ -215,29 +234,16 @@ impl<'c, 'k> GemmConsumer<'c, 'k> {
         self.in_flight.advance();
     }
 
-    /// Rounds the sums and stores them through shared memory, `STORE_COLUMNS` at a time.
+    /// Stores the sums of a tile: a lane has two adjacent features of two rows, per eight features.
     fn store(&self, row: Value<'k, u32>, column: Value<'k, u32>) {
-        let k = self.k;
-        let (warp, lane) = ((self.thread >> 5).named("warp_of_group"), k.lane());
-        // four 8 × 8 matrices at once: 16 rows and 16 columns
-        let (row_of_lane, chunk_of_lane) = ((warp << 4) + (lane & 15), lane >> 4);
-        for first in (0..self.cta.config.tile_columns).step_by(STORE_COLUMNS) {
-            k.when(self.thread.eq(0), || k.wait_bulk_read(0));
-            k.sync_named(self.index + 1, 128);
-            for block in (0..STORE_COLUMNS).step_by(16) {
-                // register order of 16 columns: row halves alternate, then the next 8 columns
-                let words =
-                    std::array::from_fn(|i| self.sums.pair(k, (first + block) / 4 + i).reinterpret::<u32>());
-                let to = self.d.chunk(row_of_lane, chunk_of_lane + (block / 8) as u32);
-                k.store_matrix::<4, _>(to, words, false);
+        let (warp, lane) = ((self.thread >> 5).named("warp_of_group"), self.k.lane());
+        let row = row + (self.index << 6) + (warp << 4) + (lane >> 2);
+        let feature = column + ((lane & 3) << 1);
+        for (block, sums) in (0..).zip(self.sums.registers().chunks_exact(4)) {
+            for (half, pair) in (0..).zip(sums.chunks_exact(2)) {
+                let pair = [pair[0].get(), pair[1].get()];
+                self.cta.args.store((row + 8 * half, feature + 8 * block), &pair);
             }
-            k.fence(Fence::ProxyAsyncShared);
-            k.sync_named(self.index + 1, 128);
-            k.when(self.thread.eq(0), || {
-                let corner = [row + (self.index << 6)];
-                self.d.store_columns(k, self.cta.d_map, (column + first as u32, &corner));
-                k.commit_bulk();
-            });
         }
     }
 }

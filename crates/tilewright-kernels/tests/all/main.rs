@@ -7,7 +7,6 @@ mod plan_device;
 mod real;
 mod sampling;
 mod scalar_attention;
-mod sim;
 mod small;
 mod variant;
 

@@ -299,7 +299,7 @@ impl Exec<'_, '_> {
             MemoryLocation::Global(location) => {
                 if self.world.program.waits && self.warp.waited >> lane & 1 == 0 {
                     self.faulting_lanes = 1 << lane;
-                    self.world.check_in_flight((write, mark.strength), (location, bytes))?;
+                    self.world.check_in_flight(write, mark.strength, location, bytes)?;
                     self.faulting_lanes = self.mask;
                 }
                 self.world.shadows[location.allocation].record(write, (location.offset, bytes), &actor)

@@ -269,8 +269,10 @@ impl World<'_> {
     /// Checks an access of this strength by a thread that has not waited for earlier launches.
     pub(super) fn check_in_flight(
         &mut self,
-        (write, strength): (bool, u8),
-        (location, bytes): (GlobalLocation, usize),
+        write: bool,
+        strength: u8,
+        location: GlobalLocation,
+        bytes: usize,
     ) -> Result<(), FaultCause> {
         // one actor, which no access of these launches happens before
         let mark = Mark { cluster: u32::MAX, count: 1, strength, ..Mark::default() };

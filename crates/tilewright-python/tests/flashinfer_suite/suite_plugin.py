@@ -6,6 +6,7 @@ a file.
 """
 
 import contextlib
+import gc
 import json
 import pathlib
 import random
@@ -161,6 +162,13 @@ def pytest_collection_modifyitems(config, items):
     items[:] = [case for case in chosen if case.nodeid not in done][shard::shards]
     config.hook.pytest_deselected(items=rest)
     config._end = time.monotonic() + config.getoption("--seconds")
+
+
+def pytest_runtest_teardown(item):
+    """Returns cached memory to the GPU, which other processes share."""
+    if item.config.getoption("--gpu") and torch.cuda.memory_reserved() > 1 << 30:
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 @pytest.hookimpl(tryfirst=True)

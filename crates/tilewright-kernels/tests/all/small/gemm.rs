@@ -1,10 +1,12 @@
 //! Matrix products: every kernel, ragged shapes, every epilogue, groups.
 
-use super::simulate::simulate;
+use super::simulate::{SEEDS, simulate};
 use crate::real::{Real, assert_near, noise};
 use half::{bf16, f16};
 use tilewright::Dtype;
-use tilewright_kernels::gemm::{Epilogue, GemmKernel, GemmParams, Groups, Matrix, dot, skinny, sm80, tiles};
+use tilewright_kernels::gemm::{
+    Epilogue, GemmKernel, GemmParams, Groups, Matrix, dot, skinny, sm80, sm90, tiles,
+};
 use tilewright_ptx::sim::Memory;
 
 /// A product in the simulator with its expected result.
@@ -51,7 +53,7 @@ impl GemmCase {
 
     fn run<O: Real>(&mut self, choice: GemmKernel, seed: u64) {
         let kernel = choice.kernel("gemm").expect("a valid kernel");
-        let (grid, args) = self.product.launch(choice);
+        let (grid, args) = self.product.launch(choice, 2);
         let what = format!("{choice:?} {:?}", self.product);
         simulate(&what, &kernel, (grid, &args), seed, &mut self.memory);
         let [rows, features, _] = self.product.shape.map(|n| n as usize);
@@ -78,7 +80,7 @@ fn few_rows() {
             case.run::<bf16>(GemmKernel::Dot(dot::DotConfig { x, weight, width, rows, epilogue }), 0);
         }
         let mut case = GemmCase::new::<f32, f16, f32>([rows, features, inputs], true, 4);
-        let choice = case.product.choose_kernel(4);
+        let choice = case.product.choose_kernel(80, 4);
         assert!(matches!(choice, GemmKernel::Dot(dot::DotConfig { width: 4, .. })), "{choice:?}");
         case.run::<f32>(choice, 1);
     }
@@ -148,7 +150,7 @@ fn ragged_inputs_on_tensor_cores() {
         };
         let epilogue = Epilogue { bias: None, out: Dtype::Bf16, paired: true, grouped: false };
         let choice = GemmKernel::Sm80(sm80::Sm80Config { elements: Dtype::Bf16, large: false, epilogue });
-        let (grid, args) = product.launch(choice);
+        let (grid, args) = product.launch(choice, 4);
         simulate("ragged", &choice.kernel("gemm").expect("a kernel"), (grid, &args), 0, &mut memory);
         let found: Vec<bf16> = memory.read(product.out.address, 30).expect("a result");
         for (at, found) in found.into_iter().enumerate() {
@@ -173,11 +175,30 @@ fn products_of_any_dtypes() {
     }
 }
 
+/// Two CTAs process all tiles.
+#[test]
+fn many_rows_on_hopper() {
+    let shapes = [([1, 8, 8], 8), ([130, 264, 200], 0), ([300, 136, 72], 8), ([70, 31, 64], 0)];
+    for (seed, (shape, gap)) in (0..SEEDS).zip(shapes.into_iter().cycle()) {
+        let tile_columns = if seed / 4 % 2 == 0 { 128 } else { 256 };
+        let choice = |case: &GemmCase, elements| {
+            let epilogue = case.epilogue();
+            GemmKernel::Sm90(sm90::Sm90Config { elements, tile_columns, epilogue })
+        };
+        let mut case = GemmCase::new::<bf16, bf16, bf16>(shape, true, gap);
+        let of = choice(&case, Dtype::Bf16);
+        case.run::<bf16>(of, seed);
+        let mut case = GemmCase::new::<f16, f16, f32>(shape, false, gap);
+        let of = choice(&case, Dtype::F16);
+        case.run::<f32>(of, seed);
+    }
+}
+
 #[test]
 fn without_inputs_the_result_is_the_bias() {
     for rows in [1, 9, 70] {
         let mut case = GemmCase::new::<f32, f32, f32>([rows, 5, 0], true, 0);
-        let choice = case.product.choose_kernel(4);
+        let choice = case.product.choose_kernel(80, 4);
         case.run::<f32>(choice, 0);
     }
 }
@@ -206,10 +227,10 @@ fn segments_have_weights_of_their_own() {
                 stride: (features * inputs) as u64,
             }),
         };
-        let choice = product.choose_kernel(4);
+        let choice = product.choose_kernel(80, 4);
         assert_eq!(matches!(choice, GemmKernel::Sm80(_)), aligned, "{choice:?}");
         let kernel = choice.kernel("gemm").expect("a valid kernel");
-        let (grid, args) = product.launch(choice);
+        let (grid, args) = product.launch(choice, 4);
         simulate("groups", &kernel, (grid, &args), 0, &mut memory);
         let found: Vec<bf16> = memory.read(product.out.address, rows * features).expect("all rows");
         for (at, found) in found.into_iter().enumerate() {
@@ -224,23 +245,22 @@ fn segments_have_weights_of_their_own() {
 
 #[test]
 fn selects_the_kernel_by_shape_and_dtype() {
-    let choose_kernel = |shape, multiprocessors| {
-        GemmCase::new::<bf16, bf16, bf16>(shape, false, 0).product.choose_kernel(multiprocessors)
+    let choose_on =
+        |arch, shape| GemmCase::new::<bf16, bf16, bf16>(shape, false, 0).product.choose_kernel(arch, 4);
+    let choose_kernel = |shape| choose_on(80, shape);
+    assert!(matches!(choose_kernel([1, 16, 64]), GemmKernel::Dot(_)));
+    assert!(matches!(choose_kernel([16, 16, 64]), GemmKernel::Skinny(skinny::SkinnyConfig { rows: 16, .. })));
+    assert!(matches!(choose_kernel([40, 16, 64]), GemmKernel::Sm80(sm80::Sm80Config { large: false, .. })));
+    assert!(matches!(choose_kernel([256, 256, 64]), GemmKernel::Sm80(sm80::Sm80Config { large: true, .. })));
+    assert!(matches!(choose_kernel([40, 16, 65]), GemmKernel::Tiles(tiles::TilesConfig { width: 1, .. })));
+    let tile_columns = |arch, shape| match choose_on(arch, shape) {
+        GemmKernel::Sm90(config) => Some(config.tile_columns),
+        _ => None,
     };
-    assert!(matches!(choose_kernel([1, 16, 64], 4), GemmKernel::Dot(_)));
-    assert!(matches!(
-        choose_kernel([16, 16, 64], 4),
-        GemmKernel::Skinny(skinny::SkinnyConfig { rows: 16, .. })
-    ));
-    assert!(matches!(
-        choose_kernel([40, 16, 64], 4),
-        GemmKernel::Sm80(sm80::Sm80Config { large: false, .. })
-    ));
-    assert!(matches!(
-        choose_kernel([256, 256, 64], 4),
-        GemmKernel::Sm80(sm80::Sm80Config { large: true, .. })
-    ));
-    assert!(matches!(choose_kernel([40, 16, 65], 4), GemmKernel::Tiles(tiles::TilesConfig { width: 1, .. })));
-    let mixed = GemmCase::new::<f32, bf16, f32>([40, 16, 64], false, 0).product.choose_kernel(4);
+    assert_eq!(tile_columns(90, [256, 512, 64]), Some(256));
+    assert_eq!(tile_columns(90, [256, 256, 64]), Some(128));
+    let others = [(90, [64, 256, 64]), (90, [256, 256, 65]), (100, [256, 512, 64])];
+    assert_eq!(others.map(|(arch, shape)| tile_columns(arch, shape)), [None; 3]);
+    let mixed = GemmCase::new::<f32, bf16, f32>([40, 16, 64], false, 0).product.choose_kernel(80, 4);
     assert!(matches!(mixed, GemmKernel::Tiles(tiles::TilesConfig { width: 4, .. })));
 }

@@ -1,3 +1,0 @@
-//! Kernels in the simulator, against their definitions, whatever the timing.
-
-mod gemm;
