@@ -44,7 +44,8 @@ Tasks:
   wheel         the Python wheel in target/wheels, at most 12 MB; needs Python 3 and its package registry
   python-tests  installs a wheel of the development profile in target and runs the Python tests; prints why if it cannot
   flashinfer-tests CHECKOUT
-                a sample of FlashInfer's own tests on the CPU: --gpu, --per-file N, --sample-seed N, --largest N, --outcomes FILE
+                a sample of FlashInfer's own tests on the CPU: --gpu, --per-file N, --sample-seed N, --largest N, --shard I/N,
+                --seconds S, --outcomes FILE, --skip-outcomes FILE
   candle        format, clippy and tests of the workspace in examples: the adapter for candle and its example; not part of check
   package       packages the library crates and builds each from its package; not part of check
   mutants ir    runs mutants of the kernels in the simulator: --kernel NAME, --sample N; records the survivors
