@@ -106,7 +106,10 @@ fn a_bundle_is_built_without_a_gpu_and_listed_like_a_cache() {
     let other = folder.path().join("other");
     let hopper = ["bundle", other.to_str().unwrap(), "gemm_sm90*", "--arch=80", "--ptxas", ptxas];
     let why = error_text(&kernels("off", &hopper), 1);
-    assert!(why.contains("none of them is for sm_80: gemm_sm90_128x128_bf16_f32_pairs is for sm_90; "), "{why}");
+    assert!(
+        why.contains("none of them is for sm_80: gemm_sm90_128x128_bf16_f32_pairs is for sm_90; "),
+        "{why}"
+    );
     assert!(!other.exists());
 }
 

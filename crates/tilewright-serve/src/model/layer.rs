@@ -127,13 +127,15 @@ impl Layer {
     ) -> Result<()> {
         let LayerContext { config, forward, inputs } = context;
         let (backend, rows, eps) = (forward.backend, inputs.rows, config.rms_norm_eps);
-        let is_per_head = |norm: &&Tensor| norm.shape() == [config.head_dim];
-        let whole = self.qk_norms.iter().flatten().enumerate();
-        for (part, norm) in whole.filter(|(_, norm)| !is_per_head(norm)) {
-            let x = a.qkv.view_mut(part, rows, norm.shape()[0])?;
-            norm::rmsnorm_in_place(backend, x, norm.view(), eps)?;
+        let are_per_head = |norms: &&[Tensor; 2]| norms.iter().all(|norm| norm.shape() == [config.head_dim]);
+        let norms = self.qk_norms.as_ref().filter(are_per_head);
+        if norms.is_none() {
+            // norms of whole projections
+            for (part, norm) in self.qk_norms.iter().flatten().enumerate() {
+                let x = a.qkv.view_mut(part, rows, norm.shape()[0])?;
+                norm::rmsnorm_in_place(backend, x, norm.view(), eps)?;
+            }
         }
-        let norms = self.qk_norms.as_ref().filter(|norms| norms.iter().all(|norm| is_per_head(&norm)));
         let [q, k, v] = a.qkv.split(rows)?;
         let [q_out, k_out] = &mut a.rotated;
         RopeAppend {
