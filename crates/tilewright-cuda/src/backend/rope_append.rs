@@ -30,19 +30,19 @@ pub(super) fn rope_append<M: Machine>(gpu: &Gpu<M>, operator: RopeAppend<'_>) ->
     let (angles, _uncached) = gpu.cos_sin(operator.angles)?;
     let (positions, _uploaded) = gpu.integers(name, "positions", operator.positions)?;
     let (q, k) = (operator.q.as_view(), operator.k.as_view());
-    let cache = |view: View<'_>| {
-        let strides = KvStrides::of(operator.layout, view.strides());
+    let cache = |view: View<'_>, strides: KvStrides| {
         let strides = [strides.page, strides.token, strides.head].map(|stride| stride as u64);
         Cache { address: address(&view), strides }
     };
+    let [k_strides, v_strides] = operator.cache_strides();
     let params = RopeAppendParams {
         dtypes: (q.dtype(), operator.q_out.dtype()),
         dim: extent(name, "head_dim", dim)?,
         tokens: extent(name, "tokens", tokens)?,
         from: [q, k, operator.v].map(|tensor| rows(&tensor)),
         q_out: rows(&operator.q_out.as_view()),
-        k_cache: cache(operator.cache.k.as_view()),
-        v_cache: cache(operator.cache.v.as_view()),
+        k_cache: cache(operator.cache.k.as_view(), k_strides),
+        v_cache: cache(operator.cache.v.as_view(), v_strides),
         slots: slots.mapping(tokens as u32),
         positions,
         angles,

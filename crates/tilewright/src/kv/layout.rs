@@ -138,7 +138,7 @@ impl KvShape {
 
 impl KvStrides {
     /// The strides of a tensor that has passed [`KvShape::check`].
-    pub fn of(layout: KvLayout, strides: &[usize]) -> Self {
+    pub(crate) fn of(layout: KvLayout, strides: &[usize]) -> Self {
         let (page, rest) = if strides.len() == 4 { (strides[0], &strides[1..]) } else { (0, strides) };
         match layout {
             KvLayout::Nhd => Self { page, token: rest[0], head: rest[1] },

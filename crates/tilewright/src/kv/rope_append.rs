@@ -3,7 +3,7 @@
 use crate::{
     Backend, Operator, Result, View, ViewMut,
     kv::{
-        AppendPlan, KvCacheMut, KvLayout, Scale, ScaleMut,
+        AppendPlan, KvCacheMut, KvLayout, KvStrides, Scale, ScaleMut,
         append::{NewKv, QuantizedCacheMut, append_planned, check_planned},
     },
     norm::{RmsNorm, check_norm},
@@ -94,6 +94,11 @@ impl<'a> Operator<'a> for RopeAppend<'a> {
 impl RopeAppend<'_> {
     fn new_kv(&self) -> NewKv<'_> {
         NewKv { k: self.k_out.as_view(), v: self.v }
+    }
+
+    /// The strides of the caches of keys and values, which [`Operator::check`] has accepted.
+    pub fn cache_strides(&self) -> [KvStrides; 2] {
+        [&self.cache.k, &self.cache.v].map(|cache| KvStrides::of(self.layout, cache.strides()))
     }
 
     /// Executes the operators one after the other.
