@@ -231,7 +231,7 @@ fn survivor(id: &str) -> Survivor {
 #[cfg(test)]
 mod tests {
     use super::{Options, Test, sample, survivor};
-    use std::{collections::BTreeSet, time::Duration};
+    use std::{collections::BTreeSet, process::Command, time::Duration};
 
     #[test]
     fn options_are_parsed() {
@@ -265,14 +265,14 @@ mod tests {
     #[cfg(unix)]
     #[test]
     fn failures_and_hangs_are_not_passes() {
-        use std::os::unix::fs::PermissionsExt;
         let root = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(root.path().join("crates").join(super::PACKAGE)).unwrap();
         let passes = |script: &str| {
-            let (draft, binary) = (root.path().join("draft"), root.path().join("binary"));
-            std::fs::write(&draft, format!("#!/bin/sh\n{script}\n")).unwrap();
-            std::fs::set_permissions(&draft, std::fs::Permissions::from_mode(0o755)).unwrap();
-            std::fs::rename(&draft, &binary).unwrap();
+            let binary = root.path().join("binary");
+            // written by another process: a fork of another test could inherit a descriptor, and the file would be busy
+            let write = "printf '#!/bin/sh\\n%s\\n' \"$2\" >\"$1\" && chmod 755 \"$1\"";
+            let written = Command::new("sh").args(["-c", write, "sh"]).arg(&binary).arg(script).status();
+            assert!(written.is_ok_and(|status| status.success()));
             let test = Test { binary, name: "a".to_owned(), limit: Duration::from_secs(5) };
             test.passes(root.path(), "run a b")
         };
