@@ -265,7 +265,6 @@ impl World<'_> {
         location.name(&self.program.arrays)
     }
 
-    /// The fault of a conflict.
     /// Checks an access of this strength by a thread that has not waited for earlier launches.
     pub(super) fn check_in_flight(
         &mut self,
@@ -289,6 +288,7 @@ impl World<'_> {
         })
     }
 
+    /// The fault of a conflict.
     pub(super) fn conflict(&self, conflict: Conflict, write: bool, location: MemoryLocation) -> FaultCause {
         let Conflict { other, wrote } = conflict;
         let line = self.line(other.pc);
