@@ -7,7 +7,7 @@ use super::{
 use crate::machine::Machine;
 use tilewright::{
     Operator, Result, View, kv,
-    kv::{ScaleMut, SlotArrays, Slots, append::KvAppend},
+    kv::{KvStrides, ScaleMut, SlotArrays, Slots, append::KvAppend},
     tensor::DeviceMemory,
 };
 use tilewright_kernels::{
@@ -47,10 +47,7 @@ pub(super) fn append<M: Machine>(gpu: &Gpu<M>, operator: KvAppend<'_>) -> Result
         dtypes: (new.dtype(), cache.dtype()),
         shape: [extent(name, "num_kv_heads", heads)?, extent(name, "head_dim", dim)?],
         new: rows(new),
-        cache: Cache {
-            address: address(&cache.as_view()),
-            strides: [strides.page, strides.token, strides.head].map(|stride| stride as u64),
-        },
+        cache: paged(&cache.as_view(), *strides),
     };
     let slots = match (slots, scale) {
         (kv::AppendSlots::Checked(slots), _) => slots,
@@ -125,6 +122,12 @@ impl<M: Machine> Gpu<M> {
         };
         Ok((mapping, uploaded))
     }
+}
+
+/// A paged cache as kernels take it.
+pub(super) fn paged(cache: &View<'_>, strides: KvStrides) -> Cache {
+    let strides = [strides.page, strides.token, strides.head].map(|stride| stride as u64);
+    Cache { address: address(cache), strides }
 }
 
 /// The source and destination of an append.

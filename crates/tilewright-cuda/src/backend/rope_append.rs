@@ -2,21 +2,16 @@
 
 use super::{
     AppendSlots, Gpu,
+    append::paged,
     geometry::{address, extent, rows},
 };
 use crate::machine::Machine;
 use tilewright::{
-    Operator, Result, View,
-    kv::{
-        KvStrides,
-        rope_append::{HeadNorms, RopeAppend},
-    },
+    Operator, Result,
+    kv::rope_append::{HeadNorms, RopeAppend},
     rope::RopeStyle,
 };
-use tilewright_kernels::{
-    append::Cache,
-    rope::append::{RopeAppendParams, rope_append as kernel},
-};
+use tilewright_kernels::rope::append::{RopeAppendParams, rope_append as kernel};
 
 pub(super) fn rope_append<M: Machine>(gpu: &Gpu<M>, operator: RopeAppend<'_>) -> Result<()> {
     let name = operator.name();
@@ -30,10 +25,6 @@ pub(super) fn rope_append<M: Machine>(gpu: &Gpu<M>, operator: RopeAppend<'_>) ->
     let (angles, _uncached) = gpu.cos_sin(operator.angles)?;
     let (positions, _uploaded) = gpu.integers(name, "positions", operator.positions)?;
     let (q, k) = (operator.q.as_view(), operator.k.as_view());
-    let cache = |view: View<'_>, strides: KvStrides| {
-        let strides = [strides.page, strides.token, strides.head].map(|stride| stride as u64);
-        Cache { address: address(&view), strides }
-    };
     let [k_strides, v_strides] = operator.cache_strides();
     let params = RopeAppendParams {
         dtypes: (q.dtype(), operator.q_out.dtype()),
@@ -41,8 +32,8 @@ pub(super) fn rope_append<M: Machine>(gpu: &Gpu<M>, operator: RopeAppend<'_>) ->
         tokens: extent(name, "tokens", tokens)?,
         from: [q, k, operator.v].map(|tensor| rows(&tensor)),
         q_out: rows(&operator.q_out.as_view()),
-        k_cache: cache(operator.cache.k.as_view(), k_strides),
-        v_cache: cache(operator.cache.v.as_view(), v_strides),
+        k_cache: paged(&operator.cache.k.as_view(), k_strides),
+        v_cache: paged(&operator.cache.v.as_view(), v_strides),
         slots: slots.mapping(tokens as u32),
         positions,
         angles,
