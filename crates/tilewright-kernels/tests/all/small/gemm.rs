@@ -116,19 +116,21 @@ fn few_rows_on_tensor_cores() {
     }
 }
 
+/// Products of bf16 with a bias, and of f16 to f32.
+fn run_16_bits(shape: [usize; 3], gap: usize, seed: u64, kernel: impl Fn(Dtype, Epilogue) -> GemmKernel) {
+    let mut case = GemmCase::new::<bf16, bf16, bf16>(shape, true, gap);
+    case.run::<bf16>(kernel(Dtype::Bf16, case.epilogue()), seed);
+    let mut case = GemmCase::new::<f16, f16, f32>(shape, false, gap);
+    case.run::<f32>(kernel(Dtype::F16, case.epilogue()), seed);
+}
+
 #[test]
 fn many_rows_on_tensor_cores() {
     for (seed, large) in [(0, false), (1, true), (2, false), (3, true)] {
         for (shape, gap) in [([1, 8, 8], 8), ([130, 264, 200], 0), ([70, 136, 72], 8), ([40, 31, 64], 0)] {
-            let choice = |case: &GemmCase, elements| {
-                GemmKernel::Sm80(sm80::Sm80Config { elements, large, epilogue: case.epilogue() })
-            };
-            let mut case = GemmCase::new::<bf16, bf16, bf16>(shape, true, gap);
-            let of = choice(&case, Dtype::Bf16);
-            case.run::<bf16>(of, seed);
-            let mut case = GemmCase::new::<f16, f16, f32>(shape, false, gap);
-            let of = choice(&case, Dtype::F16);
-            case.run::<f32>(of, seed);
+            run_16_bits(shape, gap, seed, |elements, epilogue| {
+                GemmKernel::Sm80(sm80::Sm80Config { elements, large, epilogue })
+            });
         }
     }
 }
@@ -181,16 +183,9 @@ fn many_rows_on_hopper() {
     let shapes = [([1, 8, 8], 8), ([130, 264, 200], 0), ([300, 136, 72], 8), ([70, 31, 64], 0)];
     for (seed, (shape, gap)) in (0..SEEDS).zip(shapes.into_iter().cycle()) {
         let tile_columns = if seed / 4 % 2 == 0 { 128 } else { 256 };
-        let choice = |case: &GemmCase, elements| {
-            let epilogue = case.epilogue();
+        run_16_bits(shape, gap, seed, |elements, epilogue| {
             GemmKernel::Sm90(sm90::Sm90Config { elements, tile_columns, epilogue })
-        };
-        let mut case = GemmCase::new::<bf16, bf16, bf16>(shape, true, gap);
-        let of = choice(&case, Dtype::Bf16);
-        case.run::<bf16>(of, seed);
-        let mut case = GemmCase::new::<f16, f16, f32>(shape, false, gap);
-        let of = choice(&case, Dtype::F16);
-        case.run::<f32>(of, seed);
+        });
     }
 }
 
