@@ -263,6 +263,14 @@ def test_latent_attention(host, rng):
         wrapper.plan(torch.tensor([0, 2]), torch.tensor([0, 3]), torch.tensor([2, 0, 1]), torch.tensor([10]), 4, 32, 16, 4, True, 0.2,
                      torch.float32, torch.float32)
         wrapper.run(tensor(q_nope), tensor(q_pe), tensor(ckv), tensor(kpe), ckv_scale=0.5)
+    # no rotated part
+    wrapper.plan(torch.tensor([0, 2]), torch.tensor([0, 3]), torch.tensor([2, 0, 1]), torch.tensor([10]), 4, 32, 0, 4, True, 0.2,
+                 torch.float32, torch.float32)
+    o, lse = wrapper.run(tensor(q_nope), torch.empty(2, 4, 0), tensor(ckv), torch.empty(3, 4, 0), return_lse=True)
+    latent = ckv[[2, 0, 1]].reshape(12, 1, -1)[:10]
+    expected = attention(q_nope, latent, latent, scale=0.2, visible=causal(2, 10))
+    close(o, expected[0])
+    close(lse, expected[1])
 
 
 def test_sparse_and_mixed_batches(host, rng):

@@ -51,8 +51,11 @@ class BatchMLAPagedAttentionWrapper:
                     raise ValueError(f"a buffer has {len(buffer)} elements, the batch needs {len(array)}")
                 buffer[: len(array)].copy_(array, non_blocking=True)
         if key != self._key:
-            problem = Problem.latent(num_heads, head_dim_ckv, head_dim_kpe, scale=float(sm_scale), dtype=dtypes[0],
-                                     kv_dtype=dtypes[1], causal=causal)
+            shared = {"scale": float(sm_scale), "dtype": dtypes[0], "kv_dtype": dtypes[1], "causal": causal}
+            if head_dim_kpe == 0:  # all heads attend to one KV head with equal keys and values
+                problem = Problem(num_heads, 1, head_dim_ckv, **shared)
+            else:
+                problem = Problem.latent(num_heads, head_dim_ckv, head_dim_kpe, **shared)
             self._operator, self._plan = Attention(problem, device=planned_device(self._float_workspace_buffer)), None
             self._key = key
         if not self._plan_on_device((qo_indptr, kv_indptr, kv_len_arr), page_size):
@@ -107,8 +110,9 @@ class BatchMLAPagedAttentionWrapper:
     ):
         """Attention of the planned batch: ``q_nope`` ``[num_rows, num_heads, head_dim_ckv]``, ``q_pe`` ``[num_rows, num_heads,
         head_dim_kpe]``, caches ``[num_pages, page_size, dim]``. The LSE is in base 2, or natural with
-        ``return_lse_base_on_e``. With ``o_scale``, ``out`` of e4m3 receives the output divided by it. ``ckv_scale`` and ``kpe_scale`` multiply caches of 8 bits; if they differ, ``q_pe`` is multiplied by
-        their ratio and rounded."""
+        ``return_lse_base_on_e``. With ``o_scale``, ``out`` of e4m3 receives the output divided by it. ``ckv_scale`` and
+        ``kpe_scale`` multiply caches of 8 bits; if they differ, ``q_pe`` is multiplied by their ratio and rounded. With
+        ``head_dim_kpe = 0`` the rotated parts are not read."""
         refuse("BatchMLAPagedAttentionWrapper.run", profiler_buffer=profiler_buffer, kv_len=kv_len, page_table=page_table,
                ckv_scale_arr=ckv_scale_arr)
         if self._plan is None:
@@ -129,8 +133,12 @@ class BatchMLAPagedAttentionWrapper:
             for name, scale in (("ckv_scale", ckv_scale), ("kpe_scale", kpe_scale)):
                 if scale is None:
                     raise Error(f"flashinfer.run: {name} = None, expected a number for caches of {self._key[7]}")
-        self._operator.run_latent(self._plan, q_nope, q_pe, ckv_cache, kpe_cache, out=out, lse=lse, ckv_scale=ckv_scale,
-                                  kpe_scale=kpe_scale)
+        if self._key[2] == 0:
+            cache = ckv_cache.unsqueeze(2)
+            self._operator.run(self._plan, q_nope, cache, cache, out=out, lse=lse, k_scale=ckv_scale, v_scale=ckv_scale)
+        else:
+            self._operator.run_latent(self._plan, q_nope, q_pe, ckv_cache, kpe_cache, out=out, lse=lse, ckv_scale=ckv_scale,
+                                      kpe_scale=kpe_scale)
         if narrow is not None:
             out = in_e4m3(out.float().div_(o_scale), narrow)
         if not return_lse:
