@@ -9,6 +9,8 @@
 //! follower     S(1) = Q · Kᵀ, wait for P(0)   O += P(0) · V(0) while it computes P(1)   O += P(1) · V(1)   S(3) ...
 //! ```
 //!
+//! Up to 64 heads are bound by loads. Their follower computes S(1) after O += P(0) · V(0).
+//!
 //! MlaConsumer 0, the leader, computes the weights of the even tiles of an item, consumer 1, the follower, those of the odd ones. Weights
 //! and row references cross through shared memory, so the softmax of one consumer overlaps with products of the other ("seesaw" in
 //! FlashMLA). Row references are as in [`wgmma`](super::wgmma).
@@ -107,11 +109,13 @@ pub fn attention(name: &str, config: &MlaWgmmaConfig) -> Result<Kernel, Invalid>
     Builder::kernel(name, THREADS, |k| {
         let shared = MlaWgmmaCta::new(k, *config);
         let hooks = RowHooks::new(&shared.cta, None, false);
-        k.wait_for_prerequisites();
-        k.launch_dependents();
         shared.init();
         let producer = (k.thread() >> 5).of_lane(0).ge(CONSUMERS / 32);
-        k.when_else(producer, || MlaProducer::new(&shared).run(), || MlaConsumer::new(&shared, &hooks).run());
+        let consume = || {
+            shared.begin();
+            MlaConsumer::new(&shared, &hooks).run();
+        };
+        k.when_else(producer, || MlaProducer::new(&shared).run(), consume);
     })
 }
 
@@ -166,6 +170,7 @@ impl<'k> MlaWgmmaCta<'k> {
     fn init(&self) {
         let (k, warps) = (self.k, CONSUMERS / 32);
         k.when(k.thread().eq(0), || {
+            self.maps.iter().for_each(|&map| k.prefetch_tensor_map(map));
             let producers = self.by_rows().select::<u32>(producer::THREADS / 2, 1);
             let barriers = (0..STAGES as u32).flat_map(|stage| [0, 1].map(|half| (k.constant(stage), half)));
             for (stage, half) in barriers {
@@ -178,6 +183,12 @@ impl<'k> MlaWgmmaCta<'k> {
             k.fence(Fence::MbarrierInit);
         });
         k.sync_threads();
+    }
+
+    /// Waits for the previous kernel and lets the next one begin.
+    fn begin(&self) {
+        self.k.wait_for_prerequisites();
+        self.k.launch_dependents();
     }
 
     /// Whether keys are copied by rows, not boxes.

@@ -47,6 +47,8 @@ pub(super) struct MlaProducer<'c, 'k> {
     pub(super) count: Var<'k, u32>,
     /// Whether the last tile of copied rows is not yet handed over.
     pub(super) pending: Var<'k, bool>,
+    /// This lane's word of the next item, in warp 0.
+    words: Var<'k, u32>,
 }
 
 impl<'c, 'k> MlaProducer<'c, 'k> {
@@ -68,39 +70,50 @@ impl<'c, 'k> MlaProducer<'c, 'k> {
             page: k.var("page", 0),
             count: k.var("tiles_loaded", 0),
             pending: k.var("pending", false),
+            words: k.var("item_word", 0),
         }
     }
 
-    /// Loads the items of this CTA.
+    /// Loads the items of this CTA. The first item, which no kernel writes, is loaded before the previous kernel has completed.
     pub(super) fn run(&self) {
         let (k, shared) = (self.k, self.shared);
         let params = &shared.cta.params;
         let worker = params.plan.worker_indptr.at(k.cta() / shared.cta.ctas_per_item);
         let (begin, end) = (worker.load(), worker.plus(1).load());
+        self.load_words(begin, end);
+        shared.begin();
         k.repeat((begin, end), 1, |index| {
             let n = index - begin;
-            self.publish(n, Some(index));
+            self.publish(n, true);
+            self.load_words(index + 1, end);
             shared.items.wait_full(n);
             self.load_item(n);
             k.sync_warp();
             k.when(k.lane().eq(0), || shared.items.empty(n).arrive());
         });
-        self.publish((end.max(begin)) - begin, None);
+        self.publish((end.max(begin)) - begin, false);
     }
 
-    /// Writes item `index`, or the end, to the slot of this CTA's `n`-th item.
-    fn publish(&self, n: Value<'k, u32>, index: Option<Value<'k, u32>>) {
+    /// Loads the words of item `index` of the items before `end`, if it exists.
+    fn load_words(&self, index: Value<'k, u32>, end: Value<'k, u32>) {
+        let k = self.k;
+        let loads = self.warp.eq(0) & k.lane().lt(WorkItem::WORDS as u32) & index.lt(end);
+        k.when(loads, || {
+            let item = self.shared.cta.params.plan.items.at_wide(index.to_u64() * WorkItem::WORDS as u64);
+            self.words.set(item.at(k.lane()).load());
+        });
+    }
+
+    /// Writes the loaded item, or the end, to the slot of this CTA's `n`-th item.
+    fn publish(&self, n: Value<'k, u32>, exists: bool) {
         let (k, shared) = (self.k, self.shared);
         k.when(self.warp.eq(0), || {
             let words = shared.item_words(n);
             shared.items.wait_empty(n);
-            if let Some(index) = index {
-                k.when(k.lane().lt(WorkItem::WORDS as u32), || {
-                    let item = shared.cta.params.plan.items.at_wide(index.to_u64() * WorkItem::WORDS as u64);
-                    words.at(k.lane()).store(item.at(k.lane()).load());
-                });
+            if exists {
+                k.when(k.lane().lt(WorkItem::WORDS as u32), || words.at(k.lane()).store(self.words.get()));
             }
-            k.when(k.lane().eq(0), || words.plus(PRESENT).store(u32::from(index.is_some())));
+            k.when(k.lane().eq(0), || words.plus(PRESENT).store(u32::from(exists)));
             shared.items.full(n).arrive();
         });
     }

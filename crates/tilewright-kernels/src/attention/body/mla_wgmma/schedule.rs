@@ -82,20 +82,40 @@ impl<'k> MlaConsumer<'_, 'k> {
     }
 
     /// The follower's part.
+    ///
+    /// With one CTA per item, loads take longer than products. Then the follower adds the values of the first tile before it waits
+    /// for the keys of the second, so that the next tile but one is loaded earlier. Otherwise the softmax of the leader overlaps with
+    /// the product of the follower's keys.
     fn follow_pairs(&self, current: &CurrentItem<'k>, tile: Var<'k, u32>, end: Value<'k, u32>) {
         let k = self.k;
-        self.multiply_keys(self.count.get() + 1);
-        k.wgmma_wait(0);
+        let is_bound_by_loads = self.shared.config.ctas_per_item() == 1;
+        let multiply_keys = || {
+            self.multiply_keys(self.count.get() + 1);
+            k.wgmma_wait(0);
+        };
+        if !is_bound_by_loads {
+            multiply_keys();
+        }
         k.loop_(|| {
             let n = self.count.get();
             let factors = self.receive(LEADER);
             self.rescale(factors);
             self.multiply_values((n, FOLLOWER), true);
+            let end_first = || {
+                self.release(n, FOLLOWER);
+                self.end_read();
+            };
+            if is_bound_by_loads {
+                k.wgmma_wait(0);
+                end_first();
+                multiply_keys();
+            }
             let sums = self.compute_weights(current.scale);
             self.publish(FOLLOWER, sums.factors);
             self.rescale_after_products(sums.factors);
-            self.release(n, FOLLOWER);
-            self.end_read();
+            if !is_bound_by_loads {
+                end_first();
+            }
             self.multiply_values((n + 1, FOLLOWER), false);
             self.add(&sums);
             self.next_pair(tile);
@@ -103,8 +123,9 @@ impl<'k> MlaConsumer<'_, 'k> {
             k.wgmma_wait(0);
             self.release(n + 1, FOLLOWER);
             k.break_if(tile.get().ge(end));
-            self.multiply_keys(self.count.get() + 1);
-            k.wgmma_wait(0);
+            if !is_bound_by_loads {
+                multiply_keys();
+            }
         });
     }
 
