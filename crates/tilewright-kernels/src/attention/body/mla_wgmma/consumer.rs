@@ -34,9 +34,8 @@ pub(super) struct MlaConsumer<'c, 'k> {
     pub(super) logits: Vec<AccFragment<'k>>,
     /// Four words per 16 keys.
     pub(super) weights: Vec<Var<'k, u32>>,
-    /// Accumulators of this consumer's half of the elements, references of the logits, and at the end the sums of weights.
+    /// Accumulators of this consumer's half of the elements, and references of the logits.
     pub(super) state: RowTile<'k>,
-    pub(super) sum: [Var<'k, f32>; 2],
     pub(super) rows: RowTable<'k>,
     /// Tiles consumed so far.
     pub(super) count: Var<'k, u32>,
@@ -46,7 +45,8 @@ impl<'c, 'k> MlaConsumer<'c, 'k> {
     pub(super) fn new(shared: &'c MlaWgmmaCta<'k>, hooks: &'c RowHooks<'k, 'c>) -> Self {
         let (k, config) = (shared.k, &shared.config);
         k.setmaxnreg_inc(REGISTERS);
-        let sum = [0, 1].map(|_| k.var("sum", 0.0));
+        // all sums are in shared memory
+        let sum = [0, 1].map(|_| ThreadScalar::Register(k.var("sum", 0.0)));
         let fragment = |_| std::array::from_fn(|_| k.unset_var("s"));
         Self {
             shared,
@@ -56,8 +56,7 @@ impl<'c, 'k> MlaConsumer<'c, 'k> {
             queries: (1..REGISTER_PANELS * PANEL / 16).map(|_| [0; 4].map(|_| k.unset_var("q"))).collect(),
             logits: (0..KEYS / 8).map(fragment).collect(),
             weights: (0..KEYS / 4).map(|_| k.unset_var("p")).collect(),
-            state: RowTile::of_columns(&shared.cta, config.half() / 16, sum.map(ThreadScalar::Register)),
-            sum,
+            state: RowTile::of_columns(&shared.cta, config.half() / 16, sum),
             rows: RowTable::new(&shared.cta),
             count: k.var("tiles_consumed", 0),
         }
@@ -80,8 +79,8 @@ impl<'c, 'k> MlaConsumer<'c, 'k> {
             // weights overwrite the queries that are in registers
             shared.cta.sync();
             self.attend(&current);
-            self.release_from_warp(shared.queries.empty(n));
             self.store(&current);
+            self.release_from_warp(shared.queries.empty(n));
             shared.cta.arrive_and_merge(&current, self.hooks);
             self.release_from_warp(shared.items.empty(n));
             items.set(n + 1);
@@ -190,8 +189,9 @@ impl<'c, 'k> MlaConsumer<'c, 'k> {
         k.wgmma_commit();
     }
 
-    /// 0 that the assembler does not know. It would keep descriptors in registers from one tile to the next.
-    fn uniform_zero(&self) -> Value<'k, u32> {
+    /// 0 that the assembler does not know. It would keep descriptors in registers from one tile to the next, and addresses from one
+    /// item to the next.
+    pub(super) fn uniform_zero(&self) -> Value<'k, u32> {
         (self.number >> 1).of_lane(0)
     }
 

@@ -1,36 +1,151 @@
 //! Epilogue of a consumer: adds the sums of both consumers and writes its half of the outputs or partial states.
+//!
+//! Rows are staged in the memory of the queries, 16 per warp, so that they are written in adjacent pieces of 16 bytes. A partial
+//! state has 32 bits per element and takes two passes.
 
-use super::{CONSUMERS, consumer::MlaConsumer};
-use crate::{
-    attention::kernel::{
-        cta::CurrentItem,
-        epilogue::{ColumnRange, store_columns},
-    },
-    tile::reduce,
+use super::{
+    CONSUMERS, Q_ROWS,
+    config::PANEL,
+    consumer::MlaConsumer,
 };
+use crate::{
+    attention::{
+        body::wgmma::rows::{self, write_rows},
+        items::NONE,
+        kernel::{
+            cta::CurrentItem,
+            epilogue::{SoftmaxStats, output_row, partial_row, store_lse},
+            page_scales,
+        },
+    },
+    tile::{SharedTile, reduce},
+};
+use half::bf16;
+use tilewright_ptx::build::{Shared, Value};
+
+/// Rows that a warp loads together, for lack of registers.
+const UNROLLED: u32 = 4;
+
+/// The rows of one half of the fragments, one per quad of threads.
+struct HalfRows<'k> {
+    stats: SoftmaxStats<'k>,
+    /// The factor of the accumulators, without the normalizer: the largest weights are rounded in outputs.
+    factor: Value<'k, f32>,
+}
 
 impl<'k> MlaConsumer<'_, 'k> {
     /// Writes this consumer's elements of the rows of an item.
     pub(super) fn store(&self, current: &CurrentItem<'k>) {
-        let (k, cta) = (self.k, &self.shared.cta);
-        let first_of_quad = (k.lane() & 3).eq(0);
-        // all consumer threads have written their sums
+        let (k, cta, item) = (self.k, &self.shared.cta, current.load());
+        // all consumer threads have written their sums and read the queries
         cta.sync();
         let own = self.sums(k.thread()).load_vector::<4>();
         let others = self.sums(k.thread() ^ (CONSUMERS / 2)).load_vector::<4>();
-        for half in 0..2 {
+        let v_scale = page_scales::accumulator_scale(cta, item.kv_head);
+        let halves = [0, 1].map(|half| {
             let sum = reduce::quad_sum(own[half] + others[half]);
             let error = reduce::quad_sum(own[2 + half] + others[2 + half]);
-            // the largest weights are rounded in outputs
             let rounding = (sum * (sum + error).recip()).unless(sum.eq(0.0), 1.0);
-            let of_half = self.state.o.iter().flat_map(|of| [of[2 * half], of[2 * half + 1]]);
-            of_half.for_each(|o| o.set(o.get() * rounding));
-            // the epilogue adds the sums of a quad
-            self.sum[half].set(sum.unless(!first_of_quad, 0.0));
-        }
-        let first = self.number * self.shared.config.half() as u32;
-        let columns = ColumnRange { first, with_lse: self.number.eq(0) };
-        let rows = (self.shared.first_row(), self.first_row());
-        store_columns((cta, current, self.hooks), &self.state, rows, columns);
+            let stats = SoftmaxStats::new(self.state.max[half].get() * current.scale, sum);
+            HalfRows { stats, factor: rounding * v_scale }
+        });
+        // lane r has row r of 16
+        let (lane, rows) = (k.lane(), current.rows());
+        let row = self.shared.first_row() + self.first_row() + (lane & (rows::STAGED - 1));
+        let exists = lane.lt(rows::STAGED) & row.lt(rows);
+        let (exist, row) = (k.ballot(exists), row.min(rows - 1));
+        let of_row = |of: &dyn Fn(&SoftmaxStats<'k>) -> Value<'k, f32>| {
+            let [upper, lower] = [0, 1].map(|half| of(&halves[half].stats).of_lane((lane & 7) << 2));
+            lane.ge(8).select(lower, upper)
+        };
+        let writes_stats = exists & self.number.eq(0);
+        let half = self.shared.config.half() as u32;
+        k.when_else(
+            item.partial.ne(NONE),
+            || {
+                let (o, stats) = partial_row(cta, &item, row);
+                let [max, sum] = [0, 1].map(|at| of_row(&|of| of.of_partial_state()[at]));
+                k.when(writes_stats, || stats.store_vector([max, sum]));
+                for pass in 0..2 {
+                    self.stage_pairs(&halves, pass);
+                    let first = self.number * half + pass as u32 * (half / 2);
+                    self.write(o.at(first).address(), exist);
+                }
+            },
+            || {
+                let (head, lse) = (cta.query_head(&item, row), of_row(&|of| of.lse));
+                k.when(writes_stats, || store_lse(cta, head, lse));
+                self.stage_outputs(&halves);
+                self.write(output_row(cta, head).at(self.number * (half / 2)).address(), exist);
+            },
+        );
     }
+
+    /// Chunks of 16 bytes that are staged per row.
+    fn staged_chunks(&self) -> usize {
+        self.shared.config.half() / 8
+    }
+
+    /// This thread's two elements of a fragment of a row.
+    fn pair(&self, fragment: usize, half: usize, factor: Value<'k, f32>) -> [Value<'k, f32>; 2] {
+        [0, 1].map(|i| self.state.o[fragment][2 * half + i].get() * factor)
+    }
+
+    /// Stages normalized and rounded outputs.
+    fn stage_outputs(&self, halves: &[HalfRows<'k>; 2]) {
+        let (k, lane) = (self.k, self.lane());
+        let factors = halves.each_ref().map(|rows| rows.factor * rows.stats.normalizer);
+        // matrices of 8 x 8: both halves of a fragment, and of the next one
+        let (row, chunk) = (self.first_row() + (lane & 15), lane >> 4);
+        let tile = self.staging_tile();
+        for fragment in (0..self.state.o.len()).step_by(2) {
+            let words = [0, 1, 2, 3].map(|at| {
+                let [low, high] = self.pair(fragment + at / 2, at % 2, factors[at % 2]);
+                self.shared.cta.round_pair(low, high)
+            });
+            k.store_matrix::<4, _>(staged(tile, row, (chunk, fragment)), words, false);
+        }
+    }
+
+    /// Stages half of the elements of partial states, in f32.
+    fn stage_pairs(&self, halves: &[HalfRows<'k>; 2], pass: usize) {
+        let lane = self.lane();
+        let (tile, fragments) = (self.staging_tile(), self.state.o.len() / 2);
+        for (half, rows) in halves.iter().enumerate() {
+            let row = self.first_row() + (lane >> 2) + 8 * half as u32;
+            for at in 0..fragments {
+                let to = staged(tile, row, ((lane & 3) >> 1, 2 * at)).cast::<f32>().at((lane & 1) << 1);
+                to.store_vector(self.pair(pass * fragments + at, half, rows.factor));
+            }
+        }
+    }
+
+    /// The lane, so that the assembler computes addresses where they are used.
+    fn lane(&self) -> Value<'k, u32> {
+        self.k.lane() + self.uniform_zero()
+    }
+
+    /// The tile of this consumer's staged rows.
+    fn staging_tile(&self) -> SharedTile<'k> {
+        let panels = self.staged_chunks() / (PANEL / 8);
+        self.shared.q.from_row(self.number * (panels * Q_ROWS) as u32)
+    }
+
+    /// Writes the staged rows of this warp; lane r has the address of row r.
+    fn write(&self, address: Value<'k, u64>, exist: Value<'k, u32>) {
+        let staged = self.staging_tile().from_row(self.first_row());
+        self.k.sync_warp();
+        write_rows(self.k, staged, (self.staged_chunks(), UNROLLED), address, exist);
+        self.k.sync_warp();
+    }
+}
+
+/// Chunk `first + chunk` of a row; both are in the same panel.
+fn staged<'k>(
+    tile: SharedTile<'k>,
+    row: Value<'k, u32>,
+    (chunk, first): (Value<'k, u32>, usize),
+) -> Shared<'k, bf16> {
+    let (panel, first) = (first / (PANEL / 8), first % (PANEL / 8));
+    tile.panels(panel..panel + 1).chunk(row, chunk + first as u32)
 }

@@ -2,7 +2,8 @@
 //!
 //! Keys arrive as boxes, by TMA: box `b` of a tile is loaded by lane `b / 4` of warp `b % 4`. In pages of less than 8 tokens they are
 //! copied by rows, by `cp.async`: warps 0 and 1 the first half of 32 rows each, warps 2 and 3 the second. Warp 0 also writes the
-//! items. The queries of an item are copied after its first two tiles, which do not wait for the end of the item before.
+//! items. The queries of the first item are copied before its keys; those of other items after two tiles, which do not wait for the
+//! end of the item before.
 
 use super::{
     CONSUMERS, MlaWgmmaCta,
@@ -127,9 +128,17 @@ impl<'c, 'k> MlaProducer<'c, 'k> {
         let (first, end) = shared.tiles(of_item.kv_begin, of_item.kv_end);
         let tile = k.var("tile", first);
         let with_queries = (first + 2).min(end);
+        let copy_begins = n.eq(0).select(first, with_queries);
         self.load_page(&item(), first);
         k.loop_(|| {
-            k.when(tile.get().eq(with_queries), || self.copy_queries(&item(), n));
+            k.when(tile.get().eq(copy_begins), || self.copy_queries(&item(), n));
+            k.when(tile.get().eq(with_queries), || {
+                k.commit_copies();
+                k.wait_copies(0);
+                // products read the tile, not only threads
+                k.fence(Fence::ProxyAsyncShared);
+                shared.queries.full(n).arrive();
+            });
             k.break_if(tile.get().eq(end));
             self.load(&item(), tile.get());
             tile.set(tile.get() + 1);
@@ -138,7 +147,7 @@ impl<'c, 'k> MlaProducer<'c, 'k> {
         self.hand_over();
     }
 
-    /// Copies an item's queries; rows beyond its last are zero-filled.
+    /// Starts the copies of an item's queries; rows beyond its last are zero-filled.
     fn copy_queries(&self, item: &WorkItemRegs<'k>, n: Value<'k, u32>) {
         let (k, shared) = (self.k, self.shared);
         let (params, config) = (&shared.cta.params, &shared.config);
@@ -168,11 +177,6 @@ impl<'c, 'k> MlaProducer<'c, 'k> {
                 }
             },
         );
-        k.commit_copies();
-        k.wait_copies(0);
-        // products read the tile, not only threads
-        k.fence(Fence::ProxyAsyncShared);
-        shared.queries.full(n).arrive();
     }
 }
 

@@ -2,22 +2,24 @@
 //!
 //! Outputs are staged in shared memory, 16 rows per warp, so that a row is written in adjacent pieces of 16 bytes.
 
-use super::{WgmmaCta, consumer::Consumer, fp8::WEIGHT_UNIT};
+use super::{
+    WgmmaCta,
+    consumer::Consumer,
+    fp8::WEIGHT_UNIT,
+    rows::{STAGED, write_rows},
+};
 use crate::{
     attention::{
         items::NONE,
         kernel::{
-            cta::{CurrentItem, divide},
+            cta::CurrentItem,
             epilogue::{SoftmaxStats, output_row, partial_row, store_lse},
             page_scales,
         },
     },
     tile::{SharedTile, reduce},
 };
-use tilewright_ptx::build::{Global, Value};
-
-/// Rows per warp.
-const ROWS: u32 = 16;
+use tilewright_ptx::build::Value;
 
 /// The rows of one half of the fragments, one per quad of threads.
 struct HalfRows<'k> {
@@ -88,41 +90,16 @@ impl<'k> Consumer<'_, 'k> {
         let lses = self.stage(halves);
         let (rows, lane) = (current.rows(), k.lane());
         // lane r computes the address of row r of 16
-        let row = self.first_row() + (lane & (ROWS - 1));
+        let row = self.first_row() + (lane & (STAGED - 1));
         let head = cta.query_head(&item, row.min(rows - 1));
         let address = output_row(cta, head).address();
         let exist = k.ballot(row.lt(rows));
         let of_quad = (lane & 7) << 2;
         let lse = lane.ge(8).select(lses[1].of_lane(of_quad), lses[0].of_lane(of_quad));
-        k.when(lane.lt(ROWS) & row.lt(rows), || store_lse(cta, head, lse));
+        k.when(lane.lt(STAGED) & row.lt(rows), || store_lse(cta, head, lse));
         k.sync_warp();
-        self.copy_rows((address.low(), address.high()), exist);
-    }
-
-    /// Writes the staged rows, whose addresses are in the lanes' words.
-    fn copy_rows(&self, words: (Value<'k, u32>, Value<'k, u32>), exist: Value<'k, u32>) {
-        let (k, chunks) = (self.k, self.shared.config.head_dim.vo / 8);
-        let tile = self.shared.output_tile();
-        let lanes = 1 << chunks.trailing_zeros().min(5);
-        let (first, first_chunk) = divide(k.lane(), lanes);
-        // lanes beyond 16 rows repeat the last one
-        let number = |begin: u32| (first + begin).min(ROWS - 1);
-        let passes: Vec<_> = (0..chunks).step_by(lanes).map(|at| first_chunk + at as u32).collect();
-        let steps = (0..ROWS).step_by(32 / lanes).map(number);
-        // all loads first: each would stall before its store
-        let loaded = steps.map(|number| {
-            let row = self.first_row() + number;
-            let staged: Vec<_> =
-                passes.iter().map(|chunk| tile.chunk(row, *chunk).cast::<u32>().load_vector::<4>()).collect();
-            let address = k.pack32(words.0.of_lane(number), words.1.of_lane(number));
-            (address, ((exist >> number) & 1).ne(0), staged)
-        });
-        for (address, exists, staged) in loaded.collect::<Vec<_>>() {
-            let row = Global::<u32>::new(address);
-            k.when(exists, || {
-                passes.iter().zip(staged).for_each(|(chunk, words)| row.at(*chunk << 2).store_vector(words));
-            });
-        }
+        let tile = self.shared.output_tile().from_row(self.first_row());
+        write_rows(k, tile, (self.shared.config.head_dim.vo / 8, STAGED), address, exist);
     }
 
     /// Writes normalized and rounded outputs to this warp's rows of the tile; returns the LSEs of both halves.
