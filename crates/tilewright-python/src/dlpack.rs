@@ -4,6 +4,7 @@
 //! not consumed: its destructor frees the tensor.
 
 use crate::{
+    axes::MAX_AXES,
     dtype::TensorDtype,
     errors::invalid,
     tensor::{TensorArg, TensorFields},
@@ -28,9 +29,6 @@ const CUDA_HOST: i32 = 3;
 const CUDA_MANAGED: i32 = 13;
 /// The flag of a versioned tensor that may not be written.
 const READ_ONLY: u64 = 1;
-/// No tensor of an operator has more axes.
-const MAX_AXES: i32 = 8;
-
 /// `DLTensor`
 #[repr(C)]
 pub(crate) struct DlTensor {
@@ -154,7 +152,7 @@ fn fields(tensor: &DlTensor, dtype: TensorDtype, device: i64) -> PyResult<Tensor
 
 /// One number per axis; `None` for a null pointer.
 fn axes(tensor: &DlTensor, numbers: *const i64) -> PyResult<Option<&[i64]>> {
-    if !(0..=MAX_AXES).contains(&tensor.ndim) {
+    if !(0..=MAX_AXES as i32).contains(&tensor.ndim) {
         return Err(invalid(OPERATOR, format!("{} axes, expected at most {MAX_AXES}", tensor.ndim)));
     }
     if numbers.is_null() || tensor.ndim == 0 {

@@ -4,6 +4,7 @@
 //! function here takes a queue and a dict of keywords, checks the tensors and releases the interpreter lock while it works.
 
 mod attention;
+mod axes;
 mod backend;
 mod batch;
 mod cache;

@@ -7,7 +7,13 @@
 //! | CUDA array of CuPy, Numba | `__cuda_array_interface__` |
 //! | array of JAX and others | `__dlpack__` |
 
-use crate::{dlpack, dtype::TensorDtype, errors::invalid, torch};
+use crate::{
+    axes::{Axes, MAX_AXES, span},
+    dlpack,
+    dtype::TensorDtype,
+    errors::invalid,
+    torch,
+};
 use pyo3::{Borrowed, prelude::*, types::PyDict};
 use std::{borrow::Cow, ops::Range, sync::Arc};
 use tilewright::{
@@ -23,8 +29,8 @@ const HOST: i64 = -1;
 pub(crate) struct TensorArg {
     memory: DeviceMemory,
     dtype: TensorDtype,
-    shape: Vec<usize>,
-    strides: Vec<usize>,
+    shape: Axes,
+    strides: Axes,
     on_host: bool,
     readonly: bool,
 }
@@ -45,11 +51,15 @@ impl TensorArg {
     /// Checks the fields: no negative extent or stride, an aligned address, and a span within the address space.
     pub(crate) fn new(fields: TensorFields<'_>) -> PyResult<Self> {
         let TensorFields { address, dtype, shape, strides, device, readonly } = fields;
-        let extents = usizes(shape)
-            .ok_or_else(|| invalid(OPERATOR, format!("shape {shape:?} has a negative extent")))?;
-        let mut dense = 1_usize;
-        let mut steps = vec![0; extents.len()];
-        for (step, extent) in steps.iter_mut().zip(&extents).rev() {
+        let zeros = Axes::zeros(shape.len());
+        let too_many = || invalid(OPERATOR, format!("{} axes, expected at most {MAX_AXES}", shape.len()));
+        let mut extents = zeros.ok_or_else(too_many)?;
+        for (extent, &given) in extents.iter_mut().zip(shape) {
+            *extent = usize::try_from(given)
+                .map_err(|_| invalid(OPERATOR, format!("shape {shape:?} has a negative extent")))?;
+        }
+        let (mut dense, mut steps) = (1_usize, extents);
+        for (step, extent) in steps.iter_mut().zip(&*extents).rev() {
             *step = dense;
             dense = dense.saturating_mul(*extent);
         }
@@ -58,7 +68,7 @@ impl TensorArg {
             if given.len() != extents.len() {
                 return Err(wrong());
             }
-            for ((step, extent), given) in steps.iter_mut().zip(&extents).zip(given) {
+            for ((step, extent), given) in steps.iter_mut().zip(&*extents).zip(given) {
                 if *extent > 1 {
                     *step = usize::try_from(*given)
                         .map_err(|_| invalid(OPERATOR, format!("stride = {given}, expected at least 0")))?;
@@ -160,7 +170,7 @@ impl TensorArg {
             let view = self.memory.strided_mut(dtype, 0, &self.shape, &self.strides);
             return view.map_err(|error| named(operator, name, error));
         }
-        let (shape, strides) = (self.shape.clone(), self.strides.clone());
+        let (shape, strides) = (self.shape, self.strides);
         let bytes = self.bytes_mut();
         let data = tilewright::with_dtype!(dtype, T => match bytes.is_empty() {
             true => DataMut::from(&mut [] as &mut [T]),
@@ -217,7 +227,7 @@ impl TensorArg {
     /// Whether the elements are in row-major order without gaps.
     fn is_dense(&self) -> bool {
         let mut dense = 1_usize;
-        let is_dense = self.shape.iter().zip(&self.strides).rev().all(|(&extent, &stride)| {
+        let is_dense = self.shape.iter().zip(&*self.strides).rev().all(|(&extent, &stride)| {
             let is_dense = extent == 1 || stride == dense;
             dense = dense.saturating_mul(extent);
             is_dense
@@ -252,7 +262,7 @@ impl TensorArg {
         let mut copied = Vec::with_capacity(self.len() * size);
         let mut index = vec![0; self.shape.len()];
         for _ in 0..self.len() {
-            let at: usize = index.iter().zip(&self.strides).map(|(i, stride): (&usize, _)| i * stride).sum();
+            let at: usize = index.iter().zip(&*self.strides).map(|(i, stride): (&usize, _)| i * stride).sum();
             copied.extend_from_slice(&bytes[at * size..(at + 1) * size]);
             for axis in (0..index.len()).rev() {
                 index[axis] += 1;
@@ -282,19 +292,16 @@ impl TensorArg {
         let bytes = span(&self.shape, &self.strides, self.dtype.size()).unwrap_or(0);
         let values = self.part(if bytes == 0 { 0 } else { distance }, bytes);
         self.memory = self.part(0, bytes);
-        let (shape, strides) = (self.shape.clone(), self.strides.clone());
-        Ok(Self { memory: values, shape, strides, ..*self })
+        Ok(Self { memory: values, ..*self })
     }
 
     /// The tensor with an extent of 0 at `axis`, which has no memory.
     pub(crate) fn emptied(&self, axis: usize) -> Self {
-        let mut shape = self.shape.clone();
+        let mut shape = self.shape;
         if let Some(extent) = shape.get_mut(axis) {
             *extent = 0;
         }
-        let memory = self.part(0, 0);
-        let strides = self.strides.clone();
-        Self { memory, shape, strides, ..*self }
+        Self { memory: self.part(0, 0), shape, ..*self }
     }
 
     /// A part of the memory, within its span.
@@ -307,22 +314,6 @@ impl TensorArg {
     }
 }
 
-/// The bytes from the first to the last element; `None` if they exceed the address space.
-fn span(shape: &[usize], strides: &[usize], size: usize) -> Option<usize> {
-    if shape.contains(&0) {
-        return Some(0);
-    }
-    let last = shape
-        .iter()
-        .zip(strides)
-        .try_fold(0_usize, |last, (extent, stride)| last.checked_add((extent - 1).checked_mul(*stride)?));
-    last?.checked_add(1)?.checked_mul(size)
-}
-
-fn usizes(values: &[i64]) -> Option<Vec<usize>> {
-    values.iter().map(|&value| usize::try_from(value).ok()).collect()
-}
-
 /// Prefixes the message of a view's error with operator and argument.
 fn named(operator: &'static str, name: &str, error: Error) -> Error {
     Error::new(operator, format!("{name}: {}", error.message()))
@@ -332,14 +323,12 @@ impl<'py> FromPyObject<'_, 'py> for TensorArg {
     type Error = PyErr;
 
     fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        let kind = || object.get_type().qualname();
-        Self::exported(&object)?.map_or_else(
-            || {
-                let expected = "a NumPy array, a torch tensor or an object with __dlpack__";
-                Err(invalid(OPERATOR, format!("{} is not a tensor, expected {expected}", kind()?)))
-            },
-            Ok,
-        )
+        if let Some(arg) = Self::exported(&object)? {
+            return Ok(arg);
+        }
+        let (kind, expected) =
+            (object.get_type().qualname()?, "a NumPy array, a torch tensor or an object with __dlpack__");
+        Err(invalid(OPERATOR, format!("{kind} is not a tensor, expected {expected}")))
     }
 }
 
@@ -347,7 +336,8 @@ impl TensorArg {
     /// The tensor that an object describes or exports; `None` if it does neither.
     pub(crate) fn exported(object: &Bound<'_, PyAny>) -> PyResult<Option<Self>> {
         if let Some(arg) = dlpack::borrowed(object)? {
-            return torch::check_gradient(object).map(|()| Some(arg));
+            torch::check_gradient(object)?;
+            return Ok(Some(arg));
         }
         if let Some(interface) = object.getattr_opt("__array_interface__")? {
             return Self::from_interface(object, &interface, HOST).map(Some);
