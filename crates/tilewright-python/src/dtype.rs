@@ -41,6 +41,11 @@ impl TensorDtype {
         ("uint16", "u2", Self::U16),
     ];
 
+    /// Whether torch tensors of this type can require a gradient.
+    pub(crate) fn has_gradients(self) -> bool {
+        matches!(self, Self::Element(_) | Self::F64)
+    }
+
     /// The type with this name.
     pub(crate) fn named(name: &str) -> PyResult<Self> {
         let found = Self::NAMED.iter().find(|(known, ..)| *known == name);

@@ -336,7 +336,9 @@ impl TensorArg {
     /// The tensor that an object describes or exports; `None` if it does neither.
     pub(crate) fn exported(object: &Bound<'_, PyAny>) -> PyResult<Option<Self>> {
         if let Some(arg) = dlpack::borrowed(object)? {
-            torch::check_gradient(object)?;
+            if arg.dtype.has_gradients() {
+                torch::check_gradient(object)?;
+            }
             return Ok(Some(arg));
         }
         if let Some(interface) = object.getattr_opt("__array_interface__")? {
