@@ -6,7 +6,7 @@ use crate::{
     device::Queue,
     device_batch::{BatchConstants, DeviceBatchFields},
     errors::{invalid, raised},
-    keywords::Keywords,
+    keywords::{Keywords, fields_of_tuple},
     overlap::check_separate,
     problem::PyProblem,
     tensor::TensorArg,
@@ -140,9 +140,7 @@ impl ScaleArg {
 
 /// The tensors of a run. In latent attention `q` is the part without position, `k` the latent cache and `v` its rotary part.
 /// Without `v`, axis 1 of `k` has keys and values.
-#[derive(FromPyObject)]
-#[pyo3(from_item_all)]
-pub(crate) struct RunFields {
+pub(crate) struct RunTensors {
     pub(crate) q: TensorArg,
     pub(crate) q_pe: Option<TensorArg>,
     pub(crate) k: TensorArg,
@@ -153,7 +151,9 @@ pub(crate) struct RunFields {
     pub(crate) lse: Option<TensorArg>,
 }
 
-impl RunFields {
+fields_of_tuple!(RunTensors { q, q_pe, k, v, k_scale, v_scale, o, lse });
+
+impl RunTensors {
     /// Rejects outputs that share memory with another tensor.
     fn check_memory(&self, v: &TensorArg) -> Result<()> {
         let inputs = [Some(self.q.named("q")), self.q_pe.as_ref().map(|pe| pe.named("q_pe"))];
@@ -282,9 +282,8 @@ impl PyAttention {
     }
 
     /// Executes a plan.
-    fn run(&self, py: Python<'_>, plan: &PyPlan, fields: Keywords<RunFields>) -> PyResult<()> {
-        let Keywords(fields) = fields;
-        py.detach(|| self.run_checked(plan, fields)).map_err(raised)
+    fn run(&self, py: Python<'_>, plan: &PyPlan, mut tensors: RunTensors) -> PyResult<()> {
+        py.detach(|| self.run_checked(plan, &mut tensors)).map_err(raised)
     }
 }
 
@@ -301,10 +300,10 @@ impl PyAttention {
         Ok(PyPlan { plan, workspace, constants: None })
     }
 
-    pub(crate) fn run_checked(&self, plan: &PyPlan, mut fields: RunFields) -> Result<()> {
-        let v = fields.v.take().map_or_else(|| fields.k.split_off_values(), Ok)?;
-        fields.check_memory(&v)?;
-        let RunFields { q, q_pe, k, k_scale, v_scale, o, lse, .. } = &mut fields;
+    pub(crate) fn run_checked(&self, plan: &PyPlan, tensors: &mut RunTensors) -> Result<()> {
+        let v = tensors.v.take().map_or_else(|| tensors.k.split_off_values(), Ok)?;
+        tensors.check_memory(&v)?;
+        let RunTensors { q, q_pe, k, k_scale, v_scale, o, lse, .. } = tensors;
         let o = o.view_mut(OPERATOR, "o")?;
         let lse: Option<ViewMut<'_>> = lse.as_mut().map(|lse| lse.view_mut(OPERATOR, "lse")).transpose()?;
         let workspace = &mut *plan.workspace.lock().unwrap_or_else(PoisonError::into_inner);

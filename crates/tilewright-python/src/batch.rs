@@ -3,7 +3,7 @@
 use crate::{
     errors::{invalid, raised},
     integers::{Bytes, Flags, IndexArg, Integers},
-    keywords::Keywords,
+    keywords::{Keywords, fields_of_tuple},
 };
 use pyo3::prelude::*;
 use tilewright::{
@@ -15,14 +15,14 @@ use tilewright::{
 const OPERATOR: &str = "attention.batch";
 
 /// The arrays of a page table.
-#[derive(FromPyObject)]
-#[pyo3(from_item_all)]
 pub(crate) struct PageArrays {
     indptr: Integers,
     indices: IndexArg,
     last_page_len: Integers,
     page_size: usize,
 }
+
+fields_of_tuple!(PageArrays { indptr, indices, last_page_len, page_size });
 
 impl PageArrays {
     pub(crate) fn table(&self) -> Result<PageTable<'_>> {
@@ -134,6 +134,13 @@ impl PyBatch {
             shared_prefixes: fields.shared_prefixes,
             shard,
         })
+    }
+
+    /// Queries over pages, without the lookups of keywords.
+    #[staticmethod]
+    fn paged(qo_indptr: Integers, table: PageArrays) -> Self {
+        let (storage, levels) = (Storage::Paged(table), Vec::new());
+        Self { qo_indptr, storage, mask: None, levels, shared_prefixes: false, shard: None }
     }
 }
 

@@ -172,7 +172,6 @@ pub(crate) fn batch_indices_positions(
 
 /// The number of cached tokens of each request.
 #[pyfunction]
-pub(crate) fn seq_lens(py: Python<'_>, table: Keywords<PageArrays>) -> PyResult<Vec<usize>> {
-    let Keywords(table) = table;
+pub(crate) fn seq_lens(py: Python<'_>, table: PageArrays) -> PyResult<Vec<usize>> {
     py.detach(|| get_seq_lens(&table.table()?)).map_err(raised)
 }

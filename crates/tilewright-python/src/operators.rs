@@ -5,7 +5,7 @@ use crate::{
     device::Queue,
     errors::{invalid, raised},
     integers::{Flags, Integers},
-    keywords::Keywords,
+    keywords::{Keywords, fields_of_tuple},
     overlap::{Named, check_distinct, check_separate, interleaved, spans_overlap},
     tensor::TensorArg,
 };
@@ -58,8 +58,6 @@ impl<'a> InputArg<'a> {
 }
 
 /// A norm; in place `x` is `None` or equal to `out`. With a bias it is a layer norm, which has no residual and is not in place.
-#[derive(FromPyObject)]
-#[pyo3(from_item_all)]
 pub(crate) struct NormFields {
     pub(crate) x: Option<TensorArg>,
     pub(crate) residual: Option<TensorArg>,
@@ -70,6 +68,8 @@ pub(crate) struct NormFields {
     pub(crate) scale: Option<TensorArg>,
     pub(crate) out: TensorArg,
 }
+
+fields_of_tuple!(NormFields { x, residual, weight, bias, eps, gemma, scale, out });
 
 impl NormFields {
     pub(crate) fn run(self, backend: &AnyBackend) -> Result<()> {
@@ -104,8 +104,7 @@ impl NormFields {
 
 /// RMSNorm, optionally of the sum with a residual, or layer norm.
 #[pyfunction]
-pub(crate) fn norm(py: Python<'_>, queue: &Queue, fields: Keywords<NormFields>) -> PyResult<()> {
-    let Keywords(fields) = fields;
+pub(crate) fn norm(py: Python<'_>, queue: &Queue, fields: NormFields) -> PyResult<()> {
     py.detach(|| fields.run(&queue.backend)).map_err(raised)
 }
 

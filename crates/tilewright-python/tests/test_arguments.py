@@ -62,6 +62,7 @@ def to_slots(slot_mapping):
     (lambda: run(lse=numpy.ones((1, 2), "float16")), "lse is f16, expected f32"),
     (lambda: run(k_scale=0.0), "k scale = 0"),
     (lambda: run(k_scale=[1.0, 2.0]), "k scale"),
+    (lambda: run(k_scale=["1"]), "arguments: k_scale: must be real number, not str"),
     (lambda: tw.rmsnorm(numpy.ones((2, 4), "float32"), numpy.ones(3, "float32")), "weight has shape [3], expected [hidden] = [4]"),
     (lambda: tw.rmsnorm(numpy.ones((2, 4), "float32"), numpy.ones(4, "float32"), -1.0), "eps = -1 is not a finite number >= 0"),
     (lambda: tw.silu_and_mul(numpy.ones((2, 3), "float32")), "expected an even 2*d"),
@@ -114,7 +115,7 @@ def test_page_indices_on_a_device_reach_the_plan():
     # the wrappers convert lengths that this rejects
     for indptr, last in ((OnDevice(length=2), [1]), ([0, 1], OnDevice(length=1))):
         with pytest.raises(tw.Error, match="the array is in the memory of device 0, expected host memory"):
-            tw.Batch._unconverted([0, 1], indptr, [0], last, 4)
+            tw.Batch._unconverted([0, 1], (indptr, [0], last, 4))
     with pytest.raises(tw.Error, match="kv indptr ends at 4, but indices has 3 pages"):
         operator().plan(tw.Batch.paged([0, 1], tw.PageTable([0, 4], OnDevice(length=3), [1], 4)))
 

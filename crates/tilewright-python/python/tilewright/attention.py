@@ -120,13 +120,9 @@ class PageTable:
         self.last_page_len = last_page_len
         self.page_size = page_size
 
-    def _arrays(self, indices_on_device: bool = False) -> dict:
-        return {
-            "indptr": on_host(self.indptr),
-            "indices": device_indices(self.indices) if indices_on_device else on_host(self.indices),
-            "last_page_len": on_host(self.last_page_len),
-            "page_size": self.page_size,
-        }
+    def _arrays(self, indices_on_device: bool = False) -> tuple:
+        indices = device_indices(self.indices) if indices_on_device else on_host(self.indices)
+        return on_host(self.indptr), indices, on_host(self.last_page_len), self.page_size
 
 
 class Level:
@@ -138,11 +134,6 @@ class Level:
     def __init__(self, qo_indptr, table: PageTable):
         self.qo_indptr = qo_indptr
         self.table = table
-
-
-#: The keywords of the extension's batch.
-_NO_FIELDS = {**dict.fromkeys(("qo_indptr", "table", "kv_indptr", "blocks", "variable_blocks", "mask", "mask_columns", "levels",
-                               "shard_offsets", "shard_lens")), "shared_prefixes": False}
 
 
 class Batch:
@@ -181,11 +172,11 @@ class Batch:
                    shared_prefixes=shared_prefixes, shard=shard)
 
     @classmethod
-    def _unconverted(cls, qo_indptr, indptr, indices, last_page_len, page_size) -> "Batch":
-        """:meth:`paged` for bounds and lengths on the host, int32 or int64, and pages there or int32 on a GPU; else an error."""
-        table = {"indptr": indptr, "indices": indices, "last_page_len": last_page_len, "page_size": page_size}
+    def _unconverted(cls, qo_indptr, table: tuple) -> "Batch":
+        """:meth:`paged` for the arrays of a page table: bounds and lengths on the host, int32 or int64, and pages there or int32 on
+        a GPU; else an error."""
         batch = cls.__new__(cls)
-        batch._core = _core.Batch({**_NO_FIELDS, "qo_indptr": qo_indptr, "table": table})
+        batch._core = _core.Batch.paged(qo_indptr, table)
         return batch
 
     @classmethod
@@ -330,15 +321,18 @@ class Attention:
         num_qo_heads]`` float32, base 2. A scale is a number, ``[num_kv_heads]`` numbers, or a tensor ``[num_pages,
         num_kv_heads]``. If ``v`` is ``None``, axis 1 of ``k`` has keys and values. Returns ``out``, or ``(out, lse)``.
         """
-        fields = self.problem._fields
-        if out is None:
-            out = empty((*shape_of(q)[:1], fields[0], fields[3]), fields[4], q)
-        if lse is None and return_lse:
-            lse = empty((*shape_of(q)[:1], fields[0]), "float32", q)
-        self._operator().run(plan._core, {
-            "q": q, "q_pe": None, "k": k, "v": v, "k_scale": None if k_scale is None else _scale(k_scale),
-            "v_scale": None if v_scale is None else _scale(v_scale), "o": out, "lse": lse,
-        })
+        k_scale = None if k_scale is None else _scale(k_scale)
+        v_scale = None if v_scale is None else _scale(v_scale)
+        return self._run(plan, q, None, k, v, k_scale, v_scale, out, lse, return_lse)
+
+    def _run(self, plan: Plan, q, q_pe, k, v, k_scale, v_scale, out, lse, return_lse):
+        """Executes a plan with scales as the extension takes them."""
+        if out is None or (lse is None and return_lse):
+            fields = self.problem._fields
+            shape = (*shape_of(q)[:1], fields[0], fields[3])
+            out = empty(shape, fields[4], q) if out is None else out
+            lse = empty(shape[:2], "float32", q) if lse is None and return_lse else lse
+        self._operator().run(plan._core, (q, q_pe, k, v, k_scale, v_scale, out, lse))
         return (out, lse) if return_lse else out
 
     def run_latent(
@@ -354,14 +348,7 @@ class Attention:
         ratio = 1.0 if scale is None else float(1.0 if kpe_scale is None else kpe_scale) / scale
         if ratio != 1.0:
             q_pe = q_pe * ratio
-        if out is None:
-            out = empty(shape_of(q_nope), self.problem._fields[4], q_nope)
-        if lse is None and return_lse:
-            lse = empty(shape_of(q_nope)[:2], "float32", q_nope)
-        self._operator().run(plan._core, {
-            "q": q_nope, "q_pe": q_pe, "k": ckv, "v": kpe, "k_scale": scale, "v_scale": None, "o": out, "lse": lse,
-        })
-        return (out, lse) if return_lse else out
+        return self._run(plan, q_nope, q_pe, ckv, kpe, scale, None, out, lse, return_lse)
 
     def __repr__(self) -> str:
         return f"Attention({self.describe()})"

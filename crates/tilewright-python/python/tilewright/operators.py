@@ -13,8 +13,7 @@ def _norm(x, weight, eps, out, *, residual=None, bias=None, gemma=False, scale=N
         if scale is not None:
             raise Error("norm: out = None with a scale, expected a tensor of 8 bits")
         out = empty(shape_of(x), dtype_name(x.dtype), x)
-    _core.norm(queue_of(x), {"x": x, "residual": residual, "weight": weight, "bias": bias, "eps": eps, "gemma": gemma,
-                             "scale": scale, "out": out})
+    _core.norm(queue_of(x), (x, residual, weight, bias, eps, gemma, scale, out))
     return out
 
 

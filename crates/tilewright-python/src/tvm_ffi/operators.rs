@@ -2,7 +2,7 @@
 
 use super::abi::{Arguments, Failure, Outcome, backend_of};
 use crate::{
-    attention::{PyAttention, PyPlan, RunFields},
+    attention::{PyAttention, PyPlan, RunTensors},
     cache::AppendFields,
     integers::IndexArg,
     operators::NormFields,
@@ -179,8 +179,8 @@ pub(super) fn paged_decode_run(call: &Arguments<'_>) -> Outcome {
         }
     };
     let lse = call.optional(5)?;
-    let fields = RunFields { q, q_pe: None, k, v: Some(v), k_scale: None, v_scale: None, o, lse };
-    operator.run_checked(plan, fields)?;
+    let mut tensors = RunTensors { q, q_pe: None, k, v: Some(v), k_scale: None, v_scale: None, o, lse };
+    operator.run_checked(plan, &mut tensors)?;
     Ok(None)
 }
 

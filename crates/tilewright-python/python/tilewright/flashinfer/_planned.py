@@ -229,7 +229,7 @@ class PlannedAttention:
         """Plans query rows over the arrays of a page table. Lengths on a GPU, and arrays as engines pad them, are converted if the
         planner rejects them."""
         try:
-            self.plan(settings, Batch._unconverted(rows, *table), split)
+            self.plan(settings, Batch._unconverted(rows, table), split)
         except Error:
             self.plan(settings, Batch.paged(rows, page_table(*table)), split)
 
