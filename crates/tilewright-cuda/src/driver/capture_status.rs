@@ -2,6 +2,7 @@
 
 use super::{
     DriverError, ErrorKind, Result, Stream,
+    current::CurrentContext,
     error::{check_call, driver},
     handle::optional,
 };
@@ -14,7 +15,10 @@ impl Stream {
     /// # Errors
     /// If the context is lost.
     pub fn is_captured(&self) -> Result<bool> {
-        let _current = self.context().enter()?;
+        self.is_captured_in(&self.context().enter()?)
+    }
+
+    fn is_captured_in(&self, _: &CurrentContext) -> Result<bool> {
         let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         // SAFETY: the stream exists.
         unsafe { driver!(cuStreamIsCapturing(self.raw(), &mut status)) }?;
@@ -32,9 +36,9 @@ impl Stream {
         Ok(())
     }
 
-    /// The graph of the current capture.
-    pub(super) fn captured_graph(&self) -> Result<Option<sys::CUgraph>> {
-        if !self.is_captured()? {
+    /// The graph of the current capture. The stream's context is current.
+    pub(super) fn captured_graph(&self, current: &CurrentContext) -> Result<Option<sys::CUgraph>> {
+        if !self.is_captured_in(current)? {
             return Ok(None);
         }
         let call = "cuStreamGetCaptureInfo";
@@ -45,7 +49,6 @@ impl Stream {
                 "this driver has no cuStreamGetCaptureInfo_v2",
             ));
         };
-        let _current = self.context().enter()?;
         let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         let mut graph = null_mut();
         // SAFETY: the stream exists; the driver skips null output pointers.

@@ -45,8 +45,8 @@ impl Stream {
         let signature = function.signature()?;
         signature.check_launch(function.name(), grid, args)?;
         self.same_gpu("stream.launch", "the kernel", function.context())?;
-        let (_current, properties) = (self.context().enter()?, self.context().properties());
-        let graph = self.captured_graph()?;
+        let (current, properties) = (self.context().enter()?, self.context().properties());
+        let graph = self.captured_graph(&current)?;
         // graphs support programmatic edges since CUDA 12.3
         let possible = properties.arch >= 90 && (graph.is_none() || properties.driver >= 12_030);
         let dependent = dependent && signature.waits && possible;

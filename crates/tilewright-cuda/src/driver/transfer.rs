@@ -41,8 +41,8 @@ impl Stream {
         if bytes == 0 {
             return Ok(());
         }
-        let _current = self.context().enter()?;
-        if let Some(graph) = self.captured_graph()? {
+        let current = self.context().enter()?;
+        if let Some(graph) = self.captured_graph(&current)? {
             self.context().free_deferred();
             let pinned = PinnedMemory::new(self.context(), bytes)?;
             let memory = pinned.memory();
