@@ -50,6 +50,8 @@ struct SlotPool {
 struct SlotRing {
     slots: VecDeque<Slot>,
     created: usize,
+    /// Threads that wait for a slot of another thread.
+    waiting: usize,
 }
 
 /// PinnedMemory memory, and the event after its last copy.
@@ -89,7 +91,9 @@ impl Staging {
                 oldest.wait()?;
             } else {
                 // other threads hold all slots
+                ring.waiting += 1;
                 ring = pool.returned.wait(ring).unwrap_or_else(PoisonError::into_inner);
+                ring.waiting -= 1;
             }
         }
     }
@@ -97,8 +101,12 @@ impl Staging {
     /// Returns a slot. Its event guards the copies in flight.
     pub(super) fn put_back(&self, slot: Slot) {
         let pool = if slot.large { &self.large } else { &self.small };
-        lock(&pool.ring).slots.push_back(slot);
-        pool.returned.notify_one();
+        let mut ring = lock(&pool.ring);
+        ring.slots.push_back(slot);
+        // a notification is a system call even if no thread waits
+        if ring.waiting > 0 {
+            pool.returned.notify_one();
+        }
     }
 }
 
