@@ -177,12 +177,31 @@ def test_queues_follow_the_current_stream(monkeypatch):
     from tilewright import _device
 
     current, made = [5], []
-    device = types.SimpleNamespace(_ordinal=3, _stream_of=lambda gpu: current[0] + gpu, _queues={8: "known"},
+    device = types.SimpleNamespace(current_stream=lambda: current[0], _queues={5: "known"},
                                    queue=lambda: made.append(current[0]) or "made")
     monkeypatch.setitem(_device._devices, 3, device)
     x = types.SimpleNamespace(is_cuda=True, get_device=lambda: 3)
     assert _device.queue_of(x) == "known" and not made
     current[0] = 6
     assert _device.queue_of(x) == "made"
-    device._stream_of = None  # before torch has initialized CUDA
-    assert _device.queue_of(x) == "made" and made == [6, 6]
+    assert made == [6]
+
+
+def test_the_current_stream_is_torch_s(monkeypatch):
+    """0 until torch has initialized CUDA, then torch's stream of that GPU; the lookup of torch's function happens once."""
+    torch = pytest.importorskip("torch")
+    from tilewright import _device
+
+    device = _device.Device("cpu")
+    assert device.current_stream() == 0
+    device._ordinal, initialized, looked_up = 3, [False], []
+
+    def is_initialized():
+        looked_up.append(1)
+        return initialized[0]
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", is_initialized)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda gpu: 100 + gpu, raising=False)
+    assert device.current_stream() == 0
+    initialized[0] = True
+    assert [device.current_stream() for _ in range(3)] == [103] * 3 and len(looked_up) == 2

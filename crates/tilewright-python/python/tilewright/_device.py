@@ -1,5 +1,6 @@
 """Devices, and the queue on which an operator of given tensors runs."""
 
+import functools
 import sys
 
 from . import _core
@@ -17,8 +18,8 @@ class Device:
         self._core = _core.Device(name, threads)
         self._queues: dict = {}
         self._ordinal = _ordinal(name)
-        #: torch's function of the current stream, once torch has initialized CUDA.
-        self._stream_of = None
+        #: Returns torch's current stream as a number: 0 without torch, and for devices without streams.
+        self.current_stream = self._first_stream
 
     @property
     def name(self) -> str:
@@ -43,14 +44,13 @@ class Device:
             queue = self._queues[stream] = self._core.queue(stream)
         return queue
 
-    def current_stream(self) -> int:
-        """torch's current stream; 0 without torch and for devices without streams."""
-        if self._stream_of is None:
-            torch = sys.modules.get("torch")
-            if self._ordinal == HOST or torch is None or not torch.cuda.is_initialized():
-                return 0
-            self._stream_of = torch._C._cuda_getCurrentRawStream
-        return self._stream_of(self._ordinal)
+    def _first_stream(self) -> int:
+        """The current stream. Calls after torch has initialized CUDA go to torch's own function."""
+        torch = sys.modules.get("torch")
+        if self._ordinal == HOST or torch is None or not torch.cuda.is_initialized():
+            return 0
+        self.current_stream = functools.partial(torch._C._cuda_getCurrentRawStream, self._ordinal)
+        return self.current_stream()
 
     def __repr__(self) -> str:
         return f"Device({self.name!r})"
@@ -102,8 +102,7 @@ def queue_of(x) -> "_core.Queue":
     if getattr(x, "is_cuda", False):
         # the lookups of device_of and Device.queue without their calls
         device = _devices.get(x.get_device())
-        if device is not None and device._stream_of is not None:
-            queue = device._queues.get(device._stream_of(device._ordinal))
-            if queue is not None:
-                return queue
+        queue = device and device._queues.get(device.current_stream())
+        if queue is not None:
+            return queue
     return device_of(x).queue()
