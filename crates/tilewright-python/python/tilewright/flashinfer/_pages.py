@@ -61,6 +61,6 @@ def split_cache(function: str, cache, layout: str):
 
 def run_cache(cache, layout: str):
     """The cache of a run: K and V, or ``(cache, None)`` if it is one tensor of pages, which the operator splits."""
-    if isinstance(cache, torch.Tensor) and cache.ndim == 5 and cache.shape[1] == 2:
+    if isinstance(cache, torch.Tensor) and cache.ndim == 5:
         return cache, None
     return split_cache("run", cache, layout)

@@ -16,6 +16,8 @@ from ._refuse import check_backend, check_choice, check_layout, check_output, nu
 
 #: The dtype of FP8 attention.
 FP8 = "float8_e4m3fn"
+#: Settings that callers may change after ``plan``, as attributes of a wrapper or arguments of a run.
+_CHANGEABLE = ("sm_scale", "soft_cap", "window_left", "pos_encoding_mode", "causal", "sinks")
 #: Operators kept for reuse; each is a few kilobytes.
 _LIMIT = 256
 _operators: dict = {}
@@ -154,6 +156,10 @@ class BatchWrapper:
         int_workspace_buffer = torch.empty(8 << 20, dtype=torch.uint8, device=self.device)
         self.reset_workspace_buffer(float_workspace_buffer, int_workspace_buffer)
         self._attention = self._settings = None
+        #: The arguments of the last plan that its settings follow from.
+        self._planned_with = None
+        #: The planned settings and the values of the last run, with its settings.
+        self._last_run = (None, None, None)
 
     @property
     def is_cuda_graph_enabled(self):
@@ -176,6 +182,24 @@ class BatchWrapper:
         elif not self._use_cuda_graph:
             self._attention.batch = None
 
+    def _settings_with(self, values) -> Settings:
+        """The planned settings with the values of a run for ``_CHANGEABLE``. Equal values give the settings of the last run, whose
+        operator is known."""
+        planned, last, settings = self._last_run
+        if planned is not self._settings or values != last:
+            planned = self._settings
+            changes = {name: value for name, value in zip(_CHANGEABLE, values) if value != getattr(planned, name)}
+            settings = planned.replace(**changes) if changes else planned
+            self._last_run = (planned, values, settings)
+        return settings
+
+    def _override_rope(self, scale, theta):
+        """Replaces the rotary settings of the plan if they differ."""
+        rope = (scale or 1.0, theta or 10000.0)
+        if rope != (self._settings.rope_scale, self._settings.rope_theta):
+            self._settings = self._settings.replace(rope_scale=rope[0], rope_theta=rope[1])
+            self._planned_with = None
+
     def _plan_on_device(self, lengths, rows, page_size, split) -> bool:
         """Plans the buffers of a recorded graph on the GPU if it has any of the lengths. ``False`` if the host has to plan them:
         they are there, or exceed the limits of the GPU, or are wrong, for which the host has exact errors."""
@@ -192,25 +216,26 @@ class BatchWrapper:
 class PlannedAttention:
     """A batch and its plans: one, or one per mask if runs change it."""
 
-    __slots__ = ("_capacity", "_key", "_last", "_operator", "_planned", "_settings", "_stream", "batch", "device", "split")
+    __slots__ = ("_capacity", "_k_scale", "_key", "_last", "_operator", "_planned", "_settings", "_stream", "batch", "device", "split")
 
     def __init__(self, device, capacity: "Capacity | None" = None):
         self.device = device
         self._capacity = capacity
         self._planned: dict = {}
-        #: The settings of the last run with their plan, operator, dtype and scale.
-        self._last = (None, None, None, None, None)
+        #: The settings of the last run with their plan, operator and scale.
+        self._last = (None, None, None, None)
         self.batch = None
         self.split = "balanced"
-        #: The last planned settings, with their operator and key.
-        self._settings = self._operator = self._key = None
+        #: The last planned settings, with their operator, key and scale of keys.
+        self._settings = self._operator = self._key = self._k_scale = None
         self._stream = None
 
     def plan(self, settings: Settings, batch: Batch, split="balanced") -> None:
         """Plans a batch. It rewrites the last plan in place: for recorded graphs, and to reuse its memory on the same stream."""
-        self._last = (None, None, None, None, None)
+        self._last = (None, None, None, None)
         if settings is not self._settings:
             self._operator, self._key, self._settings = settings.operator(self.device), settings.plan_key(), settings
+            self._k_scale, _ = settings.factors("plan", None, None, None)
         operator, key, stream = self._operator, self._key, self.device.current_stream()
         in_place = split == self.split and (self._capacity is not None or stream == self._stream)
         plan = self._planned.get(key) if in_place else None
@@ -224,6 +249,7 @@ class PlannedAttention:
         if plan is None:
             plan = operator.plan(batch, split=split, capacity=self._capacity)
         self._planned, self.batch, self.split, self._stream = {key: plan}, batch, split, stream
+        self._last = (settings, plan, operator, self._k_scale)
 
     def plan_pages(self, settings: Settings, rows, table: tuple, split) -> None:
         """Plans query rows over the arrays of a page table. Lengths on a GPU, and arrays as engines pad them, are converted if the
@@ -244,34 +270,35 @@ class PlannedAttention:
             self._planned[key] = plan
         return plan
 
-    def run(self, settings: Settings, q, kv, out, *, lse=None, return_lse=False, scales=(None, None, None)):
+    def run(self, settings: Settings, q, kv, out, lse=None, return_lse=False, scales=(None, None, None)):
         """Runs the batch. ``scales``: of queries, keys and values."""
         function = "run"
-        last, plan, operator, dtype, k_scale = self._last
+        last, plan, operator, k_scale = self._last
         if last is not settings:
-            plan, operator, dtype = self.plan_for(settings), settings.operator(self.device), torch_dtype(settings.dtypes[2])
+            plan, operator = self.plan_for(settings), settings.operator(self.device)
             k_scale, _ = settings.factors(function, None, None, None)
-            self._last = (settings, plan, operator, dtype, k_scale)
-        if q.dtype != dtype:
-            raise Error(f"flashinfer.{function}: q is {q.dtype}, plan() was given q_data_type = {dtype}")
+            self._last = (settings, plan, operator, k_scale)
         v_scale, (q_factor, k_factor, v_factor) = None, scales
         if q_factor is not None or k_factor is not None or v_factor is not None:
             k_scale, v_scale = settings.factors(function, q_factor, k_factor, v_factor)
         is_narrow = settings.dtypes[0] == FP8
         if is_narrow and out is not None:
-            self._check_outputs(function, settings, q, out, lse)
+            self._check_tensors(function, settings, q, out, lse)
         try:
-            found = operator.run(plan, q, kv[0], kv[1], out=None if is_narrow else out, lse=lse, return_lse=return_lse,
-                                 k_scale=k_scale, v_scale=v_scale)
+            found = operator._run(plan, q, None, kv[0], kv[1], k_scale, v_scale, None if is_narrow else out, lse, return_lse)
         except Error:
-            self._check_outputs(function, settings, q, out, lse)
+            self._check_tensors(function, settings, q, out, lse)
             raise
         if not is_narrow:
             return found
         return (in_e4m3(found[0], out), found[1]) if return_lse else in_e4m3(found, out)
 
     @staticmethod
-    def _check_outputs(function, settings, q, out, lse):
+    def _check_tensors(function, settings, q, out, lse):
+        """Rejects tensors of a run with the names and dtypes of FlashInfer."""
+        dtype = torch_dtype(settings.dtypes[2])
+        if q.dtype != dtype:
+            raise Error(f"flashinfer.{function}: q is {q.dtype}, plan() was given q_data_type = {dtype}")
         rows = (q.shape[0], settings.heads[0])
         if out is not None:
             check_output(function, "out", out, (*rows, settings.dims[1]), torch_dtype(settings.dtypes[0]), q.device)

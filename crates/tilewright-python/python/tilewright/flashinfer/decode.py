@@ -45,8 +45,6 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
         super().__init__(float_workspace_buffer, kv_layout, use_cuda_graph, backend)
         refuse(self._name, "a variant written in Python (tilewright.Variant)", jit_args=jit_args)
         self._use_tensor_cores = use_tensor_cores
-        #: The arguments that the settings follow from.
-        self._planned_with = None
         self._paged_kv_indptr_buf = paged_kv_indptr_buffer
         self._paged_kv_indices_buf = paged_kv_indices_buffer
         self._paged_kv_last_page_len_buf = paged_kv_last_page_len_buffer
@@ -88,9 +86,14 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
             self._paged_kv_indptr_buf = indptr
             self._paged_kv_indices_buf = indices
             self._paged_kv_last_page_len_buf = last_page_len
-        self._set((num_qo_heads, num_kv_heads), head_dim, (q_data_type, kv_data_type, o_data_type, data_type),
-                  pos_encoding_mode=pos_encoding_mode, window_left=window_left, soft_cap=logits_soft_cap, sm_scale=sm_scale,
-                  rope_scale=rope_scale, rope_theta=rope_theta)
+        arguments = (num_qo_heads, num_kv_heads, head_dim, q_data_type, kv_data_type, o_data_type, data_type, pos_encoding_mode,
+                     window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
+        if arguments != self._planned_with:
+            self._set(*arguments)
+            self._planned_with = arguments
+        self._window_left, self._logits_soft_cap = window_left, logits_soft_cap or 0.0
+        self._sm_scale, self._pos_encoding_mode = sm_scale, pos_encoding_mode
+        self._rope_scale, self._rope_theta = rope_scale, rope_theta
         self._q_len_per_req = q_len_per_req
         self._begin_plan(self._capacity(batch_size))
         split = split_of(function, fixed_split_size, disable_split_kv, page_size)
@@ -100,22 +103,18 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
 
     begin_forward = plan
 
-    def _set(self, heads, head_dim, data_types, **settings):
-        """The settings of a plan; those of the last plan if nothing differs."""
-        key = (heads, head_dim, data_types, settings)
-        if key != self._planned_with:
-            q_data_type, kv_data_type, o_data_type, data_type = data_types
-            if data_type is not None:
-                q_data_type = data_type if q_data_type is None else q_data_type
-                kv_data_type = data_type if kv_data_type is None else kv_data_type
-            dtypes = dtype_names("float16" if q_data_type is None else q_data_type, kv_data_type, o_data_type)
-            check_output_dtype("BatchDecodeWithPagedKVCacheWrapper.plan", dtypes)
-            self._settings = Settings(heads=heads, dims=(head_dim, head_dim), dtypes=dtypes, layout=self._kv_layout, causal=True,
-                                      **settings)
-            self._planned_with = key
-        self._window_left, self._logits_soft_cap = settings["window_left"], settings["soft_cap"] or 0.0
-        self._sm_scale, self._pos_encoding_mode = settings["sm_scale"], settings["pos_encoding_mode"]
-        self._rope_scale, self._rope_theta = settings["rope_scale"], settings["rope_theta"]
+    def _set(self, num_qo_heads, num_kv_heads, head_dim, q_data_type, kv_data_type, o_data_type, data_type, pos_encoding_mode,
+             window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta):
+        if data_type is not None:
+            q_data_type = data_type if q_data_type is None else q_data_type
+            kv_data_type = data_type if kv_data_type is None else kv_data_type
+        dtypes = dtype_names("float16" if q_data_type is None else q_data_type, kv_data_type, o_data_type)
+        check_output_dtype("BatchDecodeWithPagedKVCacheWrapper.plan", dtypes)
+        self._settings = Settings(
+            heads=(num_qo_heads, num_kv_heads), dims=(head_dim, head_dim), dtypes=dtypes, layout=self._kv_layout, causal=True,
+            window_left=window_left, soft_cap=logits_soft_cap, sm_scale=sm_scale, pos_encoding_mode=pos_encoding_mode,
+            rope_scale=rope_scale, rope_theta=rope_theta,
+        )
 
     def _check_graph(self, batch_size, indices, q_len_per_req):
         frozen = getattr(self, "_q_len_per_req", None)
@@ -149,26 +148,12 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
             raise AssertionError(f"window_left = {window_left}, plan() was given {self._window_left}")
         if q_len_per_req is not None and q_len_per_req != self._q_len_per_req:
             raise ValueError(f"q_len_per_req = {q_len_per_req}, plan() was given {self._q_len_per_req}")
-        settings = self._current(sinks)
+        settings = self._settings_with((self._sm_scale, self._logits_soft_cap, self._window_left, self._pos_encoding_mode, True,
+                                        None if sinks is None else sinks_of(sinks)))
         kv = run_cache(paged_kv_cache, self._kv_layout)
-        return self._attention.run(settings, q, kv, out, lse=lse, return_lse=return_lse, scales=(q_scale, k_scale, v_scale))
+        return self._attention.run(settings, q, kv, out, lse, return_lse, (q_scale, k_scale, v_scale))
 
     run_return_lse = functools.partialmethod(run, return_lse=True)
-
-    def _current(self, sinks):
-        """The planned settings with the attributes that callers have changed since."""
-        changes = {}
-        if self._sm_scale != self._settings.sm_scale:
-            changes["sm_scale"] = self._sm_scale
-        if self._logits_soft_cap != self._settings.soft_cap:
-            changes["soft_cap"] = self._logits_soft_cap
-        if self._window_left != self._settings.window_left:
-            changes["window_left"] = self._window_left
-        if self._pos_encoding_mode != self._settings.pos_encoding_mode:
-            changes["pos_encoding_mode"] = self._pos_encoding_mode
-        if sinks is not None:
-            changes["sinks"] = sinks_of(sinks)
-        return self._settings.replace(**changes) if changes else self._settings
 
     def forward(
         self, q, paged_kv_cache, pos_encoding_mode="NONE", q_scale=None, k_scale=None, v_scale=None, window_left=-1,
@@ -191,8 +176,7 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
             raise Error("flashinfer.forward: plan() has not been called")
         self._pos_encoding_mode, self._window_left = pos_encoding_mode, window_left
         self._logits_soft_cap, self._sm_scale = logits_soft_cap or 0.0, sm_scale
-        self._settings = self._settings.replace(rope_scale=rope_scale or 1.0, rope_theta=rope_theta or 10000.0)
-        self._planned_with = None
+        self._override_rope(rope_scale, rope_theta)
 
 
 class CUDAGraphBatchDecodeWithPagedKVCacheWrapper(BatchDecodeWithPagedKVCacheWrapper):

@@ -168,17 +168,6 @@ class _PrefillWrapper(BatchWrapper):
         self._masked = batch[1]
         self._attention.plan(self._settings, batch[0], split)
 
-    def _current(self, sinks=None):
-        changes = {}
-        for name, value in (("sm_scale", self._sm_scale), ("soft_cap", self._logits_soft_cap or 0.0),
-                            ("window_left", self._window_left), ("pos_encoding_mode", self._pos_encoding_mode),
-                            ("causal", self._causal and not self._masked)):
-            if value != getattr(self._settings, name):
-                changes[name] = value
-        if sinks is not None:
-            changes["sinks"] = sinks_of(sinks)
-        return self._settings.replace(**changes) if changes else self._settings
-
     def _sinks(self, args, sinks):
         """The sinks, by keyword or as the first of the arguments of the known variant, which the scale follows."""
         if args and not self._has_sinks:
@@ -201,7 +190,9 @@ class _PrefillWrapper(BatchWrapper):
     def _run(self, q, kv, *, scales, out, lse, return_lse, sinks=None):
         if self._settings is None:
             raise Error("flashinfer.run: plan() has not been called")
-        return self._attention.run(self._current(sinks), q, kv, out, lse=lse, return_lse=return_lse, scales=scales)
+        settings = self._settings_with((self._sm_scale, self._logits_soft_cap or 0.0, self._window_left, self._pos_encoding_mode,
+                                        self._causal and not self._masked, None if sinks is None else sinks_of(sinks)))
+        return self._attention.run(settings, q, kv, out, lse, return_lse, scales)
 
     def _override(self, causal, pos_encoding_mode, use_fp16_qk_reduction, window_left, logits_soft_cap, sm_scale, rope):
         if self._settings is None:
@@ -209,7 +200,7 @@ class _PrefillWrapper(BatchWrapper):
         refuse(f"{self._name}.forward", use_fp16_qk_reduction=use_fp16_qk_reduction)
         self._causal, self._pos_encoding_mode, self._window_left = causal, pos_encoding_mode, window_left
         self._logits_soft_cap, self._sm_scale = logits_soft_cap, sm_scale
-        self._settings = self._settings.replace(rope_scale=rope[0] or 1.0, rope_theta=rope[1] or 10000.0)
+        self._override_rope(*rope)
 
 
 def _refuse_items(function, prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr):
