@@ -20,33 +20,29 @@ _COUNTERS = frozenset((torch.int64, torch.uint64))
 _PARAMETERS = (("temperature", torch.float32), ("top_k", torch.int32), ("top_p", torch.float32), ("min_p", torch.float32))
 
 
-def _random(scores, tokens, generator, seed, offset):
+def _random(scores, tokens, compiling, generator, seed, offset):
     """Seed, offset, and the distance of two tokens' offsets. A single offset advances, so that equal rows draw different tokens."""
-    if (seed is None) != (offset is None):
-        raise ValueError("seed and offset must be given together")
-    if seed is None:
-        return *_of_generator(scores, tokens, generator), _STEP
-    each = isinstance(offset, torch.Tensor) and offset.numel() == tokens != 1
-    return seed, offset, 0 if each else _STEP
-
-
-def _of_generator(scores, tokens, generator):
-    """A seed and an offset from a generator, which advances."""
-    if is_compiling():
+    if seed is not None or offset is not None:
+        if seed is None or offset is None:
+            raise ValueError("seed and offset must be given together")
+        each = isinstance(offset, torch.Tensor) and offset.numel() == tokens != 1
+        return seed, offset, 0 if each else _STEP
+    # numbers of a generator, which advances
+    if compiling:
         if generator is not None:
             raise Unsupported("flashinfer.sampling: generator is not None in compiled code, expected seed and offset")
-        return torch.randint(2**62, (1,), dtype=torch.int64, device=scores.device), 0
+        return torch.randint(2**62, (1,), dtype=torch.int64, device=scores.device), 0, _STEP
     if not scores.is_cuda:
         # the CPU's generator has no counter: a fresh seed is drawn from it
-        return int(torch.randint(0, 2**62, (1,), generator=generator)), 0
+        return int(torch.randint(0, 2**62, (1,), generator=generator)), 0, _STEP
     if torch.cuda.is_current_stream_capturing():
         # the state on the host would be that of the recording in every replay
-        return torch.randint(2**62, (1,), dtype=torch.int64, device=scores.device, generator=generator), 0
+        return torch.randint(2**62, (1,), dtype=torch.int64, device=scores.device, generator=generator), 0, _STEP
     if generator is None:
         generator = torch.cuda.default_generators[scores.get_device()]
     seed, offset = generator.initial_seed(), generator.get_offset()
     generator.set_offset(offset + _STEP * tokens)
-    return seed, offset
+    return seed, offset, _STEP
 
 
 def _counter(name, value, tokens, scores):
@@ -101,14 +97,14 @@ def _converted(scores, params, tokens, indices):
 def _sample(scores, probs, tensors, tensor_names, numbers, number_names, counters, counter_names, joint, tokens, valid, rows,
             indices):
     params = dict(zip((*tensor_names, *number_names, *counter_names), (*tensors, *numbers, *counters)), joint=joint)
-    _call(_core.sample_tensors, scores, probs, params, (tokens, valid, rows), indices)
+    _call(_core.sample_tensors, probs, params, (scores, tokens, valid, rows), indices)
 
 
 @operator("distribution(Tensor scores, bool probs, Tensor[] tensors, str[] tensor_names, float[] numbers, str[] number_names, "
           "Tensor(a!) out)")
 def _compute_distribution(scores, probs, tensors, tensor_names, numbers, number_names, out):
     params = dict(zip((*tensor_names, *number_names), (*tensors, *numbers)))
-    _call(_core.distribution_tensors, scores, probs, params, (out,))
+    _call(_core.distribution_tensors, probs, params, (scores, out))
 
 
 def _by_type(params):
@@ -132,13 +128,15 @@ def _sample_compiled(scores, probs, params, tokens, valid, rows, indices):
             params.get("joint", False), tokens, valid, rows, indices)
 
 
-def _call(function, scores, probs, params, others, indices=None):
-    """Calls a function of scores and parameters, converted if it rejects them: a search for conversions would delay every call."""
-    queue = queue_of(scores)
+def _call(function, probs, params, tensors, indices=None):
+    """Calls a function of scores, the first of the tensors, and parameters, converted if it rejects them: a search for
+    conversions would delay every call."""
+    queue = queue_of(tensors[0])
     try:
-        return function(queue, probs, params, (scores, *others))
-    except _core.Error:
+        return function(queue, probs, params, tensors)
+    except Error:
         pass
+    scores, *others = tensors
     scores, params = _converted(scores, params, scores.shape[0] if indices is None else indices.shape[0], indices)
     return function(queue, probs, params, (scores, *others))
 
@@ -149,7 +147,7 @@ def _distribution(scores, probs, params, dtype):
     if is_compiling():
         _compute_distribution(scores, probs, *_by_type(params), out)
     else:
-        _call(_core.distribution_tensors, scores, probs, params, (out,))
+        _call(_core.distribution_tensors, probs, params, (scores, out))
     return out
 
 
@@ -159,13 +157,14 @@ def _draw(scores, probs, params, indices=None, check_nan=False, random=(None, No
         raise ValueError("Input probs contains NaN.")
     rows = None if indices is None else indices.to(scores.device, torch.int32).contiguous()
     tokens = (scores if rows is None else rows).shape[0]
-    params["seed"], params["offset"], params["offset_step"] = _random(scores, tokens, *random)
+    compiling = is_compiling()
+    params["seed"], params["offset"], params["offset_step"] = _random(scores, tokens, compiling, *random)
     drawn = scores.new_empty(tokens, dtype=torch.int32)
     valid = scores.new_empty(tokens, dtype=torch.int8) if return_valid else None
-    if is_compiling():
+    if compiling:
         _sample_compiled(scores, probs, params, drawn, valid, rows, indices)
     else:
-        _call(_core.sample_tensors, scores, probs, params, (drawn, valid, rows), indices)
+        _call(_core.sample_tensors, probs, params, (scores, drawn, valid, rows), indices)
     if rows is not None:
         drawn = drawn.to(indices.dtype)
     return (drawn, valid.view(torch.bool)) if return_valid else drawn
@@ -283,14 +282,15 @@ def chain_speculative_sampling(
     request with probabilities that cannot be sampled has tokens -1 and counts 0."""
     batch, positions = target_probs.shape[:2]
     device = target_probs.device
-    seed, offset, step = _random(draft_probs, batch, generator, seed, offset)
+    compiling = is_compiling()
+    seed, offset, step = _random(draft_probs, batch, compiling, generator, seed, offset)
     params = {"seed": _counter("seed", seed, batch, draft_probs), "offset": _counter("offset", offset, batch, draft_probs),
               "offset_step": step}
     ids = draft_token_ids.to(device, torch.int32).contiguous().view(-1)
     draft, target = (x if x.dtype in _SCORES else x.float() for x in (draft_probs, target_probs))
     tokens = torch.empty((batch, positions), dtype=torch.int32, device=device)
     outcomes = torch.empty((batch, 8), dtype=torch.int32, device=device)
-    if is_compiling():
+    if compiling:
         seed, offset = (_as_tensor(params[name], device) for name in ("seed", "offset"))
         _chain(draft, ids, target, seed, offset, step, tokens, outcomes)
     else:
