@@ -1,7 +1,7 @@
 //! Continues prompts with candle's own attention and with paged attention; fails if their tokens differ.
 //!
 //! ```text
-//! cargo run -p candle-llama -- [PROMPT ...]
+//! cargo run -p candle-llama [--features cuda] -- [PROMPT ...]
 //! ```
 
 use candle_core::{Device, Error, Result};
@@ -14,7 +14,8 @@ const COUNT: usize = 48;
 fn main() -> Result<()> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tilewright-small");
     let tokenizer = Tokenizer::from_file(folder.join("tokenizer.json")).map_err(Error::msg)?;
-    let checkpoint = Checkpoint::read(&folder, &Device::Cpu)?;
+    let device = Device::cuda_if_available(0)?; // the CPU without the feature `cuda`
+    let checkpoint = Checkpoint::read(&folder, &device)?;
 
     let mut prompts: Vec<String> = std::env::args().skip(1).collect();
     if prompts.is_empty() {
