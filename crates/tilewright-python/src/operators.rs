@@ -72,23 +72,24 @@ pub(crate) struct NormFields {
 fields_of_tuple!(NormFields { x, residual, weight, bias, eps, gemma, scale, out });
 
 impl NormFields {
-    pub(crate) fn run(self, backend: &AnyBackend) -> Result<()> {
-        let Self { x, mut residual, weight, bias, eps, gemma, scale, mut out } = self;
+    pub(crate) fn run(&mut self, backend: &AnyBackend) -> Result<()> {
+        let Self { x, residual, weight, bias, eps, gemma, scale, out } = self;
+        let (eps, x) = (*eps, x.as_ref());
         let operator = if bias.is_some() { "norm.layer_norm" } else { "norm.rmsnorm" };
-        let x = x.filter(|x| bias.is_some() || !x.is_same(&out));
-        if let Some(residual) = &residual {
-            let inputs = [x.as_ref(), scale.as_ref(), Some(&weight), Some(&out)];
+        let x = x.filter(|x| bias.is_some() || !x.is_same(out));
+        if let Some(residual) = residual {
+            let inputs = [x, scale.as_ref(), Some(&*weight), Some(&*out)];
             let named = ["x", "scale", "weight", "x"].into_iter().zip(inputs);
             named
                 .flat_map(|(name, input)| Some(input?.named(name)))
                 .try_for_each(|input| check_separate(operator, residual.named("residual"), input))?;
         }
         let weight = InputArg::beside(operator, weight.named("weight"), out.named("out"))?;
-        let x = InputArg::optional_beside(operator, "x", x.as_ref(), out.named("out"))?;
+        let x = InputArg::optional_beside(operator, "x", x, out.named("out"))?;
         let bias = InputArg::optional_beside(operator, "bias", bias.as_ref(), out.named("out"))?;
         let scale = InputArg::optional_beside(operator, "scale", scale.as_ref(), out.named("out"))?;
         let weight = weight.view(operator, "weight")?;
-        let weight = if gemma { NormWeight::gemma(weight) } else { NormWeight::new(weight) };
+        let weight = if *gemma { NormWeight::gemma(weight) } else { NormWeight::new(weight) };
         let x = x.as_ref().map(|x| x.view(operator, "x")).transpose()?;
         let bias = bias.as_ref().map(|bias| bias.view(operator, "bias")).transpose()?;
         let scale = scale.as_ref().map(|scale| scale.view(operator, "scale")).transpose()?;
@@ -104,7 +105,7 @@ impl NormFields {
 
 /// RMSNorm, optionally of the sum with a residual, or layer norm.
 #[pyfunction]
-pub(crate) fn norm(py: Python<'_>, queue: &Queue, fields: NormFields) -> PyResult<()> {
+pub(crate) fn norm(py: Python<'_>, queue: &Queue, mut fields: NormFields) -> PyResult<()> {
     py.detach(|| fields.run(&queue.backend)).map_err(raised)
 }
 

@@ -112,9 +112,9 @@ pub(crate) struct DrawTensors(
 );
 
 impl DrawTensors {
-    pub(crate) fn run(self, backend: &AnyBackend, probs: bool, params: &TokenParams) -> Result<()> {
+    pub(crate) fn run(&mut self, backend: &AnyBackend, probs: bool, params: &TokenParams) -> Result<()> {
         let operator = operator_of(probs);
-        let Self(scores, mut tokens, mut valid, rows) = self;
+        let Self(scores, tokens, valid, rows) = self;
         let inputs = params.named().chain([scores.named("scores")]);
         let inputs = inputs.chain(rows.as_ref().map(|rows| rows.named("rows")));
         for input in inputs {
@@ -125,7 +125,7 @@ impl DrawTensors {
             .iter()
             .try_for_each(|valid| check_separate(operator, valid.named("valid"), tokens.named("tokens")))?;
         TensorSampling {
-            scores: of_kind(&scores, operator, probs)?,
+            scores: of_kind(scores, operator, probs)?,
             rows: rows.as_ref().map(|rows| rows.integers(operator, "rows")).transpose()?,
             params: params.tensors(operator)?,
             tokens: tokens.indices_mut(operator, "tokens")?,
@@ -142,7 +142,7 @@ pub(crate) fn sample_tensors(
     queue: &Queue,
     probs: bool,
     params: TokenParams,
-    tensors: DrawTensors,
+    mut tensors: DrawTensors,
 ) -> PyResult<()> {
     py.detach(|| tensors.run(&queue.backend, probs, &params)).map_err(raised)
 }
