@@ -32,7 +32,7 @@ macro_rules! judge_backends {
         }
         mod gpu {
             $(#[test] fn $property() {
-                let Some(gpu) = crate::staged::gpu() else { return };
+                let Some(gpu) = crate::staged::gpu_with_own_stream() else { return };
                 super::$property(&gpu);
             })+
         }

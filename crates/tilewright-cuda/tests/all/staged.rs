@@ -13,15 +13,19 @@ pub(crate) fn simulated_hopper() -> Staged<Simulator> {
     Staged(Gpu::new(Simulator::new(90, 3)))
 }
 
-/// The backend on the GPU of this machine; without one, prints the reason.
+/// The backend on the GPU of this machine, with a stream that tests share; without a GPU, prints the reason.
 pub(crate) fn gpu() -> Option<Staged<Device>> {
     static GPU: OnceLock<Option<Staged<Device>>> = OnceLock::new();
-    let open = || match Device::open(0) {
+    GPU.get_or_init(gpu_with_own_stream).clone()
+}
+
+/// The same with a stream of its own, for tests that record: a recording takes all work of its stream.
+pub(crate) fn gpu_with_own_stream() -> Option<Staged<Device>> {
+    match Device::open(0) {
         Ok(device) => Some(Staged(Gpu::new(device))),
         Err(why) => {
             println!("skipped: {why}");
             None
         }
-    };
-    GPU.get_or_init(open).clone()
+    }
 }
