@@ -199,11 +199,12 @@ pub trait Backend {
         self.describe()
     }
 
-    /// Uploads a plan to the device when it is made or replanned; [`Plan::prepared`] keeps the result. On a replan, `previous` is
-    /// the result of the last upload. A plan of fixed capacity keeps its device addresses.
+    /// Uploads a plan to the device when it is made or replanned; [`Plan::prepared`] keeps the result. Loads the kernels that its
+    /// runs by the operator of [`Plan::built`] need. On a replan, `previous` is the result of the last upload. A plan of fixed
+    /// capacity keeps its device addresses.
     ///
     /// # Errors
-    /// When device memory is exhausted.
+    /// When device memory is exhausted, or a kernel cannot be compiled or loaded.
     fn prepare(&self, plan: &Plan, previous: Option<Opaque>) -> Result<Option<Opaque>> {
         let _ = (plan, previous); // a host backend reads the plan directly
         Ok(None)

@@ -1,4 +1,7 @@
 //! The loaded kernels of a machine, by name; each is built once.
+//!
+//! Attention loads its kernels in `new` and `plan`. Other operators have no constructor: their first run loads the kernel of its dtypes,
+//! alignment and extents. A run before a capture, with the tensors of the capture, loads what the capture needs.
 
 use crate::machine::Machine;
 use std::{

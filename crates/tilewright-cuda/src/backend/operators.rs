@@ -84,13 +84,8 @@ impl<M: Machine> Backend for Gpu<M> {
         self.build_attention(problem, recorded)
     }
 
-    fn load_attention(
-        &self,
-        problem: &Problem,
-        recorded: &ExpressionVariant,
-        built: Option<&Opaque>,
-    ) -> Result<()> {
-        Self::load_attention(self, problem, recorded, built)
+    fn load_attention(&self, _: &Problem, _: &ExpressionVariant, built: Option<&Opaque>) -> Result<()> {
+        Self::load_attention(self, built)
     }
 
     fn describe_attention(&self, _: &Problem, built: Option<&Opaque>) -> String {

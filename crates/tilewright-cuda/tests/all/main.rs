@@ -57,9 +57,10 @@ mod graph;
 mod hopper;
 #[path = "../../../tilewright/tests/all/judge.rs"]
 mod judge;
+mod kernel_loads;
 mod other_device;
 mod plan_on_device;
-mod prepare;
+
 #[path = "../../../tilewright-kernels/tests/all/real.rs"]
 #[allow(dead_code, reason = "shared with tests of all element types; these use 16-bit ones")]
 mod real;

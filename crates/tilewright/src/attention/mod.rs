@@ -40,7 +40,7 @@ pub use schedule::{ManyRows, Merge, Schedule, Split, Tiling, WorkItem};
 pub use state::{LSE_TO_NATURAL, StateMerge, merge_state, merge_states};
 pub use variant::Variant;
 
-pub(crate) use plan::PreparedData;
+pub(crate) use plan::BackendData;
 pub(crate) use requests::ones;
 
 use crate::{Backend, Dtype, ErrorKind, Result, ViewMut, backend::Opaque};
@@ -69,8 +69,8 @@ pub struct Output<'a> {
 }
 
 impl<B: Backend> Attention<B> {
-    /// Binds `problem` to `backend`. A GPU backend JIT-compiles the decode kernel here and the others on the first run
-    /// that needs them, or in [`Attention::prepare`].
+    /// Binds `problem` to `backend`. A GPU backend JIT-compiles the decode kernels here, and the others in the first plan that
+    /// needs them or in [`Attention::prepare`].
     ///
     /// # Errors
     /// When the backend does not support the problem; the error lists all reasons.
@@ -93,8 +93,8 @@ impl<B: Backend> Attention<B> {
         Ok(Self { problem, variant: Arc::new(recorded), backend, tiling, built })
     }
 
-    /// Loads every kernel that a run can need, for any batch, mask and alignment. A run after it neither compiles nor
-    /// loads, so it takes no longer in a capture than outside.
+    /// Loads every kernel that a run can need, for any batch, mask and alignment. A plan then loads none. Without this call,
+    /// plans load the kernels of their batch, and runs load one only with the plan of an operator with other hooks.
     ///
     /// # Errors
     /// When a kernel cannot be compiled or loaded.
@@ -147,9 +147,7 @@ impl<B: Backend> Attention<B> {
     /// # Errors
     /// As [`Attention::plan`], and when a fixed split has 0 tokens or yields too many work items.
     pub fn plan_with(&self, batch: &Batch<'_>, split: Split) -> Result<Plan> {
-        let mut plan = self.planner().plan_with(batch, split)?;
-        plan.prepared = PreparedData(self.backend.prepare(&plan, None)?);
-        Ok(plan)
+        self.prepare_plan(self.planner().plan_with(batch, split)?)
     }
 
     /// [`Attention::plan_with`] with capacity for larger batches. [`Attention::replan`] then rewrites the plan in place
@@ -161,9 +159,7 @@ impl<B: Backend> Attention<B> {
     /// As [`Attention::plan_with`], when `batch` exceeds the capacity, and when the capacity yields too many work
     /// items.
     pub fn plan_with_capacity(&self, capacity: &Capacity, batch: &Batch<'_>, split: Split) -> Result<Plan> {
-        let mut plan = self.planner().plan_with_capacity(capacity, batch, split)?;
-        plan.prepared = PreparedData(self.backend.prepare(&plan, None)?);
-        Ok(plan)
+        self.prepare_plan(self.planner().plan_with_capacity(capacity, batch, split)?)
     }
 
     /// Rewrites `plan` in place for `batch` with the same KV split. A plan of fixed capacity never grows; others do.
@@ -175,9 +171,16 @@ impl<B: Backend> Attention<B> {
     pub fn replan(&self, plan: &mut Plan, batch: &Batch<'_>) -> Result<()> {
         // device arrays survive a rejected batch, because a captured graph may still be launched
         self.planner().replan(plan, batch)?;
+        plan.built = BackendData(self.built.clone());
         let previous = plan.prepared.0.take();
-        plan.prepared = PreparedData(self.backend.prepare(plan, previous)?);
+        plan.prepared = BackendData(self.backend.prepare(plan, previous)?);
         Ok(())
+    }
+
+    fn prepare_plan(&self, mut plan: Plan) -> Result<Plan> {
+        plan.built = BackendData(self.built.clone());
+        plan.prepared = BackendData(self.backend.prepare(&plan, None)?);
+        Ok(plan)
     }
 
     /// The operator's planner, without the backend. Its plans can be inspected but not run.

@@ -20,24 +20,25 @@ pub struct Plan {
     pub(crate) schedule: Schedule,
     pub(crate) split: Split,
     pub(crate) prefixes: Vec<SharedPrefix>,
-    pub(crate) prepared: PreparedData,
+    pub(crate) built: BackendData,
+    pub(crate) prepared: BackendData,
     pub(crate) fixed_capacity: Option<FixedCapacity>,
     pub(crate) scratch: Scratch,
 }
 
-/// Backend data derived from a plan. All values compare equal, because they follow from the plan.
+/// Data of the backend. All values compare equal, because they follow from the plan and its operator.
 #[derive(Clone, Default)]
-pub(crate) struct PreparedData(pub(crate) Option<Opaque>);
+pub(crate) struct BackendData(pub(crate) Option<Opaque>);
 
-impl PartialEq for PreparedData {
+impl PartialEq for BackendData {
     fn eq(&self, _: &Self) -> bool {
         true
     }
 }
 
-impl Eq for PreparedData {}
+impl Eq for BackendData {}
 
-impl fmt::Debug for PreparedData {
+impl fmt::Debug for BackendData {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.0.is_some() { "prepared" } else { "nothing prepared" })
     }
@@ -53,7 +54,8 @@ impl Plan {
             schedule: Schedule::default(),
             split,
             prefixes: Vec::new(),
-            prepared: PreparedData::default(),
+            built: BackendData::default(),
+            prepared: BackendData::default(),
             fixed_capacity: None,
             scratch: Scratch::default(),
         }
@@ -98,6 +100,11 @@ impl Plan {
     /// The result of the backend's [`prepare`](crate::Backend::prepare).
     pub fn prepared(&self) -> Option<&Opaque> {
         self.prepared.0.as_ref()
+    }
+
+    /// The result of the backend's [`build`](crate::Backend::build) for the operator that made the plan.
+    pub fn built(&self) -> Option<&Opaque> {
+        self.built.0.as_ref()
     }
 
     /// The backend's data, to be replaced; for backends that build plans on the device.

@@ -4,7 +4,7 @@
 //! read the old slots reads the new ones.
 
 use super::{PageTable, Slot, append::check_positions, slots::TokenSlots};
-use crate::{Backend, Result, attention::PreparedData, backend::Opaque};
+use crate::{Backend, Result, attention::BackendData, backend::Opaque};
 
 /// Validated slots of new tokens.
 #[derive(Debug, PartialEq, Eq)]
@@ -13,7 +13,7 @@ pub struct AppendPlan {
     tokens: usize,
     page_size: usize,
     capacity: usize,
-    prepared: PreparedData,
+    prepared: BackendData,
 }
 
 impl AppendPlan {
@@ -45,7 +45,7 @@ impl AppendPlan {
         batch_indices: &[i32],
         positions: &[i32],
     ) -> Result<Self> {
-        let (token_slots, prepared) = (TokenSlots::default(), PreparedData::default());
+        let (token_slots, prepared) = (TokenSlots::default(), BackendData::default());
         let mut plan = Self { token_slots, tokens: 0, page_size: table.page_size, capacity, prepared };
         plan.refill(backend, table, batch_indices, positions)?;
         Ok(plan)
@@ -74,7 +74,7 @@ impl AppendPlan {
         check_positions(OPERATOR, positions.len(), tokens)?;
         self.token_slots = TokenSlots::look_up(OPERATOR, table, batch_indices, positions, None)?;
         (self.tokens, self.page_size) = (tokens, table.page_size);
-        self.prepared = PreparedData(backend.prepare_append(self)?);
+        self.prepared = BackendData(backend.prepare_append(self)?);
         Ok(())
     }
 

@@ -3,7 +3,7 @@
 //! [`choose`] decides which body runs. The tiling depends only on the problem, so operators of one problem share plans across
 //! variants: a kernel supports items of any number of rows.
 
-use super::hooks::VariantTables;
+use super::{DevicePlan, hooks::VariantTables};
 use crate::{
     backend::Gpu,
     cache::parallel,
@@ -19,14 +19,13 @@ use tilewright::{
 };
 use tilewright_kernels::attention::{
     body::{
-        Bodies, DeviceLimits, MAX_SPLIT_KV_ROWS,
-        mla_wgmma::{self, MlaWgmmaConfig},
+        Bodies, DeviceLimits, MAX_SPLIT_KV_ROWS, mla_wgmma,
         mma::KV_TOKENS,
         simt::MAX_HEAD_DIM,
         wgmma::{self, WgmmaConfig},
     },
     choose::{Alignment, Body, Choice, ChoiceInput, KernelConfig, choose},
-    params::AttentionParams,
+    params::{AttentionParams, KvLayout},
 };
 
 const OPERATOR: &str = "attention.new";
@@ -35,21 +34,50 @@ const SEGMENT_OVERHEAD: usize = 3;
 /// Cost of a cut, in KV tiles: with 16-bit caches of heads, and otherwise.
 const CUT_OVERHEADS: [usize; 2] = [3, 6];
 
-/// The kernels of an operator. The one for decode steps is built with the operator: that for few rows, unless one token already has
-/// more. The other one is built by the first run that needs it, so a process that only decodes does not compile it.
+/// A kernel of an operator.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Part {
+    /// Items of few rows.
+    SplitKv,
+    /// Items of any number of rows.
+    Both,
+    /// Runs whose rows see ranges of keys.
+    ManyRows,
+    /// Runs with any mask.
+    ManyRowsAnyMask,
+    /// Large merges of `mla_wgmma`.
+    LargeMerges,
+    /// Tensors that the chosen kernel does not accept.
+    Unaligned,
+}
+
+impl Part {
+    const ALL: [Self; 6] = [
+        Self::SplitKv,
+        Self::Both,
+        Self::ManyRows,
+        Self::ManyRowsAnyMask,
+        Self::LargeMerges,
+        Self::Unaligned,
+    ];
+}
+
+/// The kernels of an operator. No run loads one: compiling takes up to a second, and a run may be captured.
+///
+/// - Construction loads those of decode steps, for aligned and for other tensors. A process that only decodes compiles no others.
+/// - Planning loads those of the plan's items, runs and merges, for tensors of any alignment.
+///
+/// The exception is a run with the plan of an operator with other hooks, which has loaded other kernels.
 #[derive(Debug)]
 pub(super) struct AttentionKernels<M: Machine> {
+    problem: Problem,
+    variant: ExpressionVariant,
     /// The body for aligned tensors, with the reasons why it is no faster one.
     pub(super) choice: Choice,
-    split_kv: OnceLock<M::Function>,
-    /// For items of any size.
-    both: OnceLock<M::Function>,
-    /// For runs whose rows see ranges of keys, and for any others.
-    many_rows: [OnceLock<M::Function>; 2],
-    /// For tensors that the chosen kernel does not accept.
-    unaligned: OnceLock<M::Function>,
-    /// Large merges of `mla_wgmma`.
-    large_merges: OnceLock<M::Function>,
+    /// The kernel for tensors of any alignment.
+    unaligned: KernelConfig,
+    /// By [`Part`].
+    functions: [OnceLock<M::Function>; Part::ALL.len()],
     pub(super) tables: VariantTables,
 }
 
@@ -123,154 +151,130 @@ fn many_rows_tiling(limits: &Limits, problem: &Problem, config: &WgmmaConfig) ->
 
 impl<M: Machine> AttentionKernels<M> {
     pub(super) fn new(gpu: &Gpu<M>, problem: &Problem, variant: &ExpressionVariant) -> Result<Self> {
+        let choose = |alignment| choose(&input(&gpu.limits, problem, Some(variant), alignment));
         let kernels = Self {
-            choice: choose(&input(&gpu.limits, problem, Some(variant), Alignment::Vectors)),
-            split_kv: OnceLock::new(),
-            both: OnceLock::new(),
-            many_rows: [OnceLock::new(), OnceLock::new()],
-            unaligned: OnceLock::new(),
-            large_merges: OnceLock::new(),
+            problem: *problem,
+            variant: variant.clone(),
+            choice: choose(Alignment::Vectors),
+            unaligned: choose(Alignment::Elements).kernel,
+            functions: Default::default(),
             tables: VariantTables::upload(gpu, variant)?,
         };
-        let split_kv = kernels.choice.body != Body::Simt && problem.heads().group() <= MAX_SPLIT_KV_ROWS;
-        let bodies = if split_kv { Bodies::SplitKv } else { Bodies::Both };
-        kernels.chosen(gpu, (problem, variant), bodies)?;
+        kernels.load_parts(gpu, [kernels.part_of(Bodies::SplitKv), Part::Unaligned])?;
         Ok(kernels)
     }
 
-    /// Loads every kernel that a run can need, in parallel: each takes up to a second to compile.
-    pub(super) fn load_all(&self, gpu: &Gpu<M>, target: (&Problem, &ExpressionVariant)) -> Result<()> {
-        let kernel = self.choice.kernel;
-        let mut loads: Vec<Box<dyn Fn() -> Result<M::Function> + Sync + '_>> =
-            vec![Box::new(move || self.of_items(gpu, target, Bodies::Both))];
-        for config in self.choice.many_rows.into_iter().flat_map(with_masks) {
-            loads.push(Box::new(move || self.many_rows(gpu, target, config)));
+    /// Loads every kernel that a run can need.
+    pub(super) fn load_all(&self, gpu: &Gpu<M>) -> Result<()> {
+        self.load_parts(gpu, Part::ALL)
+    }
+
+    /// Loads every kernel that a run of a plan can need.
+    pub(super) fn load_for(&self, gpu: &Gpu<M>, plan: &DevicePlan) -> Result<()> {
+        let has_any_mask = plan.layout == KvLayout::Blocks || plan.args.mask_bits != 0;
+        let of_runs = if has_any_mask { Part::ManyRowsAnyMask } else { Part::ManyRows };
+        let parts = [
+            plan.items.map(|kind| self.part_of(kind)),
+            plan.runs.as_ref().map(|_| of_runs),
+            // runs with tensors that `wgmma` does not accept are executed like items
+            plan.runs.as_ref().map(|_| Part::Both),
+            plan.has_large_merges.then_some(Part::LargeMerges),
+        ];
+        self.load_parts(gpu, parts.into_iter().flatten())
+    }
+
+    /// Loads kernels in parallel: each takes up to a second to compile.
+    fn load_parts(&self, gpu: &Gpu<M>, parts: impl IntoIterator<Item = Part>) -> Result<()> {
+        let is_missing = |part: &Part| self.functions[*part as usize].get().is_none() && self.has(*part);
+        let missing: Vec<Part> = parts.into_iter().filter(is_missing).collect();
+        match missing[..] {
+            [] => Ok(()),
+            [part] => self.load(gpu, part).map(drop),
+            _ => parallel::map(&missing, missing.len(), |part| self.load(gpu, *part).map(drop))
+                .into_iter()
+                .collect(),
         }
-        if let KernelConfig::MlaWgmma(config) = kernel {
-            loads.push(Box::new(move || self.large_merges(gpu, target.0, &config)));
+    }
+
+    /// Whether the operator has this kernel.
+    fn has(&self, part: Part) -> bool {
+        let Choice { body, many_rows, .. } = &self.choice;
+        match part {
+            Part::Both => true,
+            Part::SplitKv => *body != Body::Simt && self.problem.heads().group() <= MAX_SPLIT_KV_ROWS,
+            Part::ManyRows | Part::ManyRowsAnyMask => many_rows.is_some(),
+            Part::LargeMerges => *body == Body::MlaWgmma,
+            Part::Unaligned => *body != Body::Simt,
         }
-        if !matches!(kernel, KernelConfig::Simt(_)) {
-            loads.push(Box::new(move || Ok(self.fallback(gpu, target)?.0)));
-            if target.0.heads().group() <= MAX_SPLIT_KV_ROWS {
-                loads.push(Box::new(move || self.of_items(gpu, target, Bodies::SplitKv)));
-            }
-        }
-        parallel::map(&loads, loads.len(), |load| load().map(drop)).into_iter().collect()
+    }
+
+    /// The kernel of items; one for any number of rows supports all.
+    fn part_of(&self, items: Bodies) -> Part {
+        if items == Bodies::SplitKv && self.has(Part::SplitKv) { Part::SplitKv } else { Part::Both }
     }
 
     /// The kernel for these items and parameters, and its configuration; tensor-core kernels require alignment, for example.
     pub(super) fn select(
         &self,
         gpu: &Gpu<M>,
-        target: (&Problem, &ExpressionVariant),
-        (items, params): (Bodies, &AttentionParams),
+        items: Bodies,
+        params: &AttentionParams,
     ) -> Result<(M::Function, KernelConfig)> {
         let kernel = self.choice.kernel;
         if kernel.accepts(params) {
-            return Ok((self.chosen(gpu, target, items)?, kernel));
+            return Ok((self.load(gpu, self.part_of(items))?, kernel));
         }
-        self.fallback(gpu, target)
-    }
-
-    /// The kernel for tensors of any alignment.
-    fn fallback(
-        &self,
-        gpu: &Gpu<M>,
-        target: (&Problem, &ExpressionVariant),
-    ) -> Result<(M::Function, KernelConfig)> {
-        let input = input(&gpu.limits, target.0, Some(target.1), Alignment::Elements);
-        let kernel = choose(&input).kernel;
-        Ok((get_or_build(&self.unaligned, gpu, target, || kernel)?, kernel))
-    }
-
-    /// The kernel of large merges.
-    pub(super) fn large_merges(
-        &self,
-        gpu: &Gpu<M>,
-        problem: &Problem,
-        config: &MlaWgmmaConfig,
-    ) -> Result<M::Function> {
-        if let Some(function) = self.large_merges.get() {
-            return Ok(function.clone());
-        }
-        let (dtype, dim) = (problem.dtype_o(), problem.head_dim());
-        let name = format!("attention_{dtype}_d{}_{}_mla_large_merges", dim.qk, dim.vo);
-        let function = gpu.kernel(OPERATOR, &name, |name| mla_wgmma::large_merges(name, config))?;
-        Ok(self.large_merges.get_or_init(|| function).clone())
+        Ok((self.load(gpu, Part::Unaligned)?, self.unaligned))
     }
 
     /// The kernel for runs with these parameters, and its configuration; `None` if they are executed like items of workers.
     pub(super) fn select_many_rows(
         &self,
         gpu: &Gpu<M>,
-        target: (&Problem, &ExpressionVariant),
         params: &AttentionParams,
     ) -> Result<Option<(M::Function, WgmmaConfig)>> {
-        let mut configs = self.choice.many_rows.into_iter().flat_map(with_masks);
-        let Some(config) = configs.find(|config| config.accepts(params)) else { return Ok(None) };
-        Ok(Some((self.many_rows(gpu, target, config)?, config)))
+        let parts = [Part::ManyRows, Part::ManyRowsAnyMask].into_iter();
+        let mut configs = parts.filter_map(|part| Some((part, self.many_rows(part)?)));
+        let Some((part, config)) = configs.find(|(_, config)| config.accepts(params)) else {
+            return Ok(None);
+        };
+        Ok(Some((self.load(gpu, part)?, config)))
     }
 
-    fn many_rows(
-        &self,
-        gpu: &Gpu<M>,
-        (problem, variant): (&Problem, &ExpressionVariant),
-        config: WgmmaConfig,
-    ) -> Result<M::Function> {
-        let slot = &self.many_rows[usize::from(config.any_mask)];
+    /// The configuration of a kernel for runs.
+    fn many_rows(&self, part: Part) -> Option<WgmmaConfig> {
+        let config = self.choice.many_rows?;
+        Some(WgmmaConfig { any_mask: config.any_mask || part == Part::ManyRowsAnyMask, ..config })
+    }
+
+    /// The loaded kernel; the first call loads it.
+    pub(super) fn load(&self, gpu: &Gpu<M>, part: Part) -> Result<M::Function> {
+        let slot = &self.functions[part as usize];
         if let Some(function) = slot.get() {
             return Ok(function.clone());
         }
-        let masks = if config.any_mask { "_masks" } else { "" };
-        let name = format!("{}_wgmma{masks}", kernel_name(&self.choice.kernel, problem, variant));
-        let function = gpu.kernel(OPERATOR, &name, |name| wgmma::attention(name, &config, variant))?;
+        let (kernel, problem, variant) = (self.choice.kernel, &self.problem, &self.variant);
+        let items = |kernel: KernelConfig| {
+            let name = kernel_name(&kernel, problem, variant);
+            gpu.kernel(OPERATOR, &name, |name| kernel.record(name, variant))
+        };
+        let function = match (part, self.many_rows(part), kernel) {
+            (Part::ManyRows | Part::ManyRowsAnyMask, Some(config), _) => {
+                let masks = if config.any_mask { "_masks" } else { "" };
+                let name = format!("{}_wgmma{masks}", kernel_name(&kernel, problem, variant));
+                gpu.kernel(OPERATOR, &name, |name| wgmma::attention(name, &config, variant))
+            }
+            (Part::LargeMerges, _, KernelConfig::MlaWgmma(config)) => {
+                let (dtype, dim) = (problem.dtype_o(), problem.head_dim());
+                let name = format!("attention_{dtype}_d{}_{}_mla_large_merges", dim.qk, dim.vo);
+                gpu.kernel(OPERATOR, &name, |name| mla_wgmma::large_merges(name, &config))
+            }
+            (Part::SplitKv, ..) => items(kernel.with_bodies(Bodies::SplitKv)),
+            (Part::Unaligned, ..) => items(self.unaligned),
+            _ => items(kernel.with_bodies(Bodies::Both)),
+        }?;
         Ok(slot.get_or_init(|| function).clone())
     }
-
-    fn chosen(
-        &self,
-        gpu: &Gpu<M>,
-        target: (&Problem, &ExpressionVariant),
-        bodies: Bodies,
-    ) -> Result<M::Function> {
-        // a kernel for items of any size supports all others
-        match bodies {
-            Bodies::SplitKv if self.split_kv.get().is_some() || self.both.get().is_none() => {
-                self.of_items(gpu, target, Bodies::SplitKv)
-            }
-            _ => self.of_items(gpu, target, Bodies::Both),
-        }
-    }
-
-    fn of_items(
-        &self,
-        gpu: &Gpu<M>,
-        target: (&Problem, &ExpressionVariant),
-        bodies: Bodies,
-    ) -> Result<M::Function> {
-        let slot = if bodies == Bodies::SplitKv { &self.split_kv } else { &self.both };
-        get_or_build(slot, gpu, target, || self.choice.kernel.with_bodies(bodies))
-    }
-}
-
-/// The configurations for runs whose rows see ranges of keys, and for any others.
-fn with_masks(config: WgmmaConfig) -> [WgmmaConfig; 2] {
-    [config, WgmmaConfig { any_mask: true, ..config }]
-}
-
-fn get_or_build<M: Machine>(
-    slot: &OnceLock<M::Function>,
-    gpu: &Gpu<M>,
-    (problem, variant): (&Problem, &ExpressionVariant),
-    kernel: impl FnOnce() -> KernelConfig,
-) -> Result<M::Function> {
-    if let Some(function) = slot.get() {
-        return Ok(function.clone());
-    }
-    let kernel = kernel();
-    let name = kernel_name(&kernel, problem, variant);
-    let function = gpu.kernel(OPERATOR, &name, |name| kernel.record(name, variant))?;
-    Ok(slot.get_or_init(|| function).clone())
 }
 
 fn kernel_name(kernel: &KernelConfig, problem: &Problem, variant: &ExpressionVariant) -> String {

@@ -10,7 +10,7 @@ use super::Gpu;
 use crate::machine::Machine;
 use flatten::{DeviceRuns, PlanLayout};
 use hooks::VariantBuffers;
-use kernel::AttentionKernels;
+use kernel::{AttentionKernels, Part};
 use params::TemporaryMemory;
 use std::sync::Arc;
 use tilewright::{
@@ -74,14 +74,9 @@ impl<M: Machine> Gpu<M> {
         Ok(Some(Arc::new(AttentionKernels::new(self, problem, variant)?)))
     }
 
-    pub(super) fn load_attention(
-        &self,
-        problem: &Problem,
-        variant: &ExpressionVariant,
-        built: Option<&Opaque>,
-    ) -> Result<()> {
+    pub(super) fn load_attention(&self, built: Option<&Opaque>) -> Result<()> {
         let kernels = built.and_then(|built| built.downcast_ref::<AttentionKernels<M>>());
-        kernels.map_or(Ok(()), |kernels| kernels.load_all(self, (problem, variant)))
+        kernels.map_or(Ok(()), |kernels| kernels.load_all(self))
     }
 
     /// The choice of the body that a built operator runs.
@@ -108,7 +103,7 @@ impl<M: Machine> Gpu<M> {
         let has_workers = runs.is_none() || !flatten::workers_items(plan).is_empty();
         let items = has_workers.then(|| flatten::items(plan));
         let (workers, partial_rows) = (plan.schedule().num_workers() as u32, plan.array_sizes().partial_rows);
-        Ok(Some(Arc::new(DevicePlan {
+        let device_plan = DevicePlan {
             args,
             layout,
             page_size,
@@ -120,7 +115,11 @@ impl<M: Machine> Gpu<M> {
             partial_rows,
             launch: None,
             memory,
-        })))
+        };
+        if let Some(kernels) = plan.built().and_then(|built| built.downcast_ref::<AttentionKernels<M>>()) {
+            kernels.load_for(self, &device_plan)?;
+        }
+        Ok(Some(Arc::new(device_plan)))
     }
 
     /// Writes a plan to its device memory. Page indices on the device are copied there.
@@ -189,8 +188,7 @@ impl<M: Machine> Gpu<M> {
         let variant = inputs.variant();
         let buffers = VariantBuffers::upload(self, variant)?;
         call.variant = buffers.arguments(&kernels.tables, variant);
-        let target = (inputs.problem(), variant);
-        let context = RunContext { gpu: self, kernels, target, inputs, device_plan };
+        let context = RunContext { gpu: self, kernels, inputs, device_plan };
         match (&device_plan.runs, device_plan.items) {
             (Some(runs), Some(kind)) => context.launch_both(runs, kind, &call)?,
             (Some(runs), None) => context.launch_runs(runs, &call)?,
@@ -205,7 +203,6 @@ impl<M: Machine> Gpu<M> {
 struct RunContext<'a, M: Machine> {
     gpu: &'a Gpu<M>,
     kernels: &'a AttentionKernels<M>,
-    target: (&'a Problem, &'a ExpressionVariant),
     inputs: &'a Inputs<'a>,
     device_plan: &'a DevicePlan,
 }
@@ -219,7 +216,7 @@ impl<M: Machine> RunContext<'_, M> {
     fn launch_items(&self, launch: &ItemLaunch<'_>) -> Result<()> {
         let (gpu, kernels, device_plan) = (self.gpu, self.kernels, self.device_plan);
         let &ItemLaunch { kind, workers, params, is_beside } = launch;
-        let (function, kernel) = kernels.select(gpu, self.target, (kind, params))?;
+        let (function, kernel) = kernels.select(gpu, kind, params)?;
         let args = match kernel {
             KernelConfig::MlaWgmma(config) => {
                 let box_rows = config.box_rows(params);
@@ -235,10 +232,8 @@ impl<M: Machine> RunContext<'_, M> {
             Some(_) => gpu.machine.launch_serialized(&function, grid, &args)?,
             None => gpu.machine.launch(&function, grid, &args)?,
         }
-        if let KernelConfig::MlaWgmma(config) = kernel
-            && device_plan.has_large_merges
-        {
-            let function = kernels.large_merges(gpu, self.target.0, &config)?;
+        if matches!(kernel, KernelConfig::MlaWgmma(_)) && device_plan.has_large_merges {
+            let function = kernels.load(gpu, Part::LargeMerges)?;
             let ctas = LARGE_MERGE_CTAS_PER_SM * gpu.limits.multiprocessors;
             gpu.machine.launch(&function, [ctas, 1, 1], &args)?;
         }
@@ -248,7 +243,7 @@ impl<M: Machine> RunContext<'_, M> {
     /// The kernel that draws runs, with its arguments for a launch of its own; `None` if each run is executed like the items of a
     /// worker.
     fn many_rows(&self, runs: &DeviceRuns, params: &AttentionParams) -> Result<Option<RunLaunch<M>>> {
-        let selected = self.kernels.select_many_rows(self.gpu, self.target, params)?;
+        let selected = self.kernels.select_many_rows(self.gpu, params)?;
         Ok(selected.map(|(function, config)| {
             let box_rows = config.box_rows(params);
             let map = |tensor, view| tensor_map((tensor, view), params, box_rows);
@@ -289,7 +284,7 @@ impl<M: Machine> RunContext<'_, M> {
             return self.launch_items(&self.workers(kind, params));
         };
         // before any launch: without the second one, the ticket keeps its value
-        self.kernels.select(self.gpu, self.target, (kind, params))?;
+        self.kernels.select(self.gpu, kind, params)?;
         let sms = (RUN_SMS * self.gpu.limits.multiprocessors as f32) as u32;
         let first = RunParams { started: run_params.ctas.min(sms.max(1)), ..run_params };
         machine.launch(&function, [first.started, 1, 1], &first.args(&of_runs))?;
