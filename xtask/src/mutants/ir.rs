@@ -110,7 +110,7 @@ pub(super) fn run(root: &Path, options: &Options) -> Result<(), String> {
 
 /// Builds the test binaries and lists their tests.
 fn tests(root: &Path) -> Result<Vec<Test>, String> {
-    let targets = [PACKAGE, "--lib", "--tests", "--features", "tilewright-ptx/mutation"];
+    let targets = [PACKAGE, "--tests", "--features", "tilewright-ptx/mutation"];
     let messages = cargo::build(root, &["test", "--no-run"], &targets)?;
     let binaries = messages.iter().filter_map(|message| message["executable"].as_str().map(PathBuf::from));
     let mut tests = Vec::new();

@@ -131,23 +131,3 @@ impl<'k> RowPlace<'k> {
         masks.fold(x, |x, mask: u32| x + x.shuffle_xor(mask))
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::RowPartition;
-
-    #[test]
-    fn classes_fit_rows_with_few_idle_threads() {
-        for chunks in 1..=RowPartition::MAX_CHUNKS {
-            let rows = RowPartition::for_chunks(chunks).expect("a class");
-            let capacity = rows.threads * rows.chunks_per_thread;
-            assert!(chunks <= capacity, "{chunks} chunks in {rows:?}");
-            let idle = capacity - chunks;
-            assert!(
-                idle < 128.max(capacity / 4) || capacity <= 128,
-                "{chunks} chunks leave {idle} of {rows:?} idle"
-            );
-        }
-        assert_eq!(RowPartition::for_chunks(RowPartition::MAX_CHUNKS + 1), None);
-    }
-}

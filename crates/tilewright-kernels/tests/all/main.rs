@@ -8,6 +8,7 @@ mod real;
 mod sampling;
 mod scalar_attention;
 mod small;
+mod units;
 mod variant;
 
 // modules that the engine's tests share use `crate::` paths to each other

@@ -1,0 +1,11 @@
+//! Tests of single modules of the library. A second compilation of the library for unit tests would take as long as the first.
+
+mod aligned_params;
+mod choose;
+mod divisor;
+mod entries;
+mod items;
+mod mla_config;
+mod mma_config;
+mod params;
+mod row_partition;
