@@ -119,11 +119,15 @@ fn more_requests_than_there_are_threads() {
     let most = MAX_REQUESTS as usize;
     let lens = |count: usize| (0..count).map(|r| (r % 3, 1 + r * 37 % 900)).collect::<Vec<_>>();
     let decode: Vec<_> = (0..most).map(|r| (1, if r == 7 { 100_000 } else { 1 + r % 200 })).collect();
-    for (lens, seed) in [(lens(1100), 1), (lens(2050), 2), (decode, 3), (vec![(1, 1024); 1500], 4)] {
-        for mut case in [Case::new(&lens, 16), Case::new(&lens, 16).in_block_table(3)] {
-            (case.capacity.requests, case.tiling.q_rows) = (lens.len(), 4);
-            agrees(&case, seed);
-        }
+    let mut cases = [
+        Case::new(&lens(1100), 16),
+        Case::new(&lens(2050), 16).in_block_table(3),
+        Case::new(&decode, 16),
+        Case::new(&[(1, 1024); 1500], 16).in_block_table(3),
+    ];
+    for (case, seed) in cases.iter_mut().zip(1..) {
+        (case.capacity.requests, case.tiling.q_rows) = (case.num_requests as usize, 4);
+        agrees(case, seed);
     }
     // few requests of many query tiles: 8,000 of one row
     let mut tiles = Case::new(&[(4000, 5000), (2, 70), (3998, 4100)], 16);

@@ -136,7 +136,8 @@ fn thresholds_of_top_p_may_be_below_the_counted_buckets() {
 /// Rows of clusters: with a list, with one that overflows, without filters, with an invalid value.
 #[test]
 fn clusters_draw_the_tokens_of_one_cta() {
-    for (ctas, threads) in [(2, 128), (2, 64), (4, 64), (8, 64)] {
+    // the numbers of CTAs that `RowCtas::choose` returns
+    for (ctas, threads) in [(2, 128), (8, 64)] {
         let launch = Launch { of_row: RowCtas { ctas, threads }, seed: u64::from(ctas + threads) };
         for vocab in [1, 50, 2048] {
             assert_drawn(&Rows::<f32>::new((10, vocab), (1, 2), bell), &params(10), launch);
