@@ -17,6 +17,8 @@ from ._refuse import check_choice
 _STEP = 4
 _SCORES = frozenset((torch.float32, torch.float16, torch.bfloat16))
 _COUNTERS = frozenset((torch.int64, torch.uint64))
+#: Without the call of torch's wrapper; builds for CPUs have only that.
+_is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing)
 _PARAMETERS = (("temperature", torch.float32), ("top_k", torch.int32), ("top_p", torch.float32), ("min_p", torch.float32))
 
 
@@ -35,7 +37,7 @@ def _random(scores, tokens, compiling, generator, seed, offset):
     if not scores.is_cuda:
         # the CPU's generator has no counter: a fresh seed is drawn from it
         return int(torch.randint(0, 2**62, (1,), generator=generator)), 0, _STEP
-    if torch.cuda.is_current_stream_capturing():
+    if _is_capturing():
         # the state on the host would be that of the recording in every replay
         return torch.randint(2**62, (1,), dtype=torch.int64, device=scores.device, generator=generator), 0, _STEP
     if generator is None:
@@ -156,7 +158,7 @@ def _draw(scores, probs, params, indices=None, check_nan=False, random=(None, No
     if check_nan and torch.any(torch.isnan(scores)):
         raise ValueError("Input probs contains NaN.")
     rows = None if indices is None else indices.to(scores.device, torch.int32).contiguous()
-    tokens = (scores if rows is None else rows).shape[0]
+    tokens = (scores if rows is None else rows).size(0)
     compiling = is_compiling()
     params["seed"], params["offset"], params["offset_step"] = _random(scores, tokens, compiling, *random)
     drawn = scores.new_empty(tokens, dtype=torch.int32)
