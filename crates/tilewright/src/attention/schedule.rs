@@ -14,7 +14,8 @@
 //!
 //! 1. A cut inside a unit falls on a KV tile, and not so near to an end that the piece would cost less than its
 //!    own overhead; each cut depends only on the prefix sum of costs, so every piece is found on its own.
-//! 2. In a batch of equal units, the quota is raised to a number of units if that costs a worker less than a cut.
+//! 2. In a batch of equal units, the quota is raised to a number of units if that costs a worker less than a cut. Units of
+//!    several quotas are cut into equal pieces, one per worker, on the same condition.
 //! 3. With [`Split::Fixed`] units are cut at multiples of a length instead, and with [`Split::Never`] not at all:
 //!    then a request's arithmetic does not depend on its neighbours, bit for bit.
 //! 4. Units of segments of many rows are [runs](Schedule::runs) if the device has a kernel for them ([`ManyRows`]).

@@ -2,7 +2,7 @@
 
 use super::{
     PlanDeviceRegs, THREADS,
-    layout::{Cost, CostLayout},
+    layout::{Cost, CostLayout, Quota},
     query_tiles::QueryTileVars,
     scan::Scan,
 };
@@ -35,19 +35,25 @@ impl<'k> ShareEnd<'k> {
     }
 
     /// Finds all ends, one per thread.
-    pub(super) fn find<L: CostLayout<'k>>(k: &'k Builder, layout: L, quota: Value<'k, L::Cost>) -> Self {
+    pub(super) fn find<L: CostLayout<'k>>(k: &'k Builder, layout: L, quota: Quota<'k, L::Cost>) -> Self {
         let p = &layout.lengths().params;
         let w = p.warp * ENDS_PER_WARP + p.lane - 1;
         let (unit, tile) =
             (k.var("end_unit", layout.num_q_tiles() * p.kv_heads.by), k.var("end_tile", 0_u32));
         let q_tile_vars = QueryTileVars::declare(k);
-        let at = L::Cost::of(w) * quota;
+        let (of_unit, piece) = (w / quota.pieces, w % quota.pieces);
+        let at = L::Cost::of(of_unit) * quota.cost;
         k.when(w.lt(p.workers.by) & at.lt(layout.total()), || {
             let location = layout.locate(k, at);
             let q_tile = location.q_tile;
             let per_tile = L::Cost::of(q_tile.cost_per_tile(p));
             let reached = L::Cost::quotient(k, location.within, per_tile).max(L::Cost::of(p.overhead));
-            let reached = (L::Cost::low(reached) - p.overhead).min(q_tile.tiles);
+            let reached = k.var("reached", (L::Cost::low(reached) - p.overhead).min(q_tile.tiles));
+            k.when(quota.pieces.gt(1), || {
+                let tiles = q_tile.tiles;
+                reached.set(piece * (tiles / quota.pieces) + piece.min(tiles % quota.pieces));
+            });
+            let reached = reached.get();
             // a piece must not cost less than its own overhead
             let near_begin = reached.lt(p.overhead);
             let near_end = !near_begin & (q_tile.tiles - reached).lt(p.overhead);

@@ -20,21 +20,40 @@ pub(super) trait CostLayout<'k>: Copy {
     /// The unit of an index.
     fn unit(&self, k: &'k Builder, unit: Value<'k, u32>) -> UnitCosts<'k, Self::Cost>;
 
-    /// The cost per worker: the share, or a number of units if all are equal and that costs less than the overhead of a cut.
-    fn quota(&self, k: &'k Builder) -> Value<'k, Self::Cost> {
+    /// The quota: the share; or, if all units are equal and that costs less than the overhead of a cut, a number of units, or an equal
+    /// piece of a unit.
+    fn quota(&self, k: &'k Builder) -> Quota<'k, Self::Cost> {
         let lengths = self.lengths();
         let (p, [rows, tiles]) = (&lengths.params, lengths.of_all);
         let share = self.share(k);
-        let quota = k.var("quota", share);
+        let (quota, pieces) = (k.var("quota", share), k.var("pieces", 1_u32));
         k.when(rows.ne(0), || {
             let per_tile = Self::Cost::of(p.tile_load + rows);
             let unit = per_tile * Self::Cost::of(p.overhead + tiles);
             let units = Self::Cost::quotient(k, share + unit - Self::Cost::of(k.constant(1)), unit) * unit;
             let of_cut = per_tile * Self::Cost::of(p.cut_overhead);
-            quota.set(units.unless((units - share).gt(of_cut), share));
+            let is_raised = units.gt(share) & !(units - share).gt(of_cut);
+            quota.set(units.unless(!is_raised, share));
+            let count = Self::Cost::low(Self::Cost::quotient(k, unit, share));
+            let longest = per_tile * Self::Cost::of(p.overhead + (tiles + count.max(1) - 1) / count.max(1));
+            let saved = per_tile * Self::Cost::of(p.cut_overhead.max(p.overhead) - p.overhead);
+            let is_equal = !is_raised & count.gt(1) & !(tiles / count.max(1)).lt(p.overhead);
+            k.when(is_equal & !longest.gt(share + saved), || {
+                pieces.set(count);
+                quota.set(unit);
+            });
         });
-        quota.get()
+        Quota { cost: quota.get(), pieces: pieces.get() }
     }
+}
+
+/// The work of a number of workers: one, or those that take equal pieces of a unit.
+#[derive(Clone, Copy)]
+pub(super) struct Quota<'k, T> {
+    /// The cost of their work.
+    pub(super) cost: Value<'k, T>,
+    /// Equal pieces of each unit, one per worker, or 1.
+    pub(super) pieces: Value<'k, u32>,
 }
 
 /// Shared memory of a batch, reused by both layouts.

@@ -3,7 +3,7 @@
 use super::{
     PlanDeviceRegs, THREADS,
     cuts::{CutCounts, Cuts},
-    layout::{Cost, CostLayout},
+    layout::{Cost, CostLayout, Quota},
     query_tiles::{QueryTile, QueryTileVars},
 };
 use crate::attention::items::{MergeItem, MergeSource, NONE, WorkItem};
@@ -42,7 +42,7 @@ impl<'k> FirstItem<'k> {
     }
 
     /// Finds one unit per thread, if it exists.
-    pub(super) fn find<L: CostLayout<'k>>(k: &'k Builder, layout: L, quota: Value<'k, L::Cost>) -> Self {
+    pub(super) fn find<L: CostLayout<'k>>(k: &'k Builder, layout: L, quota: Quota<'k, L::Cost>) -> Self {
         let p = &layout.lengths().params;
         let unit = Self::of_warp(k, p) + p.lane;
         let exists = unit.lt(layout.num_q_tiles() * p.kv_heads.by);
@@ -51,9 +51,9 @@ impl<'k> FirstItem<'k> {
         k.when(exists, || {
             let of_unit = layout.unit(k, unit);
             let one = L::Cost::of(k.constant(1));
-            let share = |at: Value<'k, L::Cost>| L::Cost::low(L::Cost::quotient(k, at, quota)) + 1;
-            ends[0].set(share(of_unit.before));
-            ends[1].set(share(of_unit.with - one));
+            let quotas = |at: Value<'k, L::Cost>| L::Cost::low(L::Cost::quotient(k, at, quota.cost));
+            ends[0].set(quotas(of_unit.before) * quota.pieces + 1);
+            ends[1].set((quotas(of_unit.with - one) + 1) * quota.pieces);
             q_tile_vars.set(of_unit.r, of_unit.head, of_unit.q_tile);
         });
         Self { unit, exists, q_tile_vars, ends }

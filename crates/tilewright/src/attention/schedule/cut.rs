@@ -6,8 +6,8 @@
 //! 1. Compute the visible keys of each query tile, and with them the total cost of the batch.
 //! 2. Concatenate all units along the cost axis and cut them at the workers' quotas.
 //!
-//! The quota is an equal share of the cost, or, if all units are equal and that costs a worker less than a cut, a number of units:
-//! such a batch has no partial states.
+//! The quota is an equal share of the cost. If all units are equal, and that costs a worker less than a cut, it is a number of units,
+//! without partial states, or an equal piece of a unit.
 
 use super::{Schedule, ScheduleInputs, Split, WorkItem, check_items, tile_tokens};
 use crate::{Result, attention::Segment};
@@ -118,7 +118,7 @@ pub(super) fn cut(
     if inputs.split != Split::Balanced && cutter.max_heads > 1 {
         pieces = cutter.limit_heads(cost, scratch);
     }
-    cutter.quota = cutter.quota_of(cost, &scratch.segment_units);
+    cutter.balance(cost, &scratch.segment_units);
     check_items(inputs.operator, pieces)?;
     // a balanced split adds at most one item per quota boundary
     let cuts = if cutter.piece.is_none() { inputs.tiling.workers - 1 } else { 0 };
@@ -172,6 +172,8 @@ struct Cutter<'a> {
     piece: Option<usize>,
     /// Cost per worker.
     quota: usize,
+    /// Workers per unit, which take equal pieces, if the batch is cut so.
+    workers_per_unit: Option<usize>,
     /// Cost of all units so far, the worker at that cost, and the end of its quota.
     begin: usize,
     worker: usize,
@@ -193,6 +195,7 @@ impl<'a> Cutter<'a> {
             max_heads: inputs.tiling.kv_heads.max(1),
             piece,
             quota: 0,
+            workers_per_unit: None,
             begin: 0,
             worker: 0,
             worker_end: 0,
@@ -270,18 +273,29 @@ impl<'a> Cutter<'a> {
         num_pieces
     }
 
-    /// The cost per worker of a batch of cost `all`.
-    fn quota_of(&self, all: usize, segments: &[SegmentUnits]) -> usize {
+    /// Chooses the cost per worker of a batch of cost `all`, or equal pieces of its units.
+    fn balance(&mut self, all: usize, segments: &[SegmentUnits]) {
         let tiling = self.inputs.tiling;
         let share = all.div_ceil(tiling.workers).max(1);
-        let (Some(first), None) = (segments.first(), self.piece) else { return share };
+        self.quota = share;
+        let (Some(first), None) = (segments.first(), self.piece) else { return };
         if !segments.iter().all(|segment| segment.num_tiles == 1 && segment.costs_as(first)) {
-            return share;
+            return;
         }
         let rows = (first.query_tile.qo.1 - first.query_tile.qo.0) as usize;
+        let of_tile = tiling.cost_per_tile(1, rows);
         let units = share.div_ceil(first.cost.max(1)) * first.cost;
-        let of_cut = tiling.cut_overhead * tiling.cost_per_tile(1, rows);
-        if units > share && units - share <= of_cut { units } else { share }
+        if units > share && units - share <= of_tile * tiling.cut_overhead {
+            self.quota = units;
+            return;
+        }
+        // each worker has one item instead of two, but units are still cut
+        let (tiles, pieces) = (first.query_tile.kv_tiles.1 as usize, first.cost / share);
+        if pieces > 1 && tiles / pieces >= tiling.segment_overhead {
+            let longest = of_tile * (tiling.segment_overhead + tiles.div_ceil(pieces));
+            let saved = of_tile * tiling.cut_overhead.saturating_sub(tiling.segment_overhead);
+            self.workers_per_unit = (longest <= share + saved).then_some(pieces);
+        }
     }
 
     /// The query tile of some rows of a segment, and its number of pieces.
@@ -371,9 +385,10 @@ impl<'a> Cutter<'a> {
             query_tile,
             cost_per_tile: self.inputs.tiling.cost_per_tile((kv_heads.1 - kv_heads.0) as usize, rows),
         };
-        match self.piece {
-            None => self.push_balanced(unit),
-            Some(piece) => self.push_fixed(unit, piece),
+        match (self.piece, self.workers_per_unit) {
+            (None, None) => self.push_balanced(unit),
+            (None, Some(pieces)) => self.push_equal(unit, pieces),
+            (Some(piece), _) => self.push_fixed(unit, piece),
         }
     }
 
@@ -389,6 +404,18 @@ impl<'a> Cutter<'a> {
         }
         self.begin = end;
         self.advance_worker(end);
+    }
+
+    /// Cuts a unit into equal pieces, one per worker.
+    fn push_equal(&mut self, unit: Unit, pieces: usize) {
+        let tiles = unit.query_tile.kv_tiles.1 as usize;
+        let begin = |piece: usize| piece * (tiles / pieces) + piece.min(tiles % pieces);
+        let first_item = self.schedule.items.len() as u32;
+        for piece in 0..pieces {
+            self.push(&unit, self.worker, self.keys(&unit, begin(piece)..begin(piece + 1)), true);
+            self.worker += 1;
+        }
+        self.merge(&unit, first_item);
     }
 
     /// Splits a unit: each worker takes the KV tiles in its quota.

@@ -462,6 +462,35 @@ fn a_level_must_pay_for_the_launch_of_its_kernel() {
 }
 
 #[test]
+fn equal_units_are_cut_into_equal_pieces_if_a_cut_costs_more_than_an_item() {
+    let problem =
+        Problem::builder(Heads { qo: 16, kv: 1 }, HeadDim::same(512)).build().expect("a valid problem");
+    let items = |cut_overhead: usize, kv_len: usize| {
+        let tiling = Tiling {
+            q_rows: 64,
+            kv_heads: 1,
+            kv_tokens: 64,
+            segment_overhead: 3,
+            cut_overhead,
+            tile_load: 256,
+            workers: 132,
+            shares: 132,
+            scratch: 0,
+            weights: tilewright::Dtype::F32,
+            many_rows: None,
+        };
+        let case =
+            PlanCase { problem, tiling, split: Split::Balanced, lens: vec![(1, kv_len); 64], page_size: 64 };
+        let plan = case.plan();
+        let lens = plan.schedule().items.iter().map(|item| item.kv.len() / 64);
+        (plan.schedule().items.len(), lens.max().unwrap_or(0), plan.schedule().merges.len())
+    };
+    assert_eq!(items(6, 64 * 64), (128, 32, 64), "two pieces per request");
+    assert_eq!(items(6, 63 * 64), (128, 32, 64), "the first piece of each is longer");
+    assert_eq!(items(3, 64 * 64).0, 181, "a second item costs a worker less than waiting");
+}
+
+#[test]
 fn items_of_a_fixed_split_have_the_heads_of_a_share() {
     let problem =
         Problem::builder(Heads { qo: 16, kv: 8 }, HeadDim::same(128)).build().expect("a valid problem");
