@@ -26,8 +26,8 @@ use tilewright_ptx::build::{Shared, Value};
 /// Rows that a warp loads together, for lack of registers.
 const UNROLLED: u32 = 4;
 
-/// The rows of one half of the fragments, one per quad of threads.
-struct HalfRows<'k> {
+/// Statistics of the rows of one half of the fragments, one per quad of threads.
+struct ScaledStats<'k> {
     stats: SoftmaxStats<'k>,
     /// The factor of the accumulators, without the normalizer: the largest weights are rounded in outputs.
     factor: Value<'k, f32>,
@@ -47,7 +47,7 @@ impl<'k> MlaConsumer<'_, 'k> {
             let error = reduce::quad_sum(own[2 + half] + others[2 + half]);
             let rounding = (sum * (sum + error).recip()).unless(sum.eq(0.0), 1.0);
             let stats = SoftmaxStats::new(self.state.max[half].get() * current.scale, sum);
-            HalfRows { stats, factor: rounding * v_scale }
+            ScaledStats { stats, factor: rounding * v_scale }
         });
         // lane r has row r of 16
         let (lane, rows) = (k.lane(), current.rows());
@@ -92,7 +92,7 @@ impl<'k> MlaConsumer<'_, 'k> {
     }
 
     /// Stages normalized and rounded outputs.
-    fn stage_outputs(&self, halves: &[HalfRows<'k>; 2]) {
+    fn stage_outputs(&self, halves: &[ScaledStats<'k>; 2]) {
         let (k, lane) = (self.k, self.lane());
         let factors = halves.each_ref().map(|rows| rows.factor * rows.stats.normalizer);
         // matrices of 8 x 8: both halves of a fragment, and of the next one
@@ -108,7 +108,7 @@ impl<'k> MlaConsumer<'_, 'k> {
     }
 
     /// Stages half of the elements of partial states, in f32.
-    fn stage_pairs(&self, halves: &[HalfRows<'k>; 2], pass: usize) {
+    fn stage_pairs(&self, halves: &[ScaledStats<'k>; 2], pass: usize) {
         let lane = self.lane();
         let (tile, fragments) = (self.staging_tile(), self.state.o.len() / 2);
         for (half, rows) in halves.iter().enumerate() {

@@ -15,7 +15,7 @@ use crate::attention::{
     kernel::query_row::QueryHead,
 };
 use tilewright_ptx::{
-    build::{Builder, Value, Var},
+    build::{Builder, Global, Value, Var},
     isa::sync::Fence,
 };
 
@@ -27,6 +27,8 @@ pub(super) const THREADS: u32 = 128;
 pub(super) const WARPS: u32 = THREADS / 32;
 /// Steps per iteration of a copy of rows, for lack of registers.
 pub(super) const UNROLLED: u32 = 2;
+/// Bytes of a cache line.
+const LINE: usize = 128;
 /// The word after an item's: 1 if there is an item.
 pub(super) const PRESENT: usize = WorkItem::WORDS;
 
@@ -130,6 +132,7 @@ impl<'c, 'k> MlaProducer<'c, 'k> {
         let with_queries = (first + 2).min(end);
         let copy_begins = n.eq(0).select(first, with_queries);
         self.load_page(&item(), first);
+        k.when(n.ne(0), || self.prefetch_queries(&item()));
         k.loop_(|| {
             k.when(tile.get().eq(copy_begins), || self.copy_queries(&item(), n));
             k.when(tile.get().eq(with_queries), || {
@@ -145,6 +148,25 @@ impl<'c, 'k> MlaProducer<'c, 'k> {
             self.load_page(&item(), tile.get());
         });
         self.hand_over();
+    }
+
+    /// Prefetches an item's queries into the L2 cache, half a row per thread. The copy waits for the end of the item before, and
+    /// would then wait for the keys that are loaded ahead.
+    fn prefetch_queries(&self, item: &WorkItemRegs<'k>) {
+        let (k, params, config) = (self.k, &self.shared.cta.params, &self.shared.config);
+        let row = self.shared.first_row() + (self.thread & (Q_ROWS as u32 - 1));
+        k.when(row.lt(item.qo_len * params.group.by), || {
+            let head = QueryHead::of_row(params, (item.qo_begin, item.kv_head), row);
+            let bytes = 2 * config.half();
+            let first = ((self.thread >> 6) * bytes as u32).to_u64();
+            let half = Global::<u32>::new(params.q.address + head.offset_in(&params.q) * 2 + first);
+            (0..bytes).step_by(LINE).for_each(|at| half.plus(at / 4).prefetch());
+            if let Some(pe) = params.pe {
+                let row = Global::<u32>::new(pe.q.address + head.offset_in(&pe.q) * 2);
+                let bytes = 2 * (config.head_dim.qk - config.head_dim.vo);
+                (0..bytes).step_by(LINE).for_each(|at| row.plus(at / 4).prefetch());
+            }
+        });
     }
 
     /// Starts the copies of an item's queries; rows beyond its last are zero-filled.
