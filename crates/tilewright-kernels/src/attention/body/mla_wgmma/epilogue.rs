@@ -3,11 +3,7 @@
 //! Rows are staged in the memory of the queries, 16 per warp, so that they are written in adjacent pieces of 16 bytes. A partial
 //! state has 32 bits per element and takes two passes.
 
-use super::{
-    CONSUMERS, Q_ROWS,
-    config::PANEL,
-    consumer::MlaConsumer,
-};
+use super::{CONSUMERS, Q_ROWS, config::PANEL, consumer::MlaConsumer};
 use crate::{
     attention::{
         body::wgmma::rows::{self, write_rows},

@@ -71,9 +71,7 @@ pub(in crate::attention::body) fn write_rows<'k>(
         let rows = (0..unrolled).step_by(32 / lanes).map(|at| {
             // lanes beyond 16 rows repeat the last one
             let number = (begin + at + first).min(STAGED - 1);
-            let load = |chunk: &Value<'k, u32>| {
-                tile.chunk(number, *chunk).cast::<u32>().load_vector::<4>()
-            };
+            let load = |chunk: &Value<'k, u32>| tile.chunk(number, *chunk).cast::<u32>().load_vector::<4>();
             let staged: Vec<_> = passes.iter().map(load).collect();
             let [low, high] = words.map(|word| word.of_lane(number));
             (k.pack32(low, high), ((exist >> number) & 1).ne(0), staged)
