@@ -23,8 +23,9 @@ const MAX_IN_FLIGHT: usize = 4;
 /// Warp instructions without progress after which the kernel counts as deadlocked or as an infinite loop.
 const DEADLOCK_LIMIT: u64 = 4_000_000;
 
-/// Slices between two changes of the scheduler bias.
-const BIAS_SLICES: u32 = 64;
+/// Slices between two changes of the scheduler bias, each as probable as the others. After the largest number, a starved warp has
+/// missed several phases of a barrier that does not wait for it.
+const BIAS_SLICES: [u32; 4] = [64, 64, 64, 4096];
 
 /// A running launch.
 pub(super) struct Grid<'m> {
@@ -125,7 +126,7 @@ impl<'m> Grid<'m> {
     fn resample_bias(&mut self) {
         if self.bias.slices == 0 {
             let rng = &mut self.world.rng;
-            self.bias.slices = BIAS_SLICES;
+            self.bias.slices = BIAS_SLICES[rng.below(BIAS_SLICES.len())];
             self.bias.seed = rng.next();
             self.bias.pace = [(1, 0), (8, 1), (2, 4), (1, 64), (1, 100_000)][rng.below(5)];
         }

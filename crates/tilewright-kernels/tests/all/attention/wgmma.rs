@@ -143,6 +143,14 @@ fn values_that_are_not_finite() {
 }
 
 #[test]
+fn producer_warps_without_boxes_may_be_late() {
+    for dim in [128, 256] {
+        let case = case(dim, (2, 1), &[(260, 1500)]).with(|case| case.layout = KvLayout::Ragged);
+        check(&case.with(|case| (case.workers, case.seeds) = (1, 4)));
+    }
+}
+
+#[test]
 fn unsupported_configs_report_all_reasons() {
     let dtype = Dtype::Bf16;
     let config =

@@ -52,7 +52,7 @@ impl<'k> Producer<'_, 'k> {
         }
         let (shared, k) = (self.shared, self.k);
         let (tile, cursor) = self.loaded_tiles_of(tensor);
-        cursor.wait_empty();
+        k.when(self.fills_stages, || cursor.wait_empty());
         let stage = tile.stage(cursor.stage());
         k.when_else(
             self.by_rows,

@@ -61,6 +61,9 @@ pub(super) struct Producer<'c, 'k> {
     repeats: Var<'k, bool>,
     /// Whether keys and values are copied by rows: boxes of less than 8 rows are not worth a TMA copy.
     pub(super) by_rows: Value<'k, bool>,
+    /// Whether this warp has a part in each stage. A warp without boxes must not wait for empty stages: nothing waits for it, so a
+    /// barrier may complete two phases before the warp tests it, and the warp would wait forever.
+    pub(super) fills_stages: Value<'k, bool>,
     /// The first key, counted in a KV tile, of each part that this lane loads: a box, or up to two rows.
     pub(super) part_begin: [Value<'k, u32>; 2],
     /// The tile of copied rows that is not yet handed over: 1 + [`Tensor`] + 4 · stage, or 0.
@@ -104,6 +107,7 @@ impl<'c, 'k> Producer<'c, 'k> {
             thread,
             warp,
             by_rows,
+            fills_stages: by_rows | (warp << shared.box_shift).lt(shared.config.kv_tokens() as u32),
             part_begin: [part_begin, part_begin + THREADS],
             pending: k.var("pending", 0),
             keys: shared.keys.1.cursor(k),
