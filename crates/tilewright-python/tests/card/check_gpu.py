@@ -7,6 +7,7 @@ With ``--against-flashinfer`` the same calls of an installed FlashInfer are time
 """
 
 import argparse
+import concurrent.futures
 import json
 import math
 import statistics
@@ -86,6 +87,20 @@ def planned_decode(module, cache, wrapper=None):
     wrapper.plan(cache.indptr, cache.indices, cache.last, 32, 8, 128, 16, q_data_type=torch.bfloat16,
                  kv_data_type=torch.bfloat16)
     return wrapper
+
+
+def step_on(device, cache, q):
+    """Outputs, norms and tokens of a decode step on a GPU."""
+    data, rows = cache.data.to(device), q.to(device)
+    scratch = torch.empty(128 << 20, dtype=torch.uint8, device=device)
+    wrapper = ours.BatchDecodeWithPagedKVCacheWrapper(scratch, "NHD", use_tensor_cores=True)
+    wrapper.plan(cache.indptr, cache.indices.to(device), cache.last, 32, 8, 128, 16, q_data_type=torch.bfloat16,
+                 kv_data_type=torch.bfloat16)
+    outputs = wrapper.run(rows, data)
+    normed = ours.rmsnorm(outputs.view(-1, 128), torch.ones(128, device=device, dtype=torch.bfloat16))
+    tokens = ours.top_k_top_p_sampling_from_logits(normed.view(len(q), -1).float(), 40, 0.9, seed=5, offset=0)
+    torch.cuda.synchronize(device)
+    return outputs, normed, tokens
 
 
 def worst(actual, expected):
@@ -444,6 +459,23 @@ def run_checks():
         x = big[-64 * 4096 :].view(64, 4096).normal_()
         return worst(ours.rmsnorm(x, torch.ones(4096, device=DEVICE, dtype=torch.bfloat16)),
                      torch.nn.functional.rms_norm(x.float(), (4096,), eps=1e-6))
+
+    @check("two GPUs in two threads, with the first one current")
+    def _():
+        if torch.cuda.device_count() < 2:
+            return "there is one"
+        expected = step_on(DEVICE, cache, q)
+        with concurrent.futures.ThreadPoolExecutor(4) as threads:
+            for device in (DEVICE, "cuda:1"):
+                step_on(device, cache, q)  # loads the kernels
+            steps = [threads.submit(step_on, device, cache, q) for _ in range(20) for device in (DEVICE, "cuda:1")]
+            for step in steps:
+                assert all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(step.result(), expected)), "other values"
+        try:
+            ours.rmsnorm(q[0].to("cuda:1"), torch.ones(128, device=DEVICE, dtype=torch.bfloat16))
+        except tilewright.Error as why:
+            return f"equal bits; {why}"
+        raise AssertionError("tensors of two GPUs were accepted")
 
     @check("a tensor on the host where a GPU computes")
     def _():
