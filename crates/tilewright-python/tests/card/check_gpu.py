@@ -460,7 +460,7 @@ def run_checks():
         return worst(ours.rmsnorm(x, torch.ones(4096, device=DEVICE, dtype=torch.bfloat16)),
                      torch.nn.functional.rms_norm(x.float(), (4096,), eps=1e-6))
 
-    @check("two GPUs in two threads, with the first one current")
+    @check("two GPUs in four threads, with the first one current")
     def _():
         if torch.cuda.device_count() < 2:
             return "there is one"
