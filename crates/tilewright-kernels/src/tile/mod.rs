@@ -13,6 +13,7 @@ pub mod chunk;
 mod float;
 pub mod halves;
 pub mod number;
+pub mod quads;
 mod ring;
 mod row_partition;
 mod shared;

@@ -6,10 +6,9 @@
 use super::{CONSUMERS, Q_ROWS, config::PANEL, consumer::MlaConsumer};
 use crate::{
     attention::{
-        body::wgmma::rows::{self, write_rows},
         items::NONE,
         kernel::{
-            cta::CurrentItem,
+            cta::{CurrentItem, divide},
             epilogue::{SoftmaxStats, output_row, partial_row, store_lse},
             page_scales,
         },
@@ -17,8 +16,10 @@ use crate::{
     tile::{SharedTile, reduce},
 };
 use half::bf16;
-use tilewright_ptx::build::{Shared, Value};
+use tilewright_ptx::build::{Builder, Global, Shared, Value};
 
+/// Rows per warp.
+const ROWS: u32 = 16;
 /// Rows that a warp loads together, for lack of registers.
 const UNROLLED: u32 = 4;
 
@@ -47,8 +48,8 @@ impl<'k> MlaConsumer<'_, 'k> {
         });
         // lane r has row r of 16
         let (lane, rows) = (k.lane(), current.rows());
-        let row = self.shared.first_row() + self.first_row() + (lane & (rows::STAGED - 1));
-        let exists = lane.lt(rows::STAGED) & row.lt(rows);
+        let row = self.shared.first_row() + self.first_row() + (lane & (ROWS - 1));
+        let exists = lane.lt(ROWS) & row.lt(rows);
         let (exist, row) = (k.ballot(exists), row.min(rows - 1));
         let of_row = |of: &dyn Fn(&SoftmaxStats<'k>) -> Value<'k, f32>| {
             let [upper, lower] = [0, 1].map(|half| of(&halves[half].stats).of_lane((lane & 7) << 2));
@@ -131,7 +132,7 @@ impl<'k> MlaConsumer<'_, 'k> {
     fn write(&self, address: Value<'k, u64>, exist: Value<'k, u32>) {
         let staged = self.staging_tile().from_row(self.first_row());
         self.k.sync_warp();
-        write_rows(self.k, staged, (self.staged_chunks(), UNROLLED), address, exist);
+        write_rows(self.k, staged, self.staged_chunks(), address, exist);
         self.k.sync_warp();
     }
 }
@@ -144,4 +145,37 @@ fn staged<'k>(
 ) -> Shared<'k, bf16> {
     let (panel, first) = (first / (PANEL / 8), first % (PANEL / 8));
     tile.panels(panel..panel + 1).chunk(row, chunk + first as u32)
+}
+
+/// Writes the first 16 rows of a tile, of `chunks` chunks, to the addresses of the first 16 lanes, which need not be valid
+/// for rows whose bit in `exist` is 0. These come last. Some rows are loaded together: each load would stall before its store. A lane
+/// loads the address of one row; the lanes that write its chunks receive it by shuffles.
+fn write_rows<'k>(
+    k: &'k Builder,
+    tile: SharedTile<'k>,
+    chunks: usize,
+    address: Value<'k, u64>,
+    exist: Value<'k, u32>,
+) {
+    let lanes = 1 << chunks.trailing_zeros().min(5);
+    let (first, chunk_of_lane) = divide(k.lane(), lanes);
+    let words = [address.low(), address.high()];
+    let passes: Vec<_> = (0..chunks).step_by(lanes).map(|at| chunk_of_lane + at as u32).collect();
+    let write = |begin: Value<'k, u32>| {
+        let rows = (0..UNROLLED).step_by(32 / lanes).map(|at| {
+            // lanes beyond 16 rows repeat the last one
+            let number = (begin + at + first).min(ROWS - 1);
+            let load = |chunk: &Value<'k, u32>| tile.chunk(number, *chunk).cast::<u32>().load_vector::<4>();
+            let staged: Vec<_> = passes.iter().map(load).collect();
+            let [low, high] = words.map(|word| word.of_lane(number));
+            (k.pack32(low, high), ((exist >> number) & 1).ne(0), staged)
+        });
+        for (address, exists, staged) in rows.collect::<Vec<_>>() {
+            let row = Global::<u32>::new(address);
+            k.when(exists, || {
+                passes.iter().zip(staged).for_each(|(chunk, words)| row.at(*chunk << 2).store_vector(words));
+            });
+        }
+    };
+    k.repeat((0, k.constant(32) - exist.leading_zeros()), UNROLLED, write);
 }

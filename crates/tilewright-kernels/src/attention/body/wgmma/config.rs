@@ -20,7 +20,7 @@ const RESERVED: usize = 18 << 10;
 /// Bytes of shared memory per CTA on Hopper.
 const SHARED: usize = 227 << 10;
 /// Maximum stages of a ring; more do not help.
-const MAX_STAGES: usize = 4;
+const MAX_STAGES: usize = 3;
 /// Stages of values before they are transposed.
 pub(super) const ROW_MAJOR_STAGES: usize = 2;
 
@@ -111,26 +111,26 @@ impl WgmmaConfig {
         }
     }
 
-    /// Bytes of a query tile, an output tile, of `stages` stages of `keys` keys and values, of values before they are transposed, and
+    /// Bytes of a query tile, of `stages` stages of `keys` keys and values, of values before they are transposed, and
     /// of the buffer of keys or values.
     fn tile_bytes(&self, keys: usize, stages: usize) -> usize {
-        let output = if self.has_output_tile() { self.vo() } else { 0 };
         let row_major =
             if self.is_fp8() { ROW_MAJOR_STAGES * keys * self.columns(self.head_dim.vo) } else { 0 };
         let values = self.words_of_row(self.vo());
-        2 * (Q_ROWS * (self.qk() + output) + stages * keys * (self.qk() + values) + row_major)
+        2 * (Q_ROWS * self.qk() + stages * keys * (self.qk() + values) + row_major)
             + self.buffer_bytes_of(keys)
-    }
-
-    /// Whether outputs are staged in a tile of their own. Otherwise it is that of the queries, which are no longer needed.
-    pub(super) fn has_output_tile(&self) -> bool {
-        self.has_queries_in_registers() || self.vo() > self.qk()
     }
 
     /// Stages of each ring.
     pub(super) fn stages(&self) -> usize {
         let fits = |stages: &usize| self.tile_bytes(self.kv_tokens(), *stages) <= SHARED - RESERVED;
         (2..=MAX_STAGES).rev().find(fits).unwrap_or(2)
+    }
+
+    /// Registers per thread of consumers and producers.
+    pub(super) fn registers(&self) -> (u32, u32) {
+        // producers that convert hold rows
+        if self.is_converted() { (224, 56) } else { (232, 40) }
     }
 
     /// Whether a consumer keeps its queries in registers: it then reads a third less from shared memory.

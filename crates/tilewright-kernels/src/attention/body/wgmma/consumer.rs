@@ -20,8 +20,6 @@ use tilewright_ptx::{
     isa::matrix::{Elements, Major},
 };
 
-/// Registers per thread.
-const REGISTERS: u32 = 232;
 /// Threads that process items.
 const THREADS: u32 = super::CONSUMERS;
 
@@ -48,6 +46,8 @@ pub(super) struct Consumer<'c, 'k> {
     pub(super) error: [Var<'k, f32>; 2],
     /// The first and the end of the KV tiles that all rows of the item see in full.
     pub(super) unmasked: [Var<'k, u32>; 2],
+    /// The first KV tile of the item, which is processed last.
+    pub(super) first_tile: Var<'k, u32>,
     /// Whether the item is processed again, because outputs were not finite.
     pub(super) careful: Var<'k, u32>,
     pub(super) keys: Cursor<'k>,
@@ -57,7 +57,7 @@ pub(super) struct Consumer<'c, 'k> {
 impl<'c, 'k> Consumer<'c, 'k> {
     pub(super) fn new(shared: &'c WgmmaCta<'k>, hooks: &'c RowHooks<'k, 'c>) -> Self {
         let (k, config) = (shared.k, &shared.config);
-        k.setmaxnreg_inc(REGISTERS);
+        k.setmaxnreg_inc(config.registers().0);
         let sum = [0, 1].map(|_| k.var("sum", 0.0));
         let fragment = |_| std::array::from_fn(|_| k.unset_var("s"));
         let steps = if config.has_queries_in_registers() { config.qk_steps() } else { 0 };
@@ -80,6 +80,7 @@ impl<'c, 'k> Consumer<'c, 'k> {
             sum,
             error: [0, 1].map(|_| k.var("error", 0.0)),
             unmasked: [0, 1].map(|_| k.var("unmasked", 0)),
+            first_tile: k.var("first_tile", 0),
             careful: k.var("careful", 0),
             keys: shared.keys.1.cursor(k),
             values: shared.values.1.cursor(k),
@@ -101,12 +102,9 @@ impl<'c, 'k> Consumer<'c, 'k> {
             let current = CurrentItem::new(&shared.cta, self.hooks, words, scale);
             self.compute_ranges(&current);
             shared.queries.wait_full(n);
-            self.process(&current, shared.queries.empty(n));
+            self.process(&current);
             self.request_repetition(words.plus(REPEAT));
             self.store(&current);
-            if self.queries.is_empty() {
-                self.release_from_warp(shared.queries.empty(n));
-            }
             self.merge(&current, words.plus(REPEAT));
             self.release_from_warp(shared.items.empty(n));
             count.set(n + 1);
@@ -125,20 +123,24 @@ impl<'c, 'k> Consumer<'c, 'k> {
     }
 
     /// Computes and stores the rows of an item.
-    fn process(&self, current: &CurrentItem<'k>, queries: Barrier<'k>) {
+    fn process(&self, current: &CurrentItem<'k>) {
         let k = self.k;
         let item = current.load();
         let (first, end) = self.shared.tiles(item.kv_begin, current.kv_end);
         self.sum.iter().chain(&self.error).for_each(|sum| sum.set(0.0));
         self.state.max.iter().for_each(|max| max.set(f32::NEG_INFINITY));
         self.state.o.iter().flatten().for_each(|o| o.set(0.0));
-        self.load_queries(queries);
+        self.first_tile.set(first);
+        self.load_queries();
         let attend = || match self.shared.config.is_fp8() {
-            true => self.process_fp8(current, (first, end)),
-            false => self.process_tiles(current, first, end),
+            true => self.process_fp8(current, end),
+            false => self.process_tiles(current, end),
         };
         // values of hooks are filled while the first logits are computed
-        k.when_else(end.gt(first), attend, || self.fill_row_values(current));
+        k.when_else(end.gt(first), attend, || {
+            self.fill_row_values(current);
+            self.release_queries(k.constant(true));
+        });
     }
 
     /// Starts the logits of the first tile, and fills the values of hooks meanwhile.
@@ -148,21 +150,21 @@ impl<'c, 'k> Consumer<'c, 'k> {
         self.fill_row_values(current);
     }
 
-    /// Processes the KV tiles `first..end` of an item.
-    fn process_tiles(&self, current: &CurrentItem<'k>, first: Value<'k, u32>, end: Value<'k, u32>) {
-        let k = self.k;
+    /// Processes the KV tiles of an item before `end`.
+    fn process_tiles(&self, current: &CurrentItem<'k>, end: Value<'k, u32>) {
+        let (k, first) = (self.k, self.first_tile.get());
         let tile = k.var("tile", end - 1);
         self.start_logits(current, &self.logits);
         let hook = self.prepare_mask(current, tile.get(), Masked::Any);
         k.wgmma_wait(0);
-        self.release(self.keys);
+        self.release_products(tile.get());
         self.mask(current, (tile.get(), &self.logits), Masked::Any, hook.as_ref());
         self.softmax(current, || ());
         k.loop_(|| {
             k.break_if(tile.get().eq(first));
             let masked = self.needs_mask(tile.get()) | self.needs_mask(tile.get() - 1);
             k.when(masked, || self.next_tile(current, tile, Masked::Any));
-            self.unmasked_tiles(current, tile, first);
+            self.unmasked_tiles(current, tile);
         });
         self.multiply_values(current, tile.get(), Masked::Any);
         k.wgmma_wait(0);
@@ -195,12 +197,12 @@ impl<'c, 'k> Consumer<'c, 'k> {
     }
 
     /// Processes tiles as long as neither needs a mask: a loop of its own, so that its instructions are adjacent.
-    fn unmasked_tiles(&self, current: &CurrentItem<'k>, tile: Var<'k, u32>, first: Value<'k, u32>) {
+    fn unmasked_tiles(&self, current: &CurrentItem<'k>, tile: Var<'k, u32>) {
         if self.hooks.is_live(Hook::Mask) {
             return;
         }
         let [begin, end] = self.unmasked.map(|tile| tile.get());
-        let last = begin.max(first);
+        let last = begin.max(self.first_tile.get());
         self.k.loop_(|| {
             self.k.break_if(tile.get().le(last) | tile.get().ge(end));
             self.next_tile(current, tile, Masked::No);
@@ -217,7 +219,7 @@ impl<'c, 'k> Consumer<'c, 'k> {
         let hook = self.prepare_mask(current, tile.get(), masked);
         let caps = hook.as_ref().filter(|_| masked == Masked::No).and_then(TileLogits::soft_caps);
         k.wgmma_wait(1);
-        self.release(self.keys);
+        self.release_products(tile.get());
         let cap = || self.mask(current, (tile.get(), &self.logits), masked, hook.as_ref());
         let release = || self.release(self.values);
         // masked logits are infinite, which a polynomial does not keep
@@ -236,7 +238,7 @@ impl<'c, 'k> Consumer<'c, 'k> {
     }
 
     /// Loads the queries into registers, if they fit, and releases their tile.
-    fn load_queries(&self, queries: Barrier<'k>) {
+    fn load_queries(&self) {
         if self.queries.is_empty() {
             return;
         }
@@ -246,7 +248,7 @@ impl<'c, 'k> Consumer<'c, 'k> {
             let at = tile.chunk(row, (k.lane() >> 4) + 2 * step as u32);
             fragment.iter().zip(k.load_matrix::<4, _>(at, false)).for_each(|(to, word)| to.set(word));
         }
-        self.release_from_warp(queries);
+        self.release_from_warp(self.shared.queries.empty(k.constant(0)));
         self.convert_queries();
     }
 
@@ -327,6 +329,20 @@ impl<'c, 'k> Consumer<'c, 'k> {
         let k = self.k;
         k.when((k.thread() & 127).eq(0), || cursor.release());
         cursor.advance();
+    }
+
+    /// Releases the keys of `tile`, and after the first tile the queries, because their products have been computed.
+    pub(super) fn release_products(&self, tile: Value<'k, u32>) {
+        self.release(self.keys);
+        self.release_queries(tile.eq(self.first_tile.get()));
+    }
+
+    /// One thread of the warpgroup releases the queries if they are not in registers and `are_last` products have been computed.
+    fn release_queries(&self, are_last: Value<'k, bool>) {
+        let k = self.k;
+        if self.queries.is_empty() {
+            k.when((k.thread() & 127).eq(0) & are_last, || self.shared.queries.empty(k.constant(0)).arrive());
+        }
     }
 
     /// One thread of the warp arrives, after all its lanes.

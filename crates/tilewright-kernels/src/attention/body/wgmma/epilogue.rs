@@ -1,13 +1,8 @@
 //! Epilogue of a consumer: normalizes the accumulators of its rows and writes outputs or partial states.
 //!
-//! Outputs are staged in shared memory, 16 rows per warp, so that a row is written in adjacent pieces of 16 bytes.
+//! The threads of a quad, which share a row, exchange outputs so that each writes 16 adjacent bytes, and the quad 64.
 
-use super::{
-    WgmmaCta,
-    consumer::Consumer,
-    fp8::WEIGHT_UNIT,
-    rows::{STAGED, write_rows},
-};
+use super::{consumer::Consumer, fp8::WEIGHT_UNIT};
 use crate::{
     attention::{
         items::NONE,
@@ -17,9 +12,12 @@ use crate::{
             page_scales,
         },
     },
-    tile::{SharedTile, reduce},
+    tile::{quads, reduce},
 };
-use tilewright_ptx::build::Value;
+use tilewright_ptx::build::{Global, Value};
+
+/// Rows per warp.
+const ROWS: u32 = 16;
 
 /// The rows of one half of the fragments, one per quad of threads.
 struct HalfRows<'k> {
@@ -27,13 +25,6 @@ struct HalfRows<'k> {
     half: usize,
     stats: SoftmaxStats<'k>,
     v_scale: Value<'k, f32>,
-}
-
-impl<'k> WgmmaCta<'k> {
-    /// The tile where outputs are staged: the queries', if they are not in registers.
-    pub(super) fn output_tile(&self) -> SharedTile<'k> {
-        self.output.unwrap_or(self.q)
-    }
 }
 
 impl<'k> Consumer<'_, 'k> {
@@ -84,49 +75,52 @@ impl<'k> Consumer<'_, 'k> {
         });
     }
 
-    /// Stages the outputs, and writes them and the LSEs. Rows after the last are staged, too.
+    /// Writes the outputs and the LSEs.
     fn store_output(&self, current: &CurrentItem<'k>, halves: &[HalfRows<'k>; 2]) {
         let (k, cta, item) = (self.k, &self.shared.cta, current.load());
-        let lses = self.stage(halves);
         let (rows, lane) = (current.rows(), k.lane());
-        // lane r computes the address of row r of 16
-        let row = self.first_row() + (lane & (STAGED - 1));
-        let head = cta.query_head(&item, row.min(rows - 1));
-        let address = output_row(cta, head).address();
-        let exist = k.ballot(row.lt(rows));
-        let of_quad = (lane & 7) << 2;
-        let lse = lane.ge(8).select(lses[1].of_lane(of_quad), lses[0].of_lane(of_quad));
-        k.when(lane.lt(STAGED) & row.lt(rows), || store_lse(cta, head, lse));
-        k.sync_warp();
-        let tile = self.shared.output_tile().from_row(self.first_row());
-        write_rows(k, tile, (self.shared.config.head_dim.vo / 8, STAGED), address, exist);
-    }
-
-    /// Writes normalized and rounded outputs to this warp's rows of the tile; returns the LSEs of both halves.
-    fn stage(&self, halves: &[HalfRows<'k>; 2]) -> [Value<'k, f32>; 2] {
-        let (k, cta, lane) = (self.k, &self.shared.cta, self.k.lane());
-        let (column, quad) = ((lane & 3) << 1, self.first_row() + (lane >> 2));
-        let epilogues = halves.each_ref().map(|rows| self.hooks.epilogue(|| quad, 8 * rows.half));
+        let (column, quad) = ((lane & 3) << 1, lane >> 2);
+        let epilogues =
+            halves.each_ref().map(|rows| self.hooks.epilogue(|| self.first_row() + quad, 8 * rows.half));
         let updated = [0, 1].map(|half| {
             let stats = epilogues[half].apply_update(halves[half].stats);
             (stats.lse, stats.normalizer * halves[half].v_scale)
         });
-        let tile = self.shared.output_tile();
-        // matrices of 8 x 8: both halves of a fragment, and of the next one
-        let (matrix_row, matrix_chunk) = (self.first_row() + (lane & 15), lane >> 4);
-        let word = |fragment: usize, half: usize| {
-            let pair = self.pair((fragment, half), updated[half].1);
-            let [low, high] = epilogues[half].apply_output(|| column + 8 * fragment as u32, pair);
-            cta.round_pair(low, high)
-        };
-        if !self.shared.config.has_output_tile() {
-            // other warps of the consumer have read their queries
-            k.sync_named(self.number + super::ONE_CONSUMER, 128);
+        // lane r computes the address of row r of 16
+        let row = self.first_row() + (lane & (ROWS - 1));
+        let exists = lane.lt(ROWS) & row.lt(rows);
+        let head = cta.query_head(&item, row.min(rows - 1));
+        let address = output_row(cta, head).address();
+        let exist = k.ballot(exists);
+        let of_quad = (lane & 7) << 2;
+        let lse = lane.ge(8).select(updated[1].0.of_lane(of_quad), updated[0].0.of_lane(of_quad));
+        k.when(exists, || store_lse(cta, head, lse));
+        let chunks = self.shared.config.head_dim.vo / 8;
+        for half in 0..2 {
+            let number = quad + 8 * half as u32;
+            let [low, high] = [address.low(), address.high()].map(|word| word.of_lane(number));
+            let to = Global::<u32>::new(k.pack32(low, high)).at((lane & 3) << 2);
+            let exists = ((exist >> number) & 1).ne(0);
+            // exchanged before the branch: their latencies overlap
+            let exchanged = (0..chunks).step_by(4).map(|first| {
+                let words = [0, 1, 2, 3].map(|at| {
+                    let pair = self.pair((first + at, half), updated[half].1);
+                    let column = || column + 8 * (first + at) as u32;
+                    let [low, high] = epilogues[half].apply_output(column, pair);
+                    cta.round_pair(low, high)
+                });
+                (first, quads::transpose(words))
+            });
+            let exchanged: Vec<_> = exchanged.collect();
+            k.when(exists, || {
+                for (first, chunk) in exchanged {
+                    let store = || to.plus(4 * first).store_vector(chunk);
+                    match chunks - first {
+                        1..4 => k.when((lane & 3).lt((chunks - first) as u32), store),
+                        _ => store(),
+                    }
+                }
+            });
         }
-        for fragment in (0..self.state.o.len()).step_by(2) {
-            let words = [0, 1, 2, 3].map(|at| word(fragment + at / 2, at % 2));
-            k.store_matrix::<4, _>(tile.chunk(matrix_row, matrix_chunk + fragment as u32), words, false);
-        }
-        updated.map(|(lse, _)| lse)
     }
 }

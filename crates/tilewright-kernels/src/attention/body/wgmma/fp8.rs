@@ -43,24 +43,21 @@ const THRESHOLD: f32 = 2.8;
 type Buffers<'c, 'k> = [&'c Vec<AccFragment<'k>>; 2];
 
 impl<'c, 'k> Consumer<'c, 'k> {
-    /// Processes the KV tiles `first..end` of an item.
-    pub(super) fn process_fp8(
-        &self,
-        current: &CurrentItem<'k>,
-        (first, end): (Value<'k, u32>, Value<'k, u32>),
-    ) {
-        let (k, buffers) = (self.k, [&self.logits, &self.next_logits]);
+    /// Processes the KV tiles of an item before `end`.
+    pub(super) fn process_fp8(&self, current: &CurrentItem<'k>, end: Value<'k, u32>) {
+        let (k, first) = (self.k, self.first_tile.get());
+        let buffers = [&self.logits, &self.next_logits];
         let tile = k.var("tile", end - 1);
         self.start_logits(current, buffers[0]);
         let hook = self.prepare_mask(current, tile.get(), Masked::Any);
         k.wgmma_wait(0);
-        self.release(self.keys);
+        self.release_products(tile.get());
         self.mask(current, (tile.get(), buffers[0]), Masked::Any, hook.as_ref());
         let maxima = self.maxima(buffers[0]);
         self.state.max.iter().zip(maxima).for_each(|(to, max)| to.set(max));
         k.loop_(|| {
             k.break_if(tile.get().eq(first));
-            self.fp8_pairs(current, (tile, first));
+            self.fp8_pairs(current, tile);
             k.when(tile.get().ne(first), || {
                 self.fp8_tile(current, (tile, Masked::Any), buffers);
                 let pairs = buffers[0].iter().flatten().zip(buffers[1].iter().flatten());
@@ -76,12 +73,12 @@ impl<'c, 'k> Consumer<'c, 'k> {
     }
 
     /// Processes pairs of tiles as long as none needs a mask, nor the tile after them.
-    fn fp8_pairs(&self, current: &CurrentItem<'k>, (tile, first): (Var<'k, u32>, Value<'k, u32>)) {
+    fn fp8_pairs(&self, current: &CurrentItem<'k>, tile: Var<'k, u32>) {
         if self.hooks.is_live(Hook::Mask) {
             return;
         }
         let [begin, end] = self.unmasked.map(|tile| tile.get());
-        let last = begin.max(first) + 1;
+        let last = begin.max(self.first_tile.get()) + 1;
         let buffers = [&self.logits, &self.next_logits];
         self.k.loop_(|| {
             self.k.break_if(tile.get().le(last) | tile.get().ge(end));
@@ -105,7 +102,7 @@ impl<'c, 'k> Consumer<'c, 'k> {
         tile.set(tile.get() - 1);
         let hook = self.prepare_mask(current, tile.get(), masked);
         k.wgmma_wait(1);
-        self.release(self.keys);
+        self.release_products(tile.get());
         self.mask(current, (tile.get(), next), masked, hook.as_ref());
         let scales = self.logit_scales(current);
         let last = self.state.max.map(|max| max.get());

@@ -169,8 +169,6 @@ struct WgmmaCta<'k> {
     box_shift: Value<'k, u32>,
     maps: [Value<'k, u64>; 2],
     q: SharedTile<'k>,
-    /// Staged outputs, if they do not have the queries' tile.
-    output: Option<SharedTile<'k>>,
     keys: (SharedTile<'k>, Ring<'k>),
     /// Transposed if they have 8 bits.
     values: (SharedTile<'k>, Ring<'k>),
@@ -178,7 +176,7 @@ struct WgmmaCta<'k> {
     row_major: Option<(SharedTile<'k>, Ring<'k>)>,
     /// Two slots of items: written by a producer warp, released by all warps.
     items: SlotBarriers<'k>,
-    /// The query tile: written by the producer threads, released by the consumer warps.
+    /// The query tile: written by the producer threads, released by the consumer warps, or the consumers if these do not load it.
     queries: SlotBarriers<'k>,
 }
 
@@ -254,9 +252,6 @@ impl<'k> WgmmaCta<'k> {
             box_shift: k.param("box_shift"),
             maps: ["k_map", "v_map"].map(|name| k.tensor_map(name)),
             q: SharedTile::new(k, "q_tile", (Q_ROWS, config.qk()), 1),
-            output: config
-                .has_output_tile()
-                .then(|| SharedTile::new(k, "output_tile", (Q_ROWS, config.vo()), 1)),
             keys: (SharedTile::new(k, "keys", (keys, config.qk()), stages), Ring::new(k, "keys", stages)),
             values: (
                 SharedTile::new(k, "values", config.value_tile(), stages),
@@ -284,7 +279,8 @@ impl<'k> WgmmaCta<'k> {
                 None => self.values.1.init(k, (producers, 2)),
             }
             self.items.init(k, (32, warps + producer::WARPS));
-            self.queries.init(k, (producer::THREADS, warps));
+            let releases = if self.config.has_queries_in_registers() { warps } else { 2 };
+            self.queries.init(k, (producer::THREADS, releases));
             for slot in 0..2_u32 {
                 let flags = self.item_words(k.constant(slot)).plus(producer::REPEAT);
                 (0..producer::CONSUMER_WARPS as usize).for_each(|warp| flags.plus(warp).store(0));

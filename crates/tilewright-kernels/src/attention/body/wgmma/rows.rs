@@ -1,15 +1,13 @@
-//! Copies of rows to a shared tile by `cp.async`: queries, and keys and values in pages of less than 8 tokens. Writes of staged rows.
+//! Copies of rows to a shared tile by `cp.async`: queries, and keys and values in pages of less than 8 tokens.
 //!
-//! A warp copies 32 rows at once, or writes 16. Each lane computes the address of one row; the lanes that copy chunks of a row
-//! receive it by shuffles.
+//! A warp copies 32 rows at once. Each lane computes the address of one row; the lanes that copy chunks of a row receive it by
+//! shuffles.
 
 use crate::{attention::kernel::cta::divide, tile::SharedTile};
 use tilewright_ptx::build::{Builder, Global, Value};
 
 /// Rows per warp.
 pub(in crate::attention::body) const ROWS: u32 = 32;
-/// Rows per warp that are staged and written.
-pub(in crate::attention::body) const STAGED: u32 = 16;
 /// Steps per iteration, if there are registers: their copies are independent.
 pub(super) const UNROLLED: u32 = 4;
 
@@ -52,39 +50,4 @@ pub(in crate::attention::body) fn copy_rows<'k>(
             }
         }
     });
-}
-
-/// Writes the first 16 rows of a tile, of `chunks` chunks, to the addresses of the first 16 lanes, which need not be valid
-/// for rows whose bit in `exist` is 0. These come last. `unrolled` rows are loaded together: each load would stall before its store.
-pub(in crate::attention::body) fn write_rows<'k>(
-    k: &'k Builder,
-    tile: SharedTile<'k>,
-    (chunks, unrolled): (usize, u32),
-    address: Value<'k, u64>,
-    exist: Value<'k, u32>,
-) {
-    let lanes = 1 << chunks.trailing_zeros().min(5);
-    let (first, chunk_of_lane) = divide(k.lane(), lanes);
-    let words = [address.low(), address.high()];
-    let passes: Vec<_> = (0..chunks).step_by(lanes).map(|at| chunk_of_lane + at as u32).collect();
-    let write = |begin: Value<'k, u32>| {
-        let rows = (0..unrolled).step_by(32 / lanes).map(|at| {
-            // lanes beyond 16 rows repeat the last one
-            let number = (begin + at + first).min(STAGED - 1);
-            let load = |chunk: &Value<'k, u32>| tile.chunk(number, *chunk).cast::<u32>().load_vector::<4>();
-            let staged: Vec<_> = passes.iter().map(load).collect();
-            let [low, high] = words.map(|word| word.of_lane(number));
-            (k.pack32(low, high), ((exist >> number) & 1).ne(0), staged)
-        });
-        for (address, exists, staged) in rows.collect::<Vec<_>>() {
-            let row = Global::<u32>::new(address);
-            k.when(exists, || {
-                passes.iter().zip(staged).for_each(|(chunk, words)| row.at(*chunk << 2).store_vector(words));
-            });
-        }
-    };
-    match unrolled {
-        STAGED => write(k.constant(0)),
-        _ => k.repeat((0, k.constant(32) - exist.leading_zeros()), unrolled, write),
-    }
 }
