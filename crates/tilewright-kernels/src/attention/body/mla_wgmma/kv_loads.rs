@@ -46,9 +46,7 @@ impl<'k> MlaProducer<'_, 'k> {
                 self.pending.set(true);
             },
             || {
-                // a warp without boxes must not wait: nothing would wait for it, and it could miss a phase
-                let has_boxes = (self.warp << self.shared.box_shift).lt(KEYS as u32);
-                k.when(has_boxes, || (0..2).for_each(|half| self.load_half(item, (n, half), at)));
+                k.when(self.fills_stages, || (0..2).for_each(|half| self.load_half(item, (n, half), at)));
             },
         );
         self.count.set(n + 1);

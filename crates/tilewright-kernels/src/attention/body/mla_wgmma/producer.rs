@@ -7,7 +7,7 @@
 
 use super::{
     CONSUMERS, MlaWgmmaCta,
-    config::{PANEL, Q_ROWS},
+    config::{KEYS, PANEL, Q_ROWS},
 };
 use crate::attention::{
     body::wgmma::rows::{self, SourceRow, copy_rows},
@@ -41,6 +41,9 @@ pub(super) struct MlaProducer<'c, 'k> {
     pub(super) warp: Value<'k, u32>,
     /// Whether keys are copied by rows: boxes of less than 8 rows are not worth a TMA copy.
     pub(super) by_rows: Value<'k, bool>,
+    /// Whether this warp has a part in each tile. A warp without boxes must not wait for empty stages: nothing waits for it, so a
+    /// barrier may complete two phases before the warp tests it, and the warp would wait forever.
+    pub(super) fills_stages: Value<'k, bool>,
     /// The first key, counted in a KV tile, that this lane loads: of a box, or a row.
     pub(super) part_begin: Value<'k, u32>,
     /// The page of this lane's part of the next tile: 0 in a ragged tensor, and [`NONE`](crate::attention::items::NONE) after the
@@ -69,6 +72,7 @@ impl<'c, 'k> MlaProducer<'c, 'k> {
             thread,
             warp,
             by_rows,
+            fills_stages: by_rows | (warp << shared.box_shift).lt(KEYS as u32),
             part_begin,
             page: k.var("page", 0),
             count: k.var("tiles_loaded", 0),
@@ -144,7 +148,9 @@ impl<'c, 'k> MlaProducer<'c, 'k> {
             });
             k.break_if(tile.get().eq(end));
             self.load(&item(), tile.get());
-            tile.set(tile.get() + 1);
+            // a warp without a part in any tile only copies queries
+            let next = tile.get() + 1;
+            tile.set(next.unless(next.gt(with_queries) & !self.fills_stages, end));
             self.load_page(&item(), tile.get());
         });
         self.hand_over();

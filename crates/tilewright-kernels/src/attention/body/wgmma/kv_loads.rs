@@ -52,7 +52,11 @@ impl<'k> Producer<'_, 'k> {
         }
         let (shared, k) = (self.shared, self.k);
         let (tile, cursor) = self.loaded_tiles_of(tensor);
-        k.when(self.fills_stages, || cursor.wait_empty());
+        match (tensor, &self.row_major) {
+            // all warps transpose values, so that no warp misses a phase of their stages
+            (Tensor::Keys, Some(_)) => k.when(self.loads_keys, || cursor.wait_empty()),
+            _ => cursor.wait_empty(),
+        }
         let stage = tile.stage(cursor.stage());
         k.when_else(
             self.by_rows,

@@ -27,8 +27,6 @@ use tilewright_ptx::{
     },
 };
 
-/// Registers per thread.
-const REGISTERS: u32 = 40;
 /// Threads of the warpgroup.
 pub(super) const THREADS: u32 = 128;
 /// Its warps.
@@ -61,9 +59,12 @@ pub(super) struct Producer<'c, 'k> {
     repeats: Var<'k, bool>,
     /// Whether keys and values are copied by rows: boxes of less than 8 rows are not worth a TMA copy.
     pub(super) by_rows: Value<'k, bool>,
-    /// Whether this warp has a part in each stage. A warp without boxes must not wait for empty stages: nothing waits for it, so a
-    /// barrier may complete two phases before the warp tests it, and the warp would wait forever.
-    pub(super) fills_stages: Value<'k, bool>,
+    /// Whether this warp has a part in each KV tile. A warp without boxes must not wait for empty stages: nothing waits for it, so a
+    /// barrier may complete two phases before the warp tests it, and the warp would wait forever. It only copies queries, and
+    /// transposes values if they are transposed.
+    fills_stages: Value<'k, bool>,
+    /// Whether it loads keys.
+    pub(super) loads_keys: Value<'k, bool>,
     /// The first key, counted in a KV tile, of each part that this lane loads: a box, or up to two rows.
     pub(super) part_begin: [Value<'k, u32>; 2],
     /// The tile of copied rows that is not yet handed over: 1 + [`Tensor`] + 4 · stage, or 0.
@@ -76,7 +77,7 @@ struct ItemTiles<'k> {
     first: Value<'k, u32>,
     /// One past the last.
     end: Value<'k, u32>,
-    /// The tile whose values are loaded next, or [`NONE`].
+    /// The tile whose values are loaded next, or [`NONE`] if there are no tiles.
     tile: Var<'k, u32>,
     /// The pages of this lane's parts of it.
     pages: Pages<'k>,
@@ -86,14 +87,15 @@ impl<'k> ItemTiles<'k> {
     fn new(producer: &Producer<'_, 'k>, item: &WorkItemRegs<'k>) -> Self {
         let k = producer.k;
         let (first, end) = producer.shared.tiles(item.kv_begin, item.kv_end);
-        Self { first, end, tile: k.var("tile", NONE), pages: [0, 1].map(|_| k.var("page", 0)) }
+        let tile = k.var("tile", first.unless(end.le(first), NONE));
+        Self { first, end, tile, pages: [0, 1].map(|_| k.var("page", 0)) }
     }
 }
 
 impl<'c, 'k> Producer<'c, 'k> {
     pub(super) fn new(shared: &'c WgmmaCta<'k>) -> Self {
         let k = shared.k;
-        k.setmaxnreg_dec(REGISTERS);
+        k.setmaxnreg_dec(shared.config.registers().1);
         let thread = (k.thread() - CONSUMERS).named("producer");
         let warp = (thread >> 5).of_lane(0).named("producer_warp");
         let by_rows = shared.by_rows();
@@ -101,13 +103,15 @@ impl<'c, 'k> Producer<'c, 'k> {
             true => bytes::first_row_of_units(k.lane(), warp),
             false => by_rows.select::<u32>(thread, (k.lane() * WARPS + warp) << shared.box_shift),
         };
+        let has_parts = by_rows | (warp << shared.box_shift).lt(shared.config.kv_tokens() as u32);
         Self {
             shared,
             k,
             thread,
             warp,
             by_rows,
-            fills_stages: by_rows | (warp << shared.box_shift).lt(shared.config.kv_tokens() as u32),
+            fills_stages: if shared.row_major.is_some() { k.constant(true) } else { has_parts },
+            loads_keys: has_parts,
             part_begin: [part_begin, part_begin + THREADS],
             pending: k.var("pending", 0),
             keys: shared.keys.1.cursor(k),
@@ -144,7 +148,7 @@ impl<'c, 'k> Producer<'c, 'k> {
                 k.when(k.lane().eq(0), || self.next_present(n + 1).store(present));
             });
             prepared.set(false);
-            self.load_tiles(&item, &tiles, || prepared.set(self.prepare(n + 1)));
+            self.load_tiles(words, &tiles, || prepared.set(self.prepare(n + 1)));
             k.sync_warp();
             k.when(k.lane().eq(0), || shared.items.empty(n).arrive());
             count.set(n + 1);
@@ -252,8 +256,7 @@ impl<'c, 'k> Producer<'c, 'k> {
 
     /// Loads the keys of an item's last KV tile.
     fn load_last_keys(&self, item: &WorkItemRegs<'k>, tiles: &ItemTiles<'k>) {
-        let k = self.k;
-        k.when(tiles.end.gt(tiles.first), || {
+        self.k.when(tiles.end.gt(tiles.first) & self.fills_stages, || {
             tiles.tile.set(tiles.end - 1);
             self.load_pages(item, tiles.tile.get(), &tiles.pages);
             self.load(item, Tensor::Keys, KvTile { index: tiles.tile.get(), pages: tiles.pages });
@@ -261,24 +264,24 @@ impl<'c, 'k> Producer<'c, 'k> {
     }
 
     /// Loads all other keys and values of an item, from the last tile to the first. Calls `prepare` before the values of the first.
-    fn load_tiles(&self, item: &WorkItemRegs<'k>, tiles: &ItemTiles<'k>, prepare: impl Fn()) {
+    /// The words of the item are loaded again where they are used, for lack of registers.
+    fn load_tiles(&self, words: Shared<'k, u32>, tiles: &ItemTiles<'k>, prepare: impl Fn()) {
         let k = self.k;
+        let item = || WorkItemRegs::load_shared(k, words);
         let ItemTiles { first, tile, pages, .. } = *tiles;
         k.loop_(|| {
             let at = tile.get();
-            k.break_if(at.eq(NONE));
+            k.break_if(at.eq(first) | at.eq(NONE));
             let of_values = pages.map(|page| k.var("page_of_values", page.get()));
-            let has_more = at.gt(first);
-            k.when_else(
-                has_more,
-                || {
-                    self.load_pages(item, at - 1, &pages);
-                    self.load(item, Tensor::Keys, KvTile { index: at - 1, pages });
-                },
-                &prepare,
-            );
-            self.load(item, Tensor::Values, KvTile { index: at, pages: of_values });
-            tile.set((at - 1).unless(!has_more, NONE));
+            let item = item();
+            self.load_pages(&item, at - 1, &pages);
+            self.load(&item, Tensor::Keys, KvTile { index: at - 1, pages });
+            self.load(&item, Tensor::Values, KvTile { index: at, pages: of_values });
+            tile.set(at - 1);
+        });
+        k.when(tile.get().ne(NONE), prepare);
+        k.when(tile.get().ne(NONE) & self.fills_stages, || {
+            self.load(&item(), Tensor::Values, KvTile { index: tile.get(), pages });
         });
         self.hand_over_all();
     }
