@@ -33,7 +33,7 @@ Usage: cargo xtask <TASK>
 Tasks:
   check         all of CI: format, guards, clippy, tests, documentation, gate; stops at the first failure
   guard         project conventions; each guard first proves that it reports planted violations
-  metrics       size and readability in numbers; --list prints the places, --bless [NAME] writes the limits
+  metrics       size and readability in numbers; --list prints the places, --bless lowers the limits and raises those of NAMEs
   gate          assembles every instruction and kernel and checks the machine code; installs the assembler if needed;
                 --bless records the present numbers, --if-possible passes without the tools, --quick measures sm_90 and the
                 first architecture of each kernel only, NAME ... only kernels whose names begin so

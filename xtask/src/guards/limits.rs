@@ -33,7 +33,7 @@ fn tree(limit: usize, step: &str) -> Tree {
 
 fn planted() -> Vec<(Tree, &'static str)> {
     vec![
-        (tree(1, "second"), "`Rust lines` is 2, the limit is 1"),
+        (tree(1, "second"), "`Rust lines` is 2, the limit in xtask/metrics.csv is 1"),
         (tree(2, "third"), "`src/a.rs` has no function `third`"),
     ]
 }
