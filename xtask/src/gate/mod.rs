@@ -163,7 +163,7 @@ fn over_budget(root: &Path, measured: &[Measured], complete: bool) -> Vec<String
                 "budgets       {count} kernels need less; `cargo xtask gate --bless` lowers the budgets"
             );
         }
-        _ => println!("budgets       EXCEEDED; if intended, run `cargo xtask gate --bless`"),
+        _ => println!("budgets       EXCEEDED or missing; if intended, add `--bless` to the command"),
     }
     broken
 }
