@@ -8,7 +8,11 @@ use tilewright_ptx::sim::Memory;
 #[test]
 fn segments_have_bytes_of_their_own() {
     let flags: Vec<bool> = (0..2200).map(|i| i * i % 7 < 3).collect();
-    for indptr in [vec![0_i32, 2200], vec![0, 0, 1, 9, 25, 25, 1400, 2200], vec![0, 8, 16, 2200]] {
+    for indptr in [
+        vec![0_i32, 2200],
+        vec![0, 0, 1, 9, 25, 25, 27, 31, 34, 39, 45, 52, 1400, 2200],
+        vec![0, 8, 16, 2200],
+    ] {
         for order in [BitOrder::Little, BitOrder::Big] {
             let (expected, bounds) = segment_packbits(&flags, &indptr, order).expect("sound bounds");
             let bounds: Vec<i32> = bounds.iter().map(|&at| at as i32).collect();
