@@ -3,7 +3,7 @@
 use super::simulate::{SEEDS, simulate};
 use crate::real::{Real, assert_near, noise};
 use half::{bf16, f16};
-use tilewright::reference::activation::act_and_mul as definition;
+use tilewright::{Dtype, reference::activation::act_and_mul as definition};
 use tilewright_kernels::{
     activation::{Activation, ActivationParams, act_and_mul},
     tile::Strided,
@@ -14,7 +14,7 @@ const ALL: [Activation; 3] = [Activation::Silu, Activation::Gelu, Activation::Ge
 
 #[test]
 fn tokens_of_all_widths() {
-    for d in [8, 96, 1024, 2056, 37] {
+    for d in [8, 96, 1024, 2056, 133] {
         for tokens in [1, 3] {
             ALL.iter().for_each(|&which| run::<bf16, bf16>(which, d, tokens, 0));
         }
@@ -53,9 +53,11 @@ fn launch(what: &str, call: ActivationParams, seed: u64, memory: &mut Memory) {
 
 fn run<T: Real, Out: Real>(activation: Activation, d: usize, tokens: usize, seed: u64) {
     let (x_stride, out_stride, mut memory) = (2 * d + 8, d + 16, Memory::new());
+    // no element follows the last token: a write there is a fault
+    let out_len = (tokens - 1) * out_stride + d;
     // gates from -10 to 10: Φ(-10) is 8e-24, which tests the relative error
     let x: Vec<T> = noise::<T>(tokens * x_stride, seed + 1).iter().map(|x| T::of(x.wide() * 10.0)).collect();
-    let (x_at, out_at) = (memory.alloc_from(&x), memory.alloc(tokens * out_stride * size_of::<Out>()));
+    let (x_at, out_at) = (memory.alloc_from(&x), memory.alloc(out_len * size_of::<Out>()));
     let what = format!("{activation:?}, {tokens} tokens of {d} {} to {}", T::PTX, Out::PTX);
     let strides = [x_stride as u64, out_stride as u64];
     let call = call::<T>(activation, [x_at, out_at], (tokens, d), strides);
@@ -67,8 +69,10 @@ fn run<T: Real, Out: Real>(activation: Activation, d: usize, tokens: usize, seed
         for (i, found) in found.into_iter().enumerate() {
             let expected = definition(activation, gates[i].wide(), factors[i].wide());
             let what = format!("{what}: token {token}, element {i}, gate {}", gates[i].wide());
-            // exponents are up to 100 and rounded to f32, twice
-            assert_near(&what, found, expected, (2e-5, expected));
+            // exponents are up to 100; except in exact formulas they are rounded to f32, twice
+            let exact = Out::DTYPE == Dtype::F32 && activation != Activation::GeluTanh;
+            let error = if exact { 1e-6 } else { 2e-5 };
+            assert_near(&what, found, expected, (error, expected));
         }
     }
 }
