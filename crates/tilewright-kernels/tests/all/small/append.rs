@@ -34,7 +34,8 @@ fn tokens_go_to_their_slots() {
     ];
     for (layout, kind) in kinds {
         for page_size in [1, 5, 16] {
-            run::<bf16>((2, 64, page_size), layout, (kind, 0));
+            // 100 threads per token: a CTA has two tokens and a rest
+            run::<bf16>((8, 200, page_size), layout, (kind, 0));
             run::<f16>((3, 24, page_size), layout, (kind, 1));
             run::<f32>((1, 4, page_size), layout, (kind, 2));
             run::<bf16>((3, 13, page_size), layout, (kind, 2));
@@ -105,7 +106,8 @@ fn mapping(kind: SlotMappingKind, tokens: &[(i32, i32)], page_size: u32, memory:
             }
         }
         SlotMappingKind::Unchecked => {
-            // without pages; beyond the pages; request 3 has pages that the cache lacks, 4 bounds beyond the indices
+            // without pages; beyond the pages; request 3 has pages that the cache lacks, 4 bounds beyond the indices;
+            // with few indices, request 2 has the last
             let size = page_size as i32;
             let without_slot = [(1, 0), (0, -1), (2, 4 * size), (0, i32::MAX), (3, 0), (3, size), (4, 0)];
             let without_request = [(5, 0), (i32::MIN, 0)];
@@ -115,7 +117,7 @@ fn mapping(kind: SlotMappingKind, tokens: &[(i32, i32)], page_size: u32, memory:
             SlotMapping::Unchecked {
                 table: table(&all, [&indptr, &indices], page_size, memory),
                 num_requests: 5,
-                num_indices: 9,
+                num_indices: if page_size == 1 { 9 } else { 7 },
                 num_pages: PAGES as u32,
                 count: all.len() as u32,
             }
@@ -169,34 +171,62 @@ fn run<T: Real>(shape: Shape, layout: Layout, (kind, seed): (SlotMappingKind, u6
     assert_eq!(wrong, None, "{call:?}");
 }
 
-/// Every 8-bit dtype, at width 8 and 1: the same bytes as the rounding of the engine.
+/// Numbers whose quotients are special, subnormal, or halfway between two values; divided by 0.5 they are exact.
+const NUMBERS: [f32; 16] = [
+    f32::NAN,
+    f32::INFINITY,
+    -1e30,
+    -0.0,
+    1e-12,
+    447.0,
+    0.53125,
+    0.59375,
+    0.5625,
+    -0.6875,
+    1.5 / 1024.0,
+    2.5 / 1024.0,
+    1.5 / 131_072.0,
+    -0.3,
+    9.0,
+    0.01,
+];
+
+/// Every 8-bit dtype, at width 8 and 1, each number at each position: the same bytes as the rounding of the engine.
 #[test]
 fn values_are_divided_and_rounded_as_the_engine_does() {
-    for dtype in [Dtype::E4m3, Dtype::E5m2, Dtype::I8] {
-        for dim in [16, 15] {
-            let mut memory = Memory::new();
-            let mut new: Vec<f32> = noise::<f32>(dim, 5).iter().map(|x| x * 9.0).collect();
-            new[..6].copy_from_slice(&[f32::NAN, f32::INFINITY, -1e30, -0.0, 1e-12, 447.0]);
-            let scale =
-                Scale { at: memory.alloc_from(&[0.3_f32]), page_stride: 0, head_stride: 0, factor: 0.0 };
-            let call = AppendParams {
-                dtypes: (Dtype::F32, dtype),
-                shape: [1, dim as u32],
-                new: Strided { address: memory.alloc_from(&new), strides: [dim as u64, 0] },
-                cache: Cache { address: memory.alloc(dim), strides: [dim as u64; 3] },
-                slot_mapping: SlotMapping::Slots { slots: memory.alloc_from(&[0_u32, 0, 0]), count: 1 },
-                scale: Some(scale),
-            };
-            launch("8 bits", call, 0, &mut memory);
-            let mut found = vec![0; dim];
-            memory.copy_to(call.cache.address, &mut found).expect("a row");
-            let byte = |x: &f32| match dtype {
-                Dtype::E4m3 => E4m3::from_f32(x / 0.3).to_bits(),
-                Dtype::E5m2 => E5m2::from_f32(x / 0.3).to_bits(),
-                _ => <i8 as Element>::from_f32(x / 0.3).cast_unsigned(),
-            };
-            assert_eq!(found, new.iter().map(byte).collect::<Vec<_>>(), "{dtype}, {dim}");
-        }
+    let cases = [16, 15].into_iter().flat_map(|dim| [false, true].map(|uniform| (dim, uniform)));
+    for (dtype, (dim, uniform)) in [Dtype::E4m3, Dtype::E5m2, Dtype::I8]
+        .into_iter()
+        .flat_map(|dtype| cases.clone().map(move |of| (dtype, of)))
+    {
+        let mut memory = Memory::new();
+        // the tokens of slots 0..dim of page 1, in three heads
+        let new: Vec<f32> = (0..3 * dim * dim).map(|at| NUMBERS[(at / (3 * dim) + at % dim) % dim]).collect();
+        let slots: Vec<u32> = (0..dim as u32).flat_map(|at| [at, 1, at]).collect();
+        let scales = if uniform { [0.3; 3] } else { [0.5, 0.3, 0.7] };
+        let of_pages = memory.alloc_from(&[9.0, 9.0, 9.0, 9.0, scales[0], 9.0, scales[1], 9.0, scales[2]]);
+        let (at, factor) = if uniform { (0, 0.3) } else { (of_pages, 9.0) };
+        let (head, page) = (dim as u64, 3 * (dim * dim) as u64);
+        let call = AppendParams {
+            dtypes: (Dtype::F32, dtype),
+            shape: [3, dim as u32],
+            new: Strided { address: memory.alloc_from(&new), strides: [3 * head, head] },
+            cache: Cache { address: memory.alloc(6 * dim * dim), strides: [page, 3 * head, head] },
+            slot_mapping: SlotMapping::Slots { slots: memory.alloc_from(&slots), count: dim as u32 },
+            scale: Some(Scale { at, page_stride: 4, head_stride: 2, factor }),
+        };
+        launch("8 bits", call, 0, &mut memory);
+        let mut found = vec![0; new.len()];
+        memory.copy_to(call.cache.address + page, &mut found).expect("page 1");
+        let byte = |(at, x): (usize, &f32)| {
+            let x = x / scales[at / dim % 3];
+            match dtype {
+                Dtype::E4m3 => E4m3::from_f32(x).to_bits(),
+                Dtype::E5m2 => E5m2::from_f32(x).to_bits(),
+                _ => <i8 as Element>::from_f32(x).cast_unsigned(),
+            }
+        };
+        assert_eq!(found, new.iter().enumerate().map(byte).collect::<Vec<_>>(), "{dtype}, {dim}, {uniform}");
     }
 }
 
