@@ -8,7 +8,7 @@ use tilewright_kernels::attention::kernel::merge::{MergeInputs, MergeParams, Sta
 use tilewright_ptx::sim::Memory;
 
 /// One vector, a half warp with idle lanes, one vector per lane, several vectors per lane.
-const DIMS: [usize; 8] = [8, 64, 80, 128, 256, 512, 5, 300];
+const DIMS: [usize; 9] = [8, 64, 80, 128, 256, 512, 808, 5, 300];
 
 /// A state of a head: values, and LSE in base 2.
 type State = (Vec<f64>, f64);
@@ -56,10 +56,52 @@ enum Into {
     Second,
 }
 
-/// Dense states: `dim` values per head, `heads` heads per row, and their LSEs.
-fn place(at: [u64; 2], heads: usize, dim: usize) -> PlaceOf {
-    let [row, dim] = [heads * dim, dim].map(|n| n as u64);
-    PlaceOf { v: at[0], v_strides: [row, dim, 1], lse: at[1], lse_strides: [heads as u64, 1] }
+/// The order of dense states.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Order {
+    /// `[rows, heads]`
+    Rows,
+    /// `[heads, rows]`
+    Heads,
+}
+
+impl Order {
+    /// Strides of rows and heads, in states.
+    fn strides(self, [rows, heads]: [usize; 2]) -> [u64; 2] {
+        match self {
+            Self::Rows => [heads as u64, 1],
+            Self::Heads => [1, rows as u64],
+        }
+    }
+}
+
+/// Elements of heads of this length are not adjacent: `[dim, states]`.
+const STRIDED_DIM: usize = 300;
+
+/// Strides of states and of elements, among `count` states.
+fn v_strides(count: usize, dim: usize) -> [u64; 2] {
+    if dim == STRIDED_DIM { [1, count as u64] } else { [dim as u64, 1] }
+}
+
+/// Values in memory order, from the order `[states, dim]`, and the reverse.
+fn to_memory<T: Copy>(v: &[T], dim: usize) -> Vec<T> {
+    let columns = if dim == STRIDED_DIM { dim } else { v.len() };
+    (0..v.len()).map(|at| v[at * columns % v.len() + at / (v.len() / columns)]).collect()
+}
+fn from_memory<T: Copy>(v: &[T], dim: usize) -> Vec<T> {
+    let columns = if dim == STRIDED_DIM { v.len() / dim } else { v.len() };
+    (0..v.len()).map(|at| v[at * columns % v.len() + at / (v.len() / columns)]).collect()
+}
+
+/// Dense states of `dim` values per head, and their LSEs.
+fn place(at: [u64; 2], (shape, order): ([usize; 2], Order), dim: usize) -> PlaceOf {
+    let ([row, head], [state, element]) = (order.strides(shape), v_strides(shape[0] * shape[1], dim));
+    PlaceOf {
+        v: at[0],
+        v_strides: [row * state, head * state, element],
+        lse: at[1],
+        lse_strides: [row, head],
+    }
 }
 
 fn launch(what: &str, call: MergeParams, seed: u64, memory: &mut Memory) {
@@ -69,28 +111,33 @@ fn launch(what: &str, call: MergeParams, seed: u64, memory: &mut Memory) {
     simulate(&format!("{what} {call:?}"), &kernel, (grid, &args), seed, memory);
 }
 
-fn merge_two<T: Real>(dim: usize, rows: usize, (seed, into): (u64, Into)) {
-    let (a, b) = (states::<T>(rows, dim, seed), states::<T>(rows, dim, seed + 2));
+fn merge_two<T: Real>(dim: usize, shape: [usize; 2], (seed, into): (u64, Into)) {
+    let states_of_tensor = shape[0] * shape[1];
+    let [a, b] = [seed, seed + 6].map(|seed| states::<T>(states_of_tensor, dim, seed));
     let mut memory = Memory::new();
-    let [a_at, b_at] = [&a, &b].map(|(v, lse)| [memory.alloc_from(v), memory.alloc_from(lse)]);
+    let [a_at, b_at] =
+        [&a, &b].map(|(v, lse)| [memory.alloc_from(&to_memory(v, dim)), memory.alloc_from(lse)]);
     let to = match into {
-        Into::Elsewhere => [memory.alloc(rows * dim * size_of::<T>()), memory.alloc(rows * 4)],
+        Into::Elsewhere => {
+            [memory.alloc(states_of_tensor * dim * size_of::<T>()), memory.alloc(states_of_tensor * 4)]
+        }
         Into::First => a_at,
         Into::Second => b_at,
     };
+    let order = (shape, if into == Into::Second { Order::Heads } else { Order::Rows });
     let call = MergeParams {
         dtype: T::DTYPE,
-        shape: [rows as u32, 1, dim as u32],
-        states: MergeInputs::Pair([a_at, b_at].map(|at| place(at, 1, dim))),
-        out: place(to, 1, dim),
+        shape: [shape[0], shape[1], dim].map(|n| n as u32),
+        states: MergeInputs::Pair([a_at, b_at].map(|at| place(at, order, dim))),
+        out: place(to, order, dim),
     };
-    let what = format!("{dim} of {}, {rows} rows, {into:?}", T::PTX);
+    let what = format!("{dim} of {}, {shape:?} states, {into:?}", T::PTX);
     launch(&what, call, seed, &mut memory);
-    let v: Vec<T> = memory.read(to[0], rows * dim).expect("values");
-    let lse: Vec<f32> = memory.read(to[1], rows).expect("lse");
-    for row in 0..rows {
-        let expected = merged(dim, &[state(&a, row, dim), state(&b, row, dim)]);
-        compare(&format!("{what}: row {row}"), (&v[row * dim..][..dim], lse[row]), &expected);
+    let v: Vec<T> = from_memory(&memory.read(to[0], states_of_tensor * dim).expect("values"), dim);
+    let lse: Vec<f32> = memory.read(to[1], states_of_tensor).expect("lse");
+    for at in 0..states_of_tensor {
+        let expected = merged(dim, &[state(&a, at, dim), state(&b, at, dim)]);
+        compare(&format!("{what}: state {at}"), (&v[at * dim..][..dim], lse[at]), &expected);
     }
 }
 
@@ -98,65 +145,71 @@ fn merge_two<T: Real>(dim: usize, rows: usize, (seed, into): (u64, Into)) {
 fn two_states() {
     for dim in DIMS {
         for into in [Into::Elsewhere, Into::First, Into::Second] {
-            merge_two::<bf16>(dim, 13, (0, into));
-            merge_two::<f16>(dim, 5, (1, into));
-            merge_two::<f32>(dim.min(256), 7, (2, into));
+            merge_two::<bf16>(dim, [7, 2], (0, into));
+            merge_two::<f16>(dim, [2, 3], (1, into));
+            merge_two::<f32>(dim.min(160), [7, 1], (2, into));
         }
     }
 }
 
 #[test]
 fn two_states_with_many_seeds() {
-    (0..SEEDS).for_each(|seed| merge_two::<bf16>(80, 11, (seed, Into::First)));
+    (0..SEEDS).for_each(|seed| merge_two::<bf16>(80, [11, 1], (seed, Into::First)));
 }
 
 /// Parameters for dense states.
 fn call_many(
     dtype: Dtype,
     dim: usize,
-    [rows, states, heads]: [usize; 3],
+    ([rows, states, heads], order): ([usize; 3], Order),
     (from, to): ([u64; 2], [u64; 2]),
 ) -> MergeParams {
-    let strides = [heads * dim, heads].map(|stride| stride as u64);
-    let mut first = place(from, heads, dim);
-    first.v_strides[0] *= states as u64;
-    first.lse_strides[0] *= states as u64;
+    let place = |at| place(at, ([rows, heads], order), dim);
+    let [state, element] = v_strides(rows * states * heads, dim);
+    let (major, of_state) = if order == Order::Rows { (0, heads as u64) } else { (1, rows as u64) };
+    let mut first = place(from);
+    first.lse_strides[major] *= states as u64;
+    first.v_strides = [first.lse_strides[0] * state, first.lse_strides[1] * state, element];
+    let strides = [of_state * state, of_state];
     let states = MergeInputs::Strided { first, count: states as u32, strides };
-    MergeParams { dtype, shape: [rows, heads, dim].map(|n| n as u32), states, out: place(to, heads, dim) }
+    MergeParams { dtype, shape: [rows, heads, dim].map(|n| n as u32), states, out: place(to) }
 }
 
-fn merge_many<T: Real>(dim: usize, [rows, states_of_row, heads]: [usize; 3], seed: u64) {
+fn merge_many<T: Real>(dim: usize, [rows, states_of_row, heads]: [usize; 3], (seed, order): (u64, Order)) {
     let all = states::<T>(rows * states_of_row * heads, dim, seed);
     let mut memory = Memory::new();
-    let from = [memory.alloc_from(&all.0), memory.alloc_from(&all.1)];
+    let from = [memory.alloc_from(&to_memory(&all.0, dim)), memory.alloc_from(&all.1)];
     let count = rows * heads;
     let to = [memory.alloc(count * dim * size_of::<T>()), memory.alloc(count * 4)];
-    let what = format!("{dim} of {}, {rows} rows, {states_of_row} states, {heads} heads", T::PTX);
-    launch(&what, call_many(T::DTYPE, dim, [rows, states_of_row, heads], (from, to)), seed, &mut memory);
-    let v: Vec<T> = memory.read(to[0], count * dim).expect("values");
+    let what = format!("{dim} of {}, {rows} rows, {states_of_row} states, {heads} heads, {order:?}", T::PTX);
+    let sizes = ([rows, states_of_row, heads], order);
+    launch(&what, call_many(T::DTYPE, dim, sizes, (from, to)), seed, &mut memory);
+    let v: Vec<T> = from_memory(&memory.read(to[0], count * dim).expect("values"), dim);
     let lse: Vec<f32> = memory.read(to[1], count).expect("lse");
+    let minor = if order == Order::Rows { heads } else { rows };
     for at in 0..count {
-        let (row, head) = (at / heads, at % heads);
-        let states = (0..states_of_row).map(|i| state(&all, (row * states_of_row + i) * heads + head, dim));
+        let states = (0..states_of_row)
+            .map(|i| state(&all, (at / minor * states_of_row + i) * minor + at % minor, dim));
         let expected = merged(dim, &states.collect::<Vec<_>>());
-        compare(&format!("{what}: row {row}, head {head}"), (&v[at * dim..][..dim], lse[at]), &expected);
+        compare(&format!("{what}: state {at}"), (&v[at * dim..][..dim], lse[at]), &expected);
     }
 }
 
 #[test]
 fn any_number_of_states() {
-    for states in [0, 1, 2, 4, 5, 9] {
+    for states in [0, 1, 2, 4, 7, 9] {
         for dim in DIMS {
-            merge_many::<bf16>(dim, [3, states, 3], 0);
+            merge_many::<bf16>(dim, [2, states, 3], (0, Order::Rows));
+            merge_many::<f16>(dim, [3, states, 2], (1, Order::Heads));
         }
-        merge_many::<f16>(128, [5, states, 1], 1);
-        merge_many::<f32>(64, [2, states, 8], 2);
+        merge_many::<f32>(64, [2, states, 8], (2, Order::Rows));
+        merge_many::<f32>(160, [3, states, 1], (3, Order::Rows));
     }
 }
 
 #[test]
 fn any_number_of_states_with_many_seeds() {
-    (0..SEEDS).for_each(|seed| merge_many::<bf16>(72, [3, 6, 3], seed));
+    (0..SEEDS).for_each(|seed| merge_many::<bf16>(72, [3, 6, 3], (seed, Order::Rows)));
 }
 
 /// The spacing of f32 at 1e5 is 0.008: a rounded LSE per pair of states would lose the weights.
@@ -167,7 +220,7 @@ fn many_equal_states_with_a_large_lse() {
     let mut memory = Memory::new();
     let from = [memory.alloc_from(&v), memory.alloc_from(&[1e5_f32; STATES])];
     let to = [memory.alloc(8 * 4), memory.alloc(4)];
-    launch("large", call_many(Dtype::F32, 8, [1, STATES, 1], (from, to)), 0, &mut memory);
+    launch("large", call_many(Dtype::F32, 8, ([1, STATES, 1], Order::Rows), (from, to)), 0, &mut memory);
     let found: Vec<f32> = memory.read(to[0], 8).expect("values");
     let lse: Vec<f32> = memory.read(to[1], 1).expect("lse");
     let mean = |d: usize| v.iter().skip(d).step_by(8).map(|&v| f64::from(v)).sum::<f64>() / STATES as f64;
@@ -185,13 +238,13 @@ fn a_nan_among_lse_makes_nan() {
         let v = memory.alloc_from(&[1.0_f32; 8]);
         let from = memory.alloc_from(&lse);
         let to = [memory.alloc(16), memory.alloc(4), memory.alloc(16), memory.alloc(4)];
-        let merge_two = [[v, from], [v + 16, from + 4]].map(|at| place(at, 1, 4));
-        let out = place([to[0], to[1]], 1, 4);
+        let merge_two = [[v, from], [v + 16, from + 4]].map(|at| place(at, ([1, 1], Order::Rows), 4));
+        let out = place([to[0], to[1]], ([1, 1], Order::Rows), 4);
         let call =
             MergeParams { dtype: Dtype::F32, shape: [1, 1, 4], states: MergeInputs::Pair(merge_two), out };
         launch("two", call, 0, &mut memory);
         let at = ([v, from], [to[2], to[3]]);
-        launch("many", call_many(Dtype::F32, 4, [1, 2, 1], at), 0, &mut memory);
+        launch("many", call_many(Dtype::F32, 4, ([1, 2, 1], Order::Rows), at), 0, &mut memory);
         for (at, len) in [(to[0], 4), (to[1], 1), (to[2], 4), (to[3], 1)] {
             let found: Vec<f32> = memory.read(at, len).expect("written");
             assert!(found.iter().all(|x| x.is_nan()), "{lse:?}: {found:?}");
