@@ -26,16 +26,19 @@ fn records_round_trip_to_registers() {
             out.store(item.kv_end);
             out.plus(1).store(item.offset.reinterpret::<u32>());
             out.plus(2).store(item.mask_bit_low);
+            out.plus(3).store(item.qo_begin);
+            out.plus(4).store(item.partial);
         });
     })
     .unwrap();
-    let item = WorkItem { kv_end: 5, offset: -9, mask_bit_low: 8, ..WorkItem::default() };
+    let item =
+        WorkItem { qo_begin: 7, kv_end: 5, offset: -9, partial: 6, mask_bit_low: 8, ..WorkItem::default() };
     let mut memory = Memory::new();
     let items = memory.alloc_from(&[WorkItem::default().to_words(), item.to_words()].concat());
-    let out = memory.alloc(12);
+    let out = memory.alloc(20);
     let args = [Arg::U64(items), Arg::U64(out)];
     Launch { kernel: &kernel, grid: [1, 1, 1], args: &args, seed: 0 }.run(&mut memory).unwrap();
-    assert_eq!(memory.read::<u32>(out, 3).unwrap(), [5, (-9_i32).cast_unsigned(), 8]);
+    assert_eq!(memory.read::<u32>(out, 5).unwrap(), [5, (-9_i32).cast_unsigned(), 8, 7, 6]);
 }
 
 #[test]
@@ -71,14 +74,16 @@ fn look_up_request_sets_request_and_offset_of_mixed_items() {
         found.into_iter().enumerate().for_each(|(at, word)| out.at(row * 3).plus(at).store(word));
     })
     .unwrap();
-    let words = [(3, 100), (3, 200), (32, -2)].map(|(end, offset)| RequestRows { end, offset }.to_words());
+    let ends = [(3, 100), (3, 200), (5, 9), (32, -2)];
+    let words = ends.map(|(end, offset)| RequestRows { end, offset }.to_words());
     let mut memory = Memory::new();
     let (requests, out) = (memory.alloc_from(&words.concat()), memory.alloc(32 * 12));
-    let args = [Arg::U64(requests), Arg::U64(out), Arg::U32(3)];
+    let args = [Arg::U64(requests), Arg::U64(out), Arg::U32(4)];
     Launch { kernel: &kernel, grid: [1, 1, 1], args: &args, seed: 0 }.run(&mut memory).unwrap();
     let expected = |row: u32| match row {
         0..3 => [0, 100, 100],
-        3..8 => [2, -2, -2],
+        3..5 => [2, 9, 9],
+        5..8 => [3, -2, -2],
         _ => [7, 50, 50],
     };
     let expected: Vec<u32> = (0..32).flat_map(expected).map(i32::cast_unsigned).collect();
