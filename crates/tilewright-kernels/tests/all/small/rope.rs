@@ -40,10 +40,10 @@ fn heads_of_all_sizes() {
                 [[16, 16], [64, 64], [80, 32], [128, 128], [128, 64], [192, 96], [72, 64], [7, 6], [30, 2]]
             {
                 run::<bf16, bf16>(case([5, 2], dims), 3, 0);
-                run::<f32, bf16>(RopeCase { in_place: false, ..case([5, 2], dims) }, 3, 0);
+                run::<f32, bf16>(RopeCase { in_place: false, ..case([8, 2], dims) }, 3, 0);
             }
             // one tensor alone, partial head groups, and more threads per token than a CTA has
-            run::<f16, f16>(case([3, 0], [32, 32]), 5, 1);
+            run::<f16, f16>(case([4, 0], [32, 32]), 5, 1);
             run::<f16, f16>(case([0, 1], [32, 16]), 4, 1);
             run::<f32, f32>(case([9, 3], [24, 8]), 7, 2);
             run::<bf16, bf16>(case([150, 150], [128, 112]), 2, 3);
@@ -156,7 +156,7 @@ fn results_of_8_bits_are_scaled() {
     for style in [RopeStyle::Neox, RopeStyle::Interleaved] {
         for (dims, split) in [([64, 64], false), ([96, 32], false), ([96, 32], true), ([13, 6], true)] {
             quantize_heads(
-                RopeCase { heads: [5, 2], dims, style, angles: Angles::Table, in_place: false },
+                RopeCase { heads: [8, 4], dims, style, angles: Angles::Table, in_place: false },
                 split,
             );
         }
@@ -166,7 +166,8 @@ fn results_of_8_bits_are_scaled() {
 /// Dense heads of bf16 to dense ones of e4m3; with `split` the elements beyond `rotary_dim` are in tensors of their own.
 fn quantize_heads(case: RopeCase, split: bool) {
     const TOKENS: usize = 3;
-    let (mut memory, factors, positions) = (Memory::new(), [4.0_f32, 50.0], [7, 0, 49]);
+    // many results of q are subnormal, many of k saturate
+    let (mut memory, factors, positions) = (Memory::new(), [0.0625_f32, 1000.0], [7, 0, 49]);
     let [dim, rotary] = case.dims.map(|dim| dim as usize);
     let part = if split { rotary } else { dim };
     let heads = case.heads.map(|heads| heads as usize);
