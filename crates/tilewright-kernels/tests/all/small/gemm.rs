@@ -19,15 +19,15 @@ struct GemmCase {
 }
 
 impl GemmCase {
-    /// Noise of these shapes; rows of x and of the result have `gap` padding elements.
+    /// Noise of these shapes; rows have `gap` padding elements: NaN in x and the weight, unwritten in the result.
     fn new<X: Real, W: Real, O: Real>([rows, features, inputs]: [usize; 3], bias: bool, gap: usize) -> Self {
         let mut memory = Memory::new();
-        let (x_stride, out_stride) = (inputs + gap, features + gap);
-        let (x, weight) = (noise::<X>(rows * x_stride, 1), noise::<W>(features * inputs, 2));
+        let (stride, out_stride) = (inputs + gap, features + gap);
+        let (x, weight) = (padded::<X>([rows, inputs], gap, 1), padded::<W>([features, inputs], gap, 2));
         let biases = noise::<W>(features, 3);
         let (mut expected, mut sizes) = (Vec::new(), Vec::new());
         for (row, feature) in (0..rows).flat_map(|row| (0..features).map(move |feature| (row, feature))) {
-            let terms = x[row * x_stride..][..inputs].iter().zip(&weight[feature * inputs..]);
+            let terms = x[row * stride..][..inputs].iter().zip(&weight[feature * stride..]);
             let terms = terms.map(|(x, weight)| x.wide() * weight.wide());
             let start = if bias { biases[feature].wide() } else { 0.0 };
             expected.push(terms.clone().sum::<f64>() + start);
@@ -36,8 +36,8 @@ impl GemmCase {
         let out = memory.alloc(rows * out_stride * size_of::<O>());
         let product = GemmParams {
             shape: [rows, features, inputs].map(|n| n as u32),
-            x: Matrix { dtype: X::DTYPE, address: memory.alloc_from(&x), stride: x_stride as u64 },
-            weight: Matrix { dtype: W::DTYPE, address: memory.alloc_from(&weight), stride: inputs as u64 },
+            x: Matrix { dtype: X::DTYPE, address: memory.alloc_from(&x), stride: stride as u64 },
+            weight: Matrix { dtype: W::DTYPE, address: memory.alloc_from(&weight), stride: stride as u64 },
             bias: bias.then(|| (W::DTYPE, memory.alloc_from(&biases))),
             out: Matrix { dtype: O::DTYPE, address: out, stride: out_stride as u64 },
             groups: None,
@@ -66,8 +66,19 @@ impl GemmCase {
                 let what = format!("{what}: row {row}, feature {feature}");
                 assert_near(&what, found, self.expected[i], (2e-6, self.sizes[i]));
             }
+            for element in features..self.product.out.stride as usize {
+                let at = at + (element * size_of::<O>()) as u64;
+                assert!(self.memory.read::<O>(at, 1).is_err(), "{what}: row {row}, padding {element}");
+            }
         }
     }
+}
+
+/// Noise in rows with `gap` NaN after each.
+fn padded<T: Real>([rows, width]: [usize; 2], gap: usize, seed: u64) -> Vec<T> {
+    let mut values = noise::<T>(rows * (width + gap), seed);
+    values.chunks_mut((width + gap).max(1)).for_each(|row| row[width..].fill(T::of(f64::NAN)));
+    values
 }
 
 #[test]
@@ -88,7 +99,7 @@ fn few_rows() {
 
 #[test]
 fn few_rows_on_tensor_cores() {
-    for (rows, features, inputs) in [(1, 16, 8), (5, 40, 264), (8, 17, 2048), (20, 33, 1112), (32, 16, 4096)]
+    for (rows, features, inputs) in [(1, 16, 8), (5, 40, 328), (8, 17, 2048), (20, 33, 1112), (32, 16, 4096)]
     {
         let size = (rows as u32).next_power_of_two().max(8);
         let mut case = GemmCase::new::<bf16, bf16, bf16>([rows, features, inputs], features % 2 == 1, 8);
@@ -127,7 +138,7 @@ fn run_16_bits(shape: [usize; 3], gap: usize, seed: u64, kernel: impl Fn(Dtype, 
 #[test]
 fn many_rows_on_tensor_cores() {
     for (seed, large) in [(0, false), (1, true), (2, false), (3, true)] {
-        for (shape, gap) in [([1, 8, 8], 8), ([130, 264, 200], 0), ([70, 136, 72], 8), ([40, 31, 64], 0)] {
+        for (shape, gap) in [([9, 8, 8], 8), ([130, 264, 200], 0), ([100, 136, 72], 8), ([56, 31, 64], 0)] {
             run_16_bits(shape, gap, seed, |elements, epilogue| {
                 GemmKernel::Sm80(sm80::Sm80Config { elements, large, epilogue })
             });
@@ -165,7 +176,7 @@ fn ragged_inputs_on_tensor_cores() {
 
 #[test]
 fn products_of_any_dtypes() {
-    for shape in [[1, 1, 1], [65, 70, 33], [64, 64, 16], [3, 130, 100]] {
+    for shape in [[1, 1, 1], [65, 70, 33], [68, 64, 16], [3, 130, 100]] {
         let mut case = GemmCase::new::<f32, bf16, f32>(shape, true, 3);
         let (x, weight, epilogue) = (Dtype::F32, Dtype::Bf16, case.epilogue());
         case.run::<f32>(GemmKernel::Tiles(tiles::TilesConfig { x, weight, width: 1, epilogue }), 0);
@@ -177,11 +188,22 @@ fn products_of_any_dtypes() {
     }
 }
 
+/// More rows of tiles than a band of 16 has.
+#[test]
+fn two_bands_on_hopper() {
+    let mut case = GemmCase::new::<bf16, bf16, bf16>([2100, 8, 8], false, 0);
+    let (elements, epilogue) = (Dtype::Bf16, case.epilogue());
+    case.run::<bf16>(GemmKernel::Sm90(sm90::Sm90Config { elements, tile_columns: 128, epilogue }), 0);
+}
+
 /// Two CTAs process all tiles.
 #[test]
 fn many_rows_on_hopper() {
-    let shapes = [([1, 8, 8], 8), ([130, 264, 200], 0), ([300, 136, 72], 8), ([70, 31, 64], 0)];
-    for (seed, (shape, gap)) in (0..SEEDS).zip(shapes.into_iter().cycle()) {
+    for seed in 0..SEEDS {
+        // the last pair of odd features is in another block for each seed
+        let odd = 31 + 24 * (seed as usize / 4);
+        let shapes = [([1, 8, 8], 8), ([130, 264, 200], 0), ([300, 136, 72], 8), ([10, odd, 64], 0)];
+        let (shape, gap) = shapes[seed as usize % 4];
         let tile_columns = if seed / 4 % 2 == 0 { 128 } else { 256 };
         run_16_bits(shape, gap, seed, |elements, epilogue| {
             GemmKernel::Sm90(sm90::Sm90Config { elements, tile_columns, epilogue })
@@ -198,15 +220,15 @@ fn without_inputs_the_result_is_the_bias() {
     }
 }
 
-/// Three segments, one of them empty, with weights 2, 0 and 1.
+/// Three segments, one of them empty, with weights 2, 0 and 1, or their own numbers.
 #[test]
 fn segments_have_weights_of_their_own() {
     let indptr = [0_i32, 70, 70, 75];
-    let ids = [2_usize, 0, 1];
-    for (aligned, inputs) in [(true, 72), (false, 33)] {
+    for (aligned, inputs, with_ids) in [(true, 72, true), (false, 33, true), (true, 72, false)] {
+        let ids = if with_ids { [2, 0, 1] } else { [0, 1, 2] };
         let (features, rows, mut memory) = (20, 75, Memory::new());
         let (x, weights) = (noise::<bf16>(rows * inputs, 1), noise::<bf16>(3 * features * inputs, 2));
-        let ids_at = memory.alloc_from(&ids.map(|id| id as i32));
+        let ids_at = if with_ids { memory.alloc_from(&ids.map(|id| id as i32)) } else { 0 };
         let matrix = |address, stride| Matrix { dtype: Dtype::Bf16, address, stride: stride as u64 };
         let product = GemmParams {
             shape: [rows, features, inputs].map(|n| n as u32),
