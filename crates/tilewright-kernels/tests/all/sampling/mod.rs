@@ -3,6 +3,7 @@
 //! The engine's tests on the backend cover the semantics. These tests cover kernel paths that small vocabularies do
 //! not take.
 
+mod distribution;
 mod rows;
 mod sample;
 mod sources;

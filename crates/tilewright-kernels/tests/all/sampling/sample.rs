@@ -1,6 +1,6 @@
 //! Sampled tokens equal those of the CPU backend.
 
-use super::rows::{Both, Rows, bell, requests, run};
+use super::rows::{Both, Rows, bell, requests, run, ties_of_top_k};
 use half::{bf16, f16};
 use tilewright::{
     Cpu,
@@ -13,7 +13,7 @@ use tilewright_kernels::sampling::{
 use tilewright_ptx::sim::{Arg, Memory};
 
 /// Requests of every kind.
-fn params(count: usize) -> Vec<SamplingParams> {
+pub(super) fn params(count: usize) -> Vec<SamplingParams> {
     let of = |i: usize| SamplingParams {
         temperature: [1.0, 0.7, 0.0, 3.0, 1e-45][i % 5],
         top_k: [None, Some(40), Some(3), Some(700), Some(1)][i / 2 % 5],
@@ -124,13 +124,16 @@ fn logits_next_to_the_bound_keep_their_ties() {
     }
 }
 
-/// The tail has 1.1 % of the mass, below the buckets that the pass over the row counts.
+/// The tail has 1.1 % of the mass, below the buckets that the pass over the row counts; and top-p among ties of top-k.
 #[test]
 fn thresholds_of_top_p_may_be_below_the_counted_buckets() {
     let tail = |_, i: usize| if i == 4000 { 0.0 } else { -13.0 - (i % 7) as f32 * 1e-3 };
     let of = |seed| SamplingParams { top_p: 0.999, seed, ..SamplingParams::default() };
     let params: Vec<_> = (0..4).map(of).collect();
     assert_drawn(&Rows::<f32>::new((4, 5003), (1, 1), tail), &params, Launch::one_cta(128, 0));
+    let of = |seed| SamplingParams { top_k: Some(150), top_p: 0.42, seed, ..SamplingParams::default() };
+    let params: Vec<_> = (0..8).map(of).collect();
+    assert_drawn(&Rows::<f32>::new((8, 3100), (1, 1), ties_of_top_k), &params, Launch::one_cta(128, 0));
 }
 
 /// Rows of clusters: with a list, with one that overflows, without filters, with an invalid value.

@@ -1,0 +1,104 @@
+//! Distributions equal those of the CPU backend.
+
+use super::{
+    rows::{Both, Rows, bell, requests, run, ties_of_top_k},
+    sample::params,
+};
+use crate::real::{Real, assert_near};
+use half::{bf16, f16};
+use tilewright::{
+    Cpu, ViewMut,
+    sampling::{SamplingParams, Scores, distribution as on_cpu},
+};
+use tilewright_kernels::sampling::{RowKind, SampleConfig, distribution};
+use tilewright_ptx::sim::{Arg, Memory};
+
+/// Results begin `gap` elements after an aligned address and have `gap` more elements per row.
+fn assert_distributed<T: Both, O: Both + Real>(
+    rows: &Rows<T>,
+    kind: RowKind,
+    params: &[SamplingParams],
+    (threads, gap): (u32, usize),
+) where
+    for<'a> tilewright::tensor::Data<'a>: From<&'a [T]>,
+{
+    let [count, vocab] = rows.shape;
+    let mut expected = vec![0_f32; count * vocab];
+    let out = ViewMut::new(&mut expected, &[count, vocab]).expect("dense rows");
+    let scores = match kind {
+        RowKind::Logits => Scores::Logits(rows.view()),
+        RowKind::Probs | RowKind::Scores => Scores::Probs(rows.view()),
+    };
+    on_cpu(&Cpu::with_threads(1).unwrap(), scores, params, out).expect("valid arguments");
+    let kernel =
+        distribution::<T, O>("distribution", SampleConfig { kind, threads }).expect("a valid kernel");
+    let (mut memory, stride, size) = (Memory::new(), vocab + gap, size_of::<O>());
+    let scores = rows.load(&mut memory);
+    let requests = requests(params, &mut memory);
+    let to = memory.alloc((gap + count * stride) * size) + (gap * size) as u64;
+    let strides = [rows.stride, stride].map(|stride| Arg::U64(stride as u64));
+    let args = [&[Arg::U64(scores), Arg::U64(to)], &strides[..], &[Arg::U32(vocab as u32)]].concat();
+    run(&kernel, count, &[args, requests.args()].concat(), (0, &mut memory));
+    for (row, expected) in expected.chunks(vocab).enumerate() {
+        let found: Vec<O> = memory.read(to + (row * stride * size) as u64, vocab).expect("a row");
+        for (i, (&found, &expected)) in found.iter().zip(expected).enumerate() {
+            let what = format!("{:?}, row {row}, element {i}: {:?}", rows.shape, params[row]);
+            // the tolerance would accept a small probability of a dropped token
+            assert!(expected != 0.0 || found.wide() == 0.0, "{what} is {}, expected 0", found.wide());
+            assert_near(&what, found, expected.into(), (1e-6, expected.into()));
+        }
+    }
+}
+
+const LOGITS: RowKind = RowKind::Logits;
+
+#[test]
+fn rows_of_all_lengths() {
+    for (vocab, count) in [(1, 20), (9, 20), (257, 20), (2048, 10)] {
+        let each = params(count);
+        assert_distributed::<f32, f32>(&Rows::new((count, vocab), (1, 2), bell), LOGITS, &each, (64, 1));
+        assert_distributed::<f16, f16>(&Rows::new((count, vocab), (3, 1), bell), LOGITS, &each, (128, 3));
+        assert_distributed::<bf16, f32>(&Rows::new((count, vocab), (0, 0), bell), LOGITS, &each, (64, 0));
+    }
+    let each = params(32);
+    assert_distributed::<bf16, bf16>(&Rows::new((32, 5003), (5, 1), bell), LOGITS, &each, (128, 5));
+    let falling = |_, i: usize| -(i as f32) * 1e-3;
+    assert_distributed::<f32, f16>(&Rows::new((32, 5003), (5, 1), falling), LOGITS, &each, (64, 0));
+    let invalid = |row: usize, i: usize| if row + i == 3000 { f32::NAN } else { bell(row, i) };
+    assert_distributed::<f32, f32>(&Rows::new((2, 3000), (0, 0), invalid), LOGITS, &each[..2], (64, 0));
+}
+
+/// A list whose bound is found by digits; one that overflows; a threshold below the counted buckets; weights at the
+/// bound of min-p; top-p among more ties of top-k than the list holds.
+#[test]
+fn filters_that_need_other_passes() {
+    let plain = SamplingParams::default();
+    let many = SamplingParams { top_k: Some(150), ..plain };
+    assert_distributed::<f32, f32>(&Rows::new((1, 3000), (1, 0), bell), LOGITS, &[many], (256, 0));
+    let least = SamplingParams { min_p: 1e-3, ..plain };
+    let falling = |_, i: usize| -(i as f32) * 1e-3;
+    assert_distributed::<bf16, f32>(&Rows::new((1, 5003), (1, 0), falling), LOGITS, &[least], (64, 0));
+    let nearly_all = SamplingParams { top_p: 0.999, ..plain };
+    let tail = |_, i: usize| if i == 4000 { 0.0 } else { -13.0 - (i % 7) as f32 * 1e-3 };
+    assert_distributed::<f32, f32>(&Rows::new((1, 5003), (1, 1), tail), LOGITS, &[nearly_all], (128, 0));
+    let half = SamplingParams { min_p: 0.5, ..plain };
+    let weights =
+        |_, i: usize| [0.0, 0.125, 0.25, 0.5, 1.0][i % 7 % 5] * if i % 50 < 10 { 1.0 } else { 0.25 };
+    assert_distributed::<f16, f32>(&Rows::new((1, 3000), (1, 0), weights), RowKind::Probs, &[half], (64, 0));
+    let of_ties = SamplingParams { top_k: Some(150), top_p: 0.42, ..plain };
+    assert_distributed::<f32, f32>(&Rows::new((1, 3100), (1, 0), ties_of_top_k), LOGITS, &[of_ties], (64, 0));
+}
+
+#[test]
+fn rows_of_probabilities() {
+    // some are equal to others, or to a part of the maximum
+    let weights = |row: usize, i: usize| (bell(row, i) * 4.0).max(0.0).round() / 64.0;
+    let each: Vec<_> = params(20)
+        .into_iter()
+        .map(|request| SamplingParams { temperature: 1.0, min_p: request.min_p * 2.0, ..request })
+        .collect();
+    for vocab in [50, 2500] {
+        let rows = Rows::<f32>::new((20, vocab), (1, 2), weights);
+        assert_distributed::<f32, f32>(&rows, RowKind::Probs, &each, (64, 1));
+    }
+}
