@@ -50,7 +50,7 @@ pub(crate) struct Way {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Keys {
     One,
-    /// To a strip of two keys, of which the second one counts.
+    /// To a strip of two keys, of which the first one counts for even places and the second one for odd places.
     Strip,
     /// The same, with positions as offsets.
     StripOfOffsets,
@@ -73,15 +73,19 @@ fn logit<'k>(
     keys: Keys,
     kv: Value<'k, f32>,
     x: Value<'k, f32>,
-    real: Value<'k, bool>,
+    (real, is_first): (Value<'k, bool>, Value<'k, bool>),
 ) -> Value<'k, f32> {
     let positions = match keys {
         Keys::One => return hook.logit(&|input| (input == Input::Kv).then_some(kv), x, real),
-        Keys::Strip => KeyPositions::Each(vec![kv + 7.0, kv]),
-        Keys::StripOfOffsets => KeyPositions::Offsets { first: kv - 5.0, offsets: vec![2.0, 5.0] },
+        Keys::Strip => KeyPositions::Each(vec![is_first.select(kv, kv + 7.0), is_first.select(kv + 7.0, kv)]),
+        Keys::StripOfOffsets => {
+            KeyPositions::Offsets { first: kv - is_first.select(2.0, 5.0), offsets: vec![2.0, 5.0] }
+        }
     };
     // halves are exact, so the factor changes nothing
-    hook.logits(&positions, vec![x * 0.25, x * 0.5], x.builder().constant(2.0))[1]
+    let xs = vec![x * is_first.select(0.5, 0.25), x * is_first.select(0.25, 0.5)];
+    let logits = hook.logits(&positions, xs, x.builder().constant(2.0));
+    is_first.select(logits[0], logits[1])
 }
 
 /// The inputs in the order of the kernel's parameters.
@@ -116,7 +120,7 @@ fn kernel(variant: &ExpressionVariant, way: Way) -> Kernel {
             [max, sum],
             [
                 prepared(Hook::Value).value(&all, x),
-                logit(&logits, keys, of(Input::Kv), x, exists & real.gt(0.0)),
+                logit(&logits, keys, of(Input::Kv), x, (exists & real.gt(0.0), (at & 1).eq(0))),
             ],
             [prepared(Hook::Output).output(&all, x); 2],
         ]
