@@ -4,7 +4,10 @@ mod case;
 mod words;
 
 use case::{Case, Generator};
-use tilewright::attention::ArraySizes;
+use tilewright::{
+    Heads, Mask,
+    attention::{ArraySizes, Capacity},
+};
 use tilewright_kernels::attention::{
     items::{MergeItem, MergeSource, NONE, WorkItem},
     params::PlanArrays,
@@ -88,6 +91,14 @@ fn equal_requests_stay_whole_where_that_costs_less_than_a_cut() {
         agrees(&case, count as u64);
         assert_eq!(case.plan().schedule().merges.len().min(1), merges, "{count} requests");
     }
+    // the pieces of a unit have as many tiles as the overhead
+    let short = Case::new(&[(1, 576); 22], 16);
+    agrees(&short, 22);
+    agrees(&short.clone().in_block_table(1), 23);
+    let mut large = short;
+    large.capacity.requests = 1025;
+    agrees(&large, 24);
+    agrees(&large.in_block_table(1), 25);
     let mut costly = Case::new(&[(1, 4096); 65], 16);
     costly.tiling.tile_load = 1 << 25;
     agrees(&costly, 65);
@@ -97,6 +108,28 @@ fn equal_requests_stay_whole_where_that_costs_less_than_a_cut() {
     let unequal = Case::new(&lens, 16);
     agrees(&unequal, 66);
     assert!(!unequal.plan().schedule().merges.is_empty());
+}
+
+#[test]
+fn a_batch_may_use_its_capacity_up() {
+    let mut case = Case::new(&[(5, 40), (1, 32)], 16);
+    case.capacity = Capacity::new(2, 6, 5).with_kv_len(40);
+    case.capacity.qo_len = 5;
+    agrees(&case, 1);
+    agrees(&case.in_block_table(0), 2);
+}
+
+/// Shares that end one unit of cost before the end of a query tile, which is cut if the overhead is one KV tile.
+#[test]
+fn shares_may_end_before_the_last_tile() {
+    for (workers, requests) in [(2, 4), (3, 4), (5, 4), (3, 1025)] {
+        let mut case = Case::new(&[(2, 70), (1, 200), (1, 64), (2, 500)], 16);
+        case.heads = Heads { qo: 2, kv: 2 };
+        (case.tiling.q_rows, case.tiling.tile_load, case.tiling.segment_overhead) = (1, 0, 1);
+        (case.tiling.workers, case.capacity.requests) = (workers, requests);
+        agrees(&case, workers as u64);
+        agrees(&case.in_block_table(1), workers as u64);
+    }
 }
 
 #[test]
@@ -117,16 +150,22 @@ fn as_many_requests_as_there_are_threads() {
 #[test]
 fn more_requests_than_there_are_threads() {
     let most = MAX_REQUESTS as usize;
-    let lens = |count: usize| (0..count).map(|r| (r % 3, 1 + r * 37 % 900)).collect::<Vec<_>>();
+    let len = |r: usize| if r == 9 { (5, 60_000) } else { ((r + 1) % 4, 1 + r * 37 % 900) };
+    let lens = |count: usize| (0..count).map(len).collect::<Vec<_>>();
     let decode: Vec<_> = (0..most).map(|r| (1, if r == 7 { 100_000 } else { 1 + r % 200 })).collect();
     let mut cases = [
-        Case::new(&lens(1100), 16),
+        Case::new(&lens(1101), 16),
         Case::new(&lens(2050), 16).in_block_table(3),
         Case::new(&decode, 16),
         Case::new(&[(1, 1024); 1500], 16).in_block_table(3),
     ];
+    // query tiles of two rows, some with one; exactly as many requests and pages as the capacity
     for (case, seed) in cases.iter_mut().zip(1..) {
-        (case.capacity.requests, case.tiling.q_rows) = (case.num_requests as usize, 4);
+        (case.capacity.requests, case.tiling.q_rows) = (case.num_requests as usize, 8);
+        case.capacity.pages = case.kv_indptr[case.capacity.requests] as usize;
+        if seed < 3 {
+            case.mask = Mask::Window { left: 3000, right: Some(0) };
+        }
         agrees(case, seed);
     }
     // few requests of many query tiles: 8,000 of one row
@@ -154,6 +193,9 @@ fn numbers_of_requests_and_workers_where_searches_and_warps_end() {
         let mut case = Case::new(&lens, 16);
         (case.capacity.requests, case.tiling.workers) = (count, workers);
         agrees(&case, count as u64);
+        if count < 100 {
+            agrees(&case.in_block_table(1), 0);
+        }
     }
 }
 
@@ -191,6 +233,10 @@ fn malformed_lengths_are_told_and_planned_as_nothing() {
         refused(sound, &|case| case.qo_indptr[2] = 11, LengthError::Rows);
         refused(sound, &|case| case.capacity.qo_len = 1, LengthError::Rows);
         refused(sound, &|case| case.capacity.kv_len = 39, LengthError::Keys);
+    }
+    for mut large in [pages.clone(), Case::new(&[(1, 17), (2, 40)], 16)] {
+        large.capacity.requests = MAX_REQUESTS as usize;
+        refused(&large, &|case| case.capacity.kv_len = 39, LengthError::Keys);
     }
     refused(&pages, &|case| case.kv_indptr[0] = -1, LengthError::Pages);
     refused(&pages, &|case| case.kv_indptr[1] = 6, LengthError::Pages);
