@@ -41,7 +41,8 @@ fn head_dims() {
         [(16, 16), (40, 40), (80, 80), (96, 96), (128, 128), (192, 128), (64, 128), (256, 256), (24, 104)];
     for (qk, vo) in dims {
         let lengths = [(1, 50), (20, 70)];
-        check(&Case::new(qk, (1, 1), &lengths).with(|case| case.dim = HeadDim { qk, vo }));
+        let case = Case::new(qk, (1, 1), &lengths);
+        check(&case.with(|case| (case.dim, case.growth) = (HeadDim { qk, vo }, 4.0)));
     }
 }
 
