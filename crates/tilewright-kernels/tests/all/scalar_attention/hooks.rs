@@ -26,7 +26,8 @@ use tilewright_kernels::attention::body::simt::{SimtConfig, attention};
 const LENS: [Lens; 5] = [(1, 65), (9, 90), (3, 0), (2, 1), (0, 9)];
 const MASKS: [Mask; 3] = [Mask::Causal, Mask::Full, Mask::Window { left: 50, right: Some(0) }];
 const HEADS: Heads = Heads { qo: 6, kv: 2 };
-const DIM: usize = 24;
+/// More than one part of 32 dims.
+const DIM: usize = 40;
 
 fn problem(number: usize) -> Problem {
     let (qo, kv) =
@@ -82,7 +83,8 @@ fn logits_hooks() {
 
 #[test]
 fn outputs_and_states() {
-    let sinks = each_head(6, |h| 2.0 - h);
+    // some are far above the logits, some far below
+    let sinks = each_head(6, |h| 8.0 - 4.0 * h);
     let wide_sinks = wide(&sinks);
     judge(&AttentionSinks::new(sinks).expect("they are finite"), |_| formula::attention_sinks(&wide_sinks));
     let (qk, vo) = (each_head(6, |h| 0.5 + 0.1 * h), each_head(6, |h| 2.0 - 0.3 * h));
