@@ -55,7 +55,11 @@ pub(super) fn run(root: &Path) -> Result<(), String> {
         let list = |name: &str| fs::read_to_string(output.join("mutants.out").join(name)).unwrap_or_default();
         let scores = scores(&(list("caught.txt") + &list("timeout.txt")), &list("missed.txt"));
         for (file, score) in scores {
-            println!("{file:60} {:4} of {:4} killed", score.mutants - score.survivors.len(), score.mutants);
+            println!(
+                "{file:60} {:4} of {:4} killed",
+                score.killed(),
+                score.mutants - record.equivalent(&score)
+            );
             record.set(&file, &score)?;
         }
     }

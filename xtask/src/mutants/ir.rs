@@ -90,13 +90,10 @@ pub(super) fn run(root: &Path, options: &Options) -> Result<(), String> {
             .map(|(id, _)| survivor(id))
             .collect();
         let score = Score { mutants: sample.len(), survivors };
-        (mutants, killed) = (mutants + score.mutants, killed + score.mutants - score.survivors.len());
-        println!(
-            "\r{kernel:40} {:3} of {:3} killed, {:6.1} s",
-            score.mutants - score.survivors.len(),
-            score.mutants,
-            start.elapsed().as_secs_f64()
-        );
+        let of = score.mutants - record.equivalent(&score);
+        (mutants, killed) = (mutants + of, killed + score.killed());
+        let seconds = start.elapsed().as_secs_f64();
+        println!("\r{kernel:40} {:3} of {of:3} killed, {seconds:6.1} s", score.killed());
         record.set(kernel, &score)?;
     }
     match mutants {

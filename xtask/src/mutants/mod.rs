@@ -2,6 +2,7 @@
 //!
 //! Results are recorded in `benches/record/mutants/`. `xtask/mutants-equivalent.toml` gives the reasons of survivors that cannot
 //! change a result: a list of `equivalent` with `mutant` (text of the mutant), `source` (text of its source line) and `reason`.
+//! The score of a kernel or file is killed / (mutants - equivalent).
 
 mod host;
 mod ir;
@@ -41,6 +42,12 @@ struct Score {
     survivors: Vec<Survivor>,
 }
 
+impl Score {
+    fn killed(&self) -> usize {
+        self.mutants - self.survivors.len()
+    }
+}
+
 /// The record of one kind of mutants: a summary row per kernel or file, followed by its survivors.
 struct Record {
     root: PathBuf,
@@ -54,7 +61,7 @@ impl Record {
     /// Reads the record `name`, which may not exist yet.
     fn read(root: &Path, name: &str, subject: &str) -> Result<Self, String> {
         let path = root.join(FOLDER).join(name);
-        let header = format!("{subject},mutants,killed,survivor,at,reason\n");
+        let header = format!("{subject},mutants,killed,equivalent,survivor,at,reason\n");
         let mut rows: BTreeMap<String, String> = BTreeMap::new();
         for line in fs::read_to_string(&path).unwrap_or_default().lines().skip(1) {
             let subject = line.split(',').next().unwrap_or_default();
@@ -64,12 +71,18 @@ impl Record {
         Ok(Self { root: root.to_owned(), path, header, reasons: reasons(&text)?, rows })
     }
 
+    /// The number of survivors that cannot change a result.
+    fn equivalent(&self, score: &Score) -> usize {
+        score.survivors.iter().filter(|survivor| !self.reason(survivor).is_empty()).count()
+    }
+
     /// Replaces the rows of a kernel or file and writes the record.
     fn set(&mut self, subject: &str, score: &Score) -> Result<(), String> {
-        let mut rows = format!("{subject},{},{},,,\n", score.mutants, score.mutants - score.survivors.len());
+        let counts = [score.mutants, score.killed(), self.equivalent(score)].map(|count| count.to_string());
+        let mut rows = format!("{subject},{},,,\n", counts.join(","));
         for survivor in &score.survivors {
             let fields = [&survivor.mutant, &survivor.at, self.reason(survivor)].map(quoted);
-            let _ = writeln!(rows, "{subject},,,{}", fields.join(","));
+            let _ = writeln!(rows, "{subject},,,,{}", fields.join(","));
         }
         self.rows.insert(subject.to_owned(), rows);
         let text = self.header.clone() + &self.rows.values().map(String::as_str).collect::<String>();
@@ -123,15 +136,15 @@ mod tests {
         };
         write(EQUIVALENT, "[[equivalent]]\nmutant = \"bar\"\nsource = \"sync\"\nreason = \"one warp\"\n");
         write("src/a.rs", "\nk.sync();\nother();\n");
-        write("benches/record/mutants/ir.csv", "head\nb,1,1,,,\n");
+        write("benches/record/mutants/ir.csv", "head\nb,1,1,0,,,\n");
         let survivor =
             |line| Survivor { mutant: "remove bar.sync, \"0\"".to_owned(), at: format!("src/a.rs:{line}:4") };
         let score = Score { mutants: 4, survivors: vec![survivor(2), survivor(3)] };
         Record::read(root.path(), "ir.csv", "kernel").unwrap().set("a", &score).unwrap();
         let text = fs::read_to_string(root.path().join("benches/record/mutants/ir.csv")).unwrap();
-        let survivor = "a,,,\"remove bar.sync, \"\"0\"\"\",\"src/a.rs";
-        let rows = format!("a,4,2,,,\n{survivor}:2:4\",\"one warp\"\n{survivor}:3:4\",\"\"\nb,1,1,,,\n");
-        assert_eq!(text, format!("kernel,mutants,killed,survivor,at,reason\n{rows}"));
+        let survivor = "a,,,,\"remove bar.sync, \"\"0\"\"\",\"src/a.rs";
+        let rows = format!("a,4,2,1,,,\n{survivor}:2:4\",\"one warp\"\n{survivor}:3:4\",\"\"\nb,1,1,0,,,\n");
+        assert_eq!(text, format!("kernel,mutants,killed,equivalent,survivor,at,reason\n{rows}"));
     }
 
     #[test]
