@@ -154,6 +154,8 @@ fn prefill_append_and_mixed_batches(body: &Body) {
     let split = body.case(4, &lengths);
     check(&split.with(|case| (case.piece, case.workers, case.seeds) = (body.pieces[0], 5, 2)));
     check(&body.case(16, &lengths).with(|case| case.mask = FULL));
+    // no work item: none may be loaded
+    check(&body.case(4, &[(0, 7)]));
 }
 
 fn pages_and_layouts(body: &Body) {
