@@ -1,10 +1,11 @@
 //! The producer warpgroup: draws runs and loads their items, queries, keys and values.
 //!
 //! All four warps load queries, by `cp.async`, and the boxes of KV tiles, by TMA: box `b` is loaded by lane `b / 4` of warp `b % 4`,
-//! since a warp issues the copies of its lanes one after the other. Keys and values in pages of less than 8 tokens are copied by
-//! rows, also by `cp.async`; a tile is handed over when the copies of the next one have started. Warp 3, which has the fewest
-//! boxes, also draws runs, one ahead, and fetches the item of the next run while the tiles of the current one are loaded. The
-//! queries of the next item are copied before the last values of the current one.
+//! since a warp issues the copies of its lanes one after the other. A warp without boxes skips the tiles. Keys and values in pages
+//! of less than 8 tokens are copied by rows, also by `cp.async`; a tile is handed over when the copies of the next one have started.
+//! Warp 3, which has the fewest boxes, also draws runs, one ahead, and fetches the item of the next run while the tiles of the
+//! current one are loaded. The queries of the next item are copied before the last values of the current one if consumers hold
+//! theirs in registers, else when the last product of the current ones has been computed.
 
 use super::{
     CONSUMERS, PRODUCERS, WgmmaCta, bytes,
