@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, fs, path::Path};
 struct Group {
     package: &'static str,
     files: &'static [&'static str],
-    /// Filters on the tests of the binary `all`.
+    /// Filters on the unit tests and on those of the binary `all`.
     tests: &'static [&'static str],
 }
 
@@ -45,7 +45,7 @@ pub(super) fn run(root: &Path) -> Result<(), String> {
         let mut command = cargo();
         command.args(["mutants", "--package", group.package, "--jobs", "2", "--output"]).arg(&output);
         command.args(group.files.iter().flat_map(|file| ["--file", file]));
-        command.args(["--", "--test", "all", "--"]).args(group.tests);
+        command.args(["--", "--lib", "--test", "all", "--"]).args(group.tests);
         let status =
             command.current_dir(root).status().map_err(|why| format!("cargo does not start: {why}"))?;
         // 2 and 3 report missed mutants and timeouts
