@@ -88,11 +88,7 @@ def set_host_device(device: "Device | str") -> Device:
 
 def device_of(x) -> Device:
     """The device that computes with tensors like ``x``."""
-    return device_with(device_number(x))
-
-
-def device_with(number: int) -> Device:
-    """The device of the memory of a GPU, or with -1 of the host."""
+    number = device_number(x)
     if number == HOST:
         return host_device()
     device = _devices.get(number)
@@ -104,13 +100,9 @@ def device_with(number: int) -> Device:
 def queue_of(x) -> "_core.Queue":
     """The queue for tensors like ``x``."""
     if getattr(x, "is_cuda", False):
-        return queue_on(x.get_device())
+        # the lookups of device_of and Device.queue without their calls
+        device = _devices.get(x.get_device())
+        queue = device and device._queues.get(device.current_stream())
+        if queue is not None:
+            return queue
     return device_of(x).queue()
-
-
-def queue_on(number: int) -> "_core.Queue":
-    """The queue for tensors of a GPU, or with -1 of the host."""
-    # the lookups of device_with and Device.queue without their calls
-    device = _devices.get(number)
-    queue = device and device._queues.get(device.current_stream())
-    return queue or device_with(number).queue()

@@ -9,7 +9,7 @@ import torch
 
 from .. import _core
 from .._core import Error, Unsupported
-from .._device import queue_of, queue_on
+from .._device import queue_of
 from ._compiled import is_compiling, operator
 from ._refuse import check_choice
 
@@ -22,9 +22,8 @@ _is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.i
 _PARAMETERS = (("temperature", torch.float32), ("top_k", torch.int32), ("top_p", torch.float32), ("min_p", torch.float32))
 
 
-def _random(scores, device, tokens, compiling, generator, seed, offset):
-    """Seed, offset, and the distance of two tokens' offsets. A single offset advances, so that equal rows draw different tokens.
-    ``device`` is the GPU of ``scores``, -1 for the host."""
+def _random(scores, tokens, compiling, generator, seed, offset):
+    """Seed, offset, and the distance of two tokens' offsets. A single offset advances, so that equal rows draw different tokens."""
     if seed is not None or offset is not None:
         if seed is None or offset is None:
             raise ValueError("seed and offset must be given together")
@@ -35,14 +34,14 @@ def _random(scores, device, tokens, compiling, generator, seed, offset):
         if generator is not None:
             raise Unsupported("flashinfer.sampling: generator is not None in compiled code, expected seed and offset")
         return torch.randint(2**62, (1,), dtype=torch.int64, device=scores.device), 0, _STEP
-    if device < 0:
+    if not scores.is_cuda:
         # the CPU's generator has no counter: a fresh seed is drawn from it
         return int(torch.randint(0, 2**62, (1,), generator=generator)), 0, _STEP
     if _is_capturing():
         # the state on the host would be that of the recording in every replay
         return torch.randint(2**62, (1,), dtype=torch.int64, device=scores.device, generator=generator), 0, _STEP
     if generator is None:
-        generator = torch.cuda.default_generators[device]
+        generator = torch.cuda.default_generators[scores.get_device()]
     seed, offset = generator.initial_seed(), generator.get_offset()
     generator.set_offset(offset + _STEP * tokens)
     return seed, offset, _STEP
@@ -100,14 +99,14 @@ def _converted(scores, params, tokens, indices):
 def _sample(scores, probs, tensors, tensor_names, numbers, number_names, counters, counter_names, joint, tokens, valid, rows,
             indices):
     params = dict(zip((*tensor_names, *number_names, *counter_names), (*tensors, *numbers, *counters)), joint=joint)
-    _call(_core.sample_tensors, scores.get_device(), probs, params, (scores, tokens, valid, rows), indices)
+    _call(_core.sample_tensors, probs, params, (scores, tokens, valid, rows), indices)
 
 
 @operator("distribution(Tensor scores, bool probs, Tensor[] tensors, str[] tensor_names, float[] numbers, str[] number_names, "
           "Tensor(a!) out)")
 def _compute_distribution(scores, probs, tensors, tensor_names, numbers, number_names, out):
     params = dict(zip((*tensor_names, *number_names), (*tensors, *numbers)))
-    _call(_core.distribution_tensors, scores.get_device(), probs, params, (scores, out))
+    _call(_core.distribution_tensors, probs, params, (scores, out))
 
 
 def _by_type(params):
@@ -131,10 +130,10 @@ def _sample_compiled(scores, probs, params, tokens, valid, rows, indices):
             params.get("joint", False), tokens, valid, rows, indices)
 
 
-def _call(function, device, probs, params, tensors, indices=None):
+def _call(function, probs, params, tensors, indices=None):
     """Calls a function of scores, the first of the tensors, and parameters, converted if it rejects them: a search for
-    conversions would delay every call. ``device`` is that of the scores, -1 for the host."""
-    queue = queue_on(device)
+    conversions would delay every call."""
+    queue = queue_of(tensors[0])
     try:
         return function(queue, probs, params, tensors)
     except Error:
@@ -150,7 +149,7 @@ def _distribution(scores, probs, params, dtype):
     if is_compiling():
         _compute_distribution(scores, probs, *_by_type(params), out)
     else:
-        _call(_core.distribution_tensors, scores.get_device(), probs, params, (scores, out))
+        _call(_core.distribution_tensors, probs, params, (scores, out))
     return out
 
 
@@ -159,15 +158,15 @@ def _draw(scores, probs, params, indices=None, check_nan=False, random=(None, No
     if check_nan and torch.any(torch.isnan(scores)):
         raise ValueError("Input probs contains NaN.")
     rows = None if indices is None else indices.to(scores.device, torch.int32).contiguous()
-    tokens = len(scores if rows is None else rows)
-    compiling, device = is_compiling(), scores.get_device()
-    params["seed"], params["offset"], params["offset_step"] = _random(scores, device, tokens, compiling, *random)
+    tokens = (scores if rows is None else rows).size(0)
+    compiling = is_compiling()
+    params["seed"], params["offset"], params["offset_step"] = _random(scores, tokens, compiling, *random)
     drawn = scores.new_empty(tokens, dtype=torch.int32)
     valid = scores.new_empty(tokens, dtype=torch.int8) if return_valid else None
     if compiling:
         _sample_compiled(scores, probs, params, drawn, valid, rows, indices)
     else:
-        _call(_core.sample_tensors, device, probs, params, (scores, drawn, valid, rows), indices)
+        _call(_core.sample_tensors, probs, params, (scores, drawn, valid, rows), indices)
     if rows is not None:
         drawn = drawn.to(indices.dtype)
     return (drawn, valid.view(torch.bool)) if return_valid else drawn
@@ -286,7 +285,7 @@ def chain_speculative_sampling(
     batch, positions = target_probs.shape[:2]
     device = target_probs.device
     compiling = is_compiling()
-    seed, offset, step = _random(draft_probs, draft_probs.get_device(), batch, compiling, generator, seed, offset)
+    seed, offset, step = _random(draft_probs, batch, compiling, generator, seed, offset)
     params = {"seed": _counter("seed", seed, batch, draft_probs), "offset": _counter("offset", offset, batch, draft_probs),
               "offset_step": step}
     ids = draft_token_ids.to(device, torch.int32).contiguous().view(-1)
