@@ -149,7 +149,7 @@ impl<'c, 'k> Producer<'c, 'k> {
                 k.when(k.lane().eq(0), || self.next_present(n + 1).store(present));
             });
             prepared.set(false);
-            self.load_tiles(words, &tiles, || prepared.set(self.prepare(n + 1)));
+            self.load_tiles(&item, &tiles, || prepared.set(self.prepare(n + 1)));
             k.sync_warp();
             k.when(k.lane().eq(0), || shared.items.empty(n).arrive());
             count.set(n + 1);
@@ -265,24 +265,21 @@ impl<'c, 'k> Producer<'c, 'k> {
     }
 
     /// Loads all other keys and values of an item, from the last tile to the first. Calls `prepare` before the values of the first.
-    /// The words of the item are loaded again where they are used, for lack of registers.
-    fn load_tiles(&self, words: Shared<'k, u32>, tiles: &ItemTiles<'k>, prepare: impl Fn()) {
+    fn load_tiles(&self, item: &WorkItemRegs<'k>, tiles: &ItemTiles<'k>, prepare: impl Fn()) {
         let k = self.k;
-        let item = || WorkItemRegs::load_shared(k, words);
         let ItemTiles { first, tile, pages, .. } = *tiles;
         k.loop_(|| {
             let at = tile.get();
             k.break_if(at.eq(first) | at.eq(NONE));
             let of_values = pages.map(|page| k.var("page_of_values", page.get()));
-            let item = item();
-            self.load_pages(&item, at - 1, &pages);
-            self.load(&item, Tensor::Keys, KvTile { index: at - 1, pages });
-            self.load(&item, Tensor::Values, KvTile { index: at, pages: of_values });
+            self.load_pages(item, at - 1, &pages);
+            self.load(item, Tensor::Keys, KvTile { index: at - 1, pages });
+            self.load(item, Tensor::Values, KvTile { index: at, pages: of_values });
             tile.set(at - 1);
         });
         k.when(tile.get().ne(NONE), prepare);
         k.when(tile.get().ne(NONE) & self.fills_stages, || {
-            self.load(&item(), Tensor::Values, KvTile { index: tile.get(), pages });
+            self.load(item, Tensor::Values, KvTile { index: tile.get(), pages });
         });
         self.hand_over_all();
     }
