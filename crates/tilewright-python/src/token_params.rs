@@ -17,7 +17,8 @@ const OPERATOR: &str = "sampling.params";
 /// A number for all tokens, or a tensor.
 pub(crate) enum NumberArg<T> {
     Number(T),
-    Tensor(TensorArg),
+    /// Boxed, so that a set of parameters is moved in few bytes.
+    Tensor(Box<TensorArg>),
 }
 
 /// The tensor of a parameter, if it is one.
@@ -41,7 +42,7 @@ impl<T> NumberArg<T> {
             return object.extract().map(Self::Number).map_err(|_| wrong());
         }
         let tensor = TensorArg::exported(object)?.filter(|tensor| tensor.shape().len() == 1);
-        tensor.map(Self::Tensor).ok_or_else(wrong)
+        tensor.map(Box::new).map(Self::Tensor).ok_or_else(wrong)
     }
 }
 

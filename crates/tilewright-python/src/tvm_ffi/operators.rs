@@ -74,14 +74,14 @@ pub(super) fn append_paged_kv_cache(call: &Arguments<'_>) -> Outcome {
 /// A tensor at `at`, or else the number after it.
 fn counter(call: &Arguments<'_>, at: usize) -> Result<Option<NumberArg<u64>>, Failure> {
     Ok(Some(match call.optional(at)? {
-        Some(tensor) => NumberArg::Tensor(tensor),
+        Some(tensor) => NumberArg::Tensor(Box::new(tensor)),
         None => NumberArg::Number(call.int(at + 1)?.cast_unsigned()),
     }))
 }
 
 fn number(call: &Arguments<'_>, at: usize) -> Result<Option<NumberArg<f64>>, Failure> {
     Ok(Some(match call.optional(at)? {
-        Some(tensor) => NumberArg::Tensor(tensor),
+        Some(tensor) => NumberArg::Tensor(Box::new(tensor)),
         None => NumberArg::Number(call.float(at + 1)?),
     }))
 }
