@@ -1,12 +1,17 @@
-//! Loaded kernels: resources and parameters.
+//! Loaded kernels: resources and launch signatures.
 
 use super::{
-    Context, DriverError, ErrorKind, Result, error::driver, handle::Handle, module::Module,
-    signature::Signature,
+    Context, DriverError, ErrorKind, Result,
+    error::driver,
+    handle::{Handle, optional},
+    module::Module,
 };
 use cudarc::driver::sys;
 use std::sync::Arc;
-use tilewright_ptx::ir::Kernel;
+use tilewright_ptx::{
+    ir::{Kernel, Param, ParamKind},
+    isa::{Op, sync::SyncOp},
+};
 
 /// A loaded kernel. Clones share it; the last one unloads its machine code.
 #[derive(Debug, Clone)]
@@ -72,17 +77,9 @@ impl Function {
             )));
         }
         signature.prepare(self.raw())?;
-        let FunctionInner { name, module, handle, resources, .. } = &*self.inner;
-        let (name, module, signature) = (name.clone(), module.clone(), Some(signature));
-        Ok(Self {
-            inner: Arc::new(FunctionInner {
-                name,
-                module,
-                handle: *handle,
-                resources: *resources,
-                signature,
-            }),
-        })
+        let (name, module, handle) = (self.name().to_owned(), self.module().clone(), self.inner.handle);
+        let (resources, signature) = (self.resources(), Some(signature));
+        Ok(Self { inner: Arc::new(FunctionInner { name, module, handle, resources, signature }) })
     }
 
     /// Its name.
@@ -154,5 +151,85 @@ impl Resources {
             shared: attribute(CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?,
             threads: attribute(CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
         })
+    }
+}
+
+/// Launch signature: parameters, threads, clusters, shared memory.
+#[derive(Debug)]
+pub(super) struct Signature {
+    pub(super) threads: u32,
+    pub(super) cluster: u32,
+    /// Bytes of dynamic shared memory.
+    pub(super) shared: u32,
+    /// Whether it executes `griddepcontrol.wait`, so that it may start before its predecessor ends.
+    pub(super) waits: bool,
+    pub(super) params: Vec<Param>,
+}
+
+impl Signature {
+    fn of(kernel: &Kernel) -> Self {
+        let mut waits = false;
+        kernel.for_each(|inst| waits |= inst.op == Op::Sync(SyncOp::WaitForPrerequisites));
+        Self {
+            threads: kernel.threads,
+            cluster: kernel.cluster,
+            shared: kernel.shared_layout().1 as u32,
+            waits,
+            params: kernel.params.clone(),
+        }
+    }
+
+    /// Compares the parameters with those of the machine code, if the driver reports these.
+    fn check(&self, function: sys::CUfunction) -> std::result::Result<(), String> {
+        let Some(info) = optional().func_get_param_info else { return Ok(()) };
+        let (mut offset, mut found) = (0, 0);
+        // SAFETY: the function exists, and both output locations are valid.
+        let mut bytes = |at| match unsafe { info(function, at, &mut offset, &mut found) } {
+            sys::CUresult::CUDA_SUCCESS => Some(found),
+            _ => None,
+        };
+        for (at, param) in self.params.iter().enumerate() {
+            let expected = param_bytes(param.kind);
+            match bytes(at) {
+                Some(found) if found == expected => {}
+                Some(found) => {
+                    let name = &param.name;
+                    return Err(format!(
+                        "parameter {name} has {expected} bytes, that of its machine code {found}"
+                    ));
+                }
+                None => {
+                    let count = self.params.len();
+                    return Err(format!("it has {count} parameters, its machine code {at}"));
+                }
+            }
+        }
+        match bytes(self.params.len()) {
+            Some(_) => Err(format!("it has {} parameters, its machine code more", self.params.len())),
+            None => Ok(()),
+        }
+    }
+
+    /// Sets the function attributes that launches require.
+    fn prepare(&self, function: sys::CUfunction) -> Result<()> {
+        use sys::CUfunction_attribute::{
+            CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as SHARED,
+            CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED as LARGE_CLUSTERS,
+        };
+        // SAFETY: the function exists.
+        unsafe {
+            driver!(cuFuncSetAttribute(function, SHARED, self.shared.cast_signed()))?;
+            if self.cluster > 8 {
+                driver!(cuFuncSetAttribute(function, LARGE_CLUSTERS, 1))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn param_bytes(kind: ParamKind) -> usize {
+    match kind {
+        ParamKind::Value(class) => class.bytes(),
+        ParamKind::TensorMap => 128,
     }
 }

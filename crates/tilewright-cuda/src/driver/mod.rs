@@ -13,7 +13,6 @@
 //! Each call restores the thread's current context. Calls do not block unless documented. Arguments are checked before a launch,
 //! so an argument error leaves the context usable.
 
-mod args;
 mod assemble;
 mod buffer;
 mod capture;
@@ -38,7 +37,6 @@ mod module;
 mod pointer;
 mod properties;
 mod retain;
-mod signature;
 mod staging;
 mod stopwatch;
 mod stream;
