@@ -1,10 +1,12 @@
 //! The engine's `Backend` trait: each method delegates to its operator's module.
 
 use super::{
-    Gpu, activation, append, append_slots, bits, elementwise, gather, linear, memory, merge, norm, rope,
-    rope_append, sampling,
+    Gpu, activation, append, append_slots,
+    attention::kernel::{AttentionKernels, tiling},
+    bits, elementwise, gather, linear, memory, merge, norm, rope, rope_append, sampling,
 };
 use crate::machine::Machine;
+use std::sync::Arc;
 use tilewright::{
     Backend, Dtype, Opaque, RecordedGraph, Result, View, ViewMut, Workspace,
     activation::GatedActivation,
@@ -72,7 +74,7 @@ impl<M: Machine> Backend for Gpu<M> {
     }
 
     fn tiling(&self, problem: &Problem) -> Result<Tiling> {
-        self.attention_tiling(problem)
+        tiling(&self.limits, problem)
     }
 
     fn build<V: Variant>(
@@ -81,16 +83,16 @@ impl<M: Machine> Backend for Gpu<M> {
         _: V,
         recorded: &ExpressionVariant,
     ) -> Result<Option<Opaque>> {
-        self.build_attention(problem, recorded)
+        Ok(Some(Arc::new(AttentionKernels::new(self, problem, recorded)?)))
     }
 
     fn load_attention(&self, _: &Problem, _: &ExpressionVariant, built: Option<&Opaque>) -> Result<()> {
-        Self::load_attention(self, built)
+        AttentionKernels::of(built).map_or(Ok(()), |kernels| kernels.load_all(self))
     }
 
     fn describe_attention(&self, _: &Problem, built: Option<&Opaque>) -> String {
-        match built.and_then(|built| self.attention_choice(built)) {
-            Some(choice) => format!("{}: {choice}", self.describe()),
+        match AttentionKernels::<M>::of(built) {
+            Some(kernels) => format!("{}: {}", self.describe(), kernels.choice),
             None => self.describe(),
         }
     }
@@ -100,7 +102,7 @@ impl<M: Machine> Backend for Gpu<M> {
     }
 
     fn attention(&self, operator: AttentionRun<'_>) -> Result<()> {
-        self.run_attention(operator.plan, &operator.inputs, &operator.out) // checks the device of each tensor
+        self.run_attention(&operator) // checks the device of each tensor
     }
 
     fn plan_on_device(&self, plan: &mut Plan, batch: DeviceBatch) -> Result<()> {

@@ -3,7 +3,7 @@
 //! [`choose`] decides which body runs. The tiling depends only on the problem, so operators of one problem share plans across
 //! variants: a kernel supports items of any number of rows.
 
-use super::{DevicePlan, hooks::VariantTables};
+use super::{device_plan::DevicePlan, hooks::VariantTables};
 use crate::{
     backend::Gpu,
     cache::parallel,
@@ -11,7 +11,7 @@ use crate::{
 };
 use std::sync::OnceLock;
 use tilewright::{
-    Problem, Result,
+    Opaque, Problem, Result,
     attention::{
         ManyRows, Tiling,
         variant::{ExpressionVariant, Hook, Variant},
@@ -25,7 +25,7 @@ use tilewright_kernels::attention::{
         wgmma::{self, WgmmaConfig},
     },
     choose::{Alignment, Body, Choice, ChoiceInput, KernelConfig, choose},
-    params::{AttentionParams, KvLayout},
+    params::KvLayout,
 };
 
 const OPERATOR: &str = "attention.new";
@@ -69,15 +69,15 @@ impl Part {
 ///
 /// The exception is a run with the plan of an operator with other hooks, which has loaded other kernels.
 #[derive(Debug)]
-pub(super) struct AttentionKernels<M: Machine> {
+pub(in crate::backend) struct AttentionKernels<M: Machine> {
     problem: Problem,
     variant: ExpressionVariant,
     /// The body for aligned tensors, with the reasons why it is no faster one.
-    pub(super) choice: Choice,
+    pub(in crate::backend) choice: Choice,
     /// The kernel for tensors of any alignment.
-    unaligned: KernelConfig,
+    pub(super) unaligned: KernelConfig,
     /// By [`Part`].
-    functions: [OnceLock<M::Function>; Part::ALL.len()],
+    pub(super) functions: [OnceLock<M::Function>; Part::ALL.len()],
     pub(super) tables: VariantTables,
 }
 
@@ -95,7 +95,7 @@ fn input<'a>(
     ChoiceInput { problem, variant, device, alignment }
 }
 
-pub(super) fn tiling(limits: &Limits, problem: &Problem) -> Result<Tiling> {
+pub(in crate::backend) fn tiling(limits: &Limits, problem: &Problem) -> Result<Tiling> {
     let dim = problem.head_dim();
     let too_large = [("head_dim.qk", dim.qk), ("head_dim.vo", dim.vo)];
     for (name, value) in too_large {
@@ -150,7 +150,11 @@ fn many_rows_tiling(limits: &Limits, problem: &Problem, config: &WgmmaConfig) ->
 }
 
 impl<M: Machine> AttentionKernels<M> {
-    pub(super) fn new(gpu: &Gpu<M>, problem: &Problem, variant: &ExpressionVariant) -> Result<Self> {
+    pub(in crate::backend) fn new(
+        gpu: &Gpu<M>,
+        problem: &Problem,
+        variant: &ExpressionVariant,
+    ) -> Result<Self> {
         let choose = |alignment| choose(&input(&gpu.limits, problem, Some(variant), alignment));
         let kernels = Self {
             problem: *problem,
@@ -164,8 +168,13 @@ impl<M: Machine> AttentionKernels<M> {
         Ok(kernels)
     }
 
+    /// The kernels that `build` has returned.
+    pub(in crate::backend) fn of(built: Option<&Opaque>) -> Option<&Self> {
+        built.and_then(|built| built.downcast_ref())
+    }
+
     /// Loads every kernel that a run can need.
-    pub(super) fn load_all(&self, gpu: &Gpu<M>) -> Result<()> {
+    pub(in crate::backend) fn load_all(&self, gpu: &Gpu<M>) -> Result<()> {
         self.load_parts(gpu, Part::ALL)
     }
 
@@ -209,50 +218,18 @@ impl<M: Machine> AttentionKernels<M> {
     }
 
     /// The kernel of items; one for any number of rows supports all.
-    fn part_of(&self, items: Bodies) -> Part {
+    pub(super) fn part_of(&self, items: Bodies) -> Part {
         if items == Bodies::SplitKv && self.has(Part::SplitKv) { Part::SplitKv } else { Part::Both }
     }
 
-    /// The kernel for these items and parameters, and its configuration; tensor-core kernels require alignment, for example.
-    pub(super) fn select(
-        &self,
-        gpu: &Gpu<M>,
-        items: Bodies,
-        params: &AttentionParams,
-    ) -> Result<(M::Function, KernelConfig)> {
-        let kernel = self.choice.kernel;
-        if kernel.accepts(params) {
-            return Ok((self.load(gpu, self.part_of(items))?, kernel));
-        }
-        Ok((self.load(gpu, Part::Unaligned)?, self.unaligned))
-    }
-
-    /// The kernel for runs with these parameters, and its configuration; `None` if they are executed like items of workers.
-    pub(super) fn select_many_rows(
-        &self,
-        gpu: &Gpu<M>,
-        params: &AttentionParams,
-    ) -> Result<Option<(M::Function, WgmmaConfig)>> {
-        let parts = [Part::ManyRows, Part::ManyRowsAnyMask].into_iter();
-        let mut configs = parts.filter_map(|part| Some((part, self.many_rows(part)?)));
-        let Some((part, config)) = configs.find(|(_, config)| config.accepts(params)) else {
-            return Ok(None);
-        };
-        Ok(Some((self.load(gpu, part)?, config)))
-    }
-
     /// The configuration of a kernel for runs.
-    fn many_rows(&self, part: Part) -> Option<WgmmaConfig> {
+    pub(super) fn many_rows(&self, part: Part) -> Option<WgmmaConfig> {
         let config = self.choice.many_rows?;
         Some(WgmmaConfig { any_mask: config.any_mask || part == Part::ManyRowsAnyMask, ..config })
     }
 
-    /// The loaded kernel; the first call loads it.
+    /// Loads a kernel.
     pub(super) fn load(&self, gpu: &Gpu<M>, part: Part) -> Result<M::Function> {
-        let slot = &self.functions[part as usize];
-        if let Some(function) = slot.get() {
-            return Ok(function.clone());
-        }
         let (kernel, problem, variant) = (self.choice.kernel, &self.problem, &self.variant);
         let items = |kernel: KernelConfig| {
             let name = kernel_name(&kernel, problem, variant);
@@ -273,7 +250,7 @@ impl<M: Machine> AttentionKernels<M> {
             (Part::Unaligned, ..) => items(self.unaligned),
             _ => items(kernel.with_bodies(Bodies::Both)),
         }?;
-        Ok(slot.get_or_init(|| function).clone())
+        Ok(self.functions[part as usize].get_or_init(|| function).clone())
     }
 }
 

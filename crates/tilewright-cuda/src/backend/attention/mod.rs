@@ -1,21 +1,23 @@
-//! Attention on the device: kernel selection, device plans, launch.
+//! A run of attention on the device: parameters from checked tensors, kernel selection, launches.
+//!
+//! Strides and addresses are those of the views. Per-head scales are host memory and are uploaded once
+//! (`backend/constants.rs`), as are a variant's tables. Buffers that a variant writes are copied to the device and back in each
+//! run.
 
+mod device_plan;
 mod flatten;
 mod hooks;
-mod kernel;
-mod params;
-mod plan_on_device;
+pub(super) mod kernel;
 
 use super::Gpu;
 use crate::machine::Machine;
-use flatten::{DeviceRuns, PlanLayout};
+use device_plan::DevicePlan;
+use flatten::DeviceRuns;
 use hooks::VariantBuffers;
 use kernel::{AttentionKernels, Part};
-use params::TemporaryMemory;
-use std::sync::Arc;
 use tilewright::{
-    Error, Opaque, Output, Plan, Problem, Result, View, ViewMut,
-    attention::{Inputs, Merge, Tiling, variant::ExpressionVariant},
+    Error, Mask, Result, Scale, View,
+    attention::{AttentionRun, Inputs},
     kv::KvStrides,
     tensor::DeviceMemory,
 };
@@ -24,11 +26,12 @@ use tilewright_kernels::attention::{
         Bodies,
         mla_wgmma::MlaWgmmaParams,
         mma,
-        wgmma::{RunParams, kv_map},
+        wgmma::{RunParams, WgmmaConfig, kv_map},
     },
-    choose::{Choice, KernelConfig},
-    kernel::merge::max_fused_states,
-    params::{AttentionParams, CacheTensor, KvLayout, PlanArrays},
+    choose::KernelConfig,
+    params::{
+        AttentionParams, CacheTensor, KvLayout, PeTensors, PlanArrays, RowTensor, ScaleTensor, UNLIMITED,
+    },
 };
 use tilewright_ptx::sim::tensor::TensorMap;
 
@@ -38,129 +41,11 @@ const RUN_SMS: f32 = 0.55;
 /// CTAs per SM of the kernel of large merges.
 const LARGE_MERGE_CTAS_PER_SM: u32 = 2;
 
-/// A plan in device memory.
-#[derive(Debug)]
-pub(super) struct DevicePlan {
-    args: PlanArrays,
-    layout: KvLayout,
-    page_size: u32,
-    workers: u32,
-    /// The kind of the items of its workers, now and after each replan within its capacity; `None` if they have none.
-    items: Option<Bodies>,
-    /// Its runs, if there are any.
-    runs: Option<DeviceRuns>,
-    /// The address of the list of large merges.
-    large_merges: u64,
-    /// Whether it may have large merges, now or after a replan.
-    has_large_merges: bool,
-    /// Capacity of the workspace, in rows of partial states.
-    partial_rows: usize,
-    /// The planning launch, if the plan is computed on the device.
-    launch: Option<plan_on_device::PlanLaunch>,
-    /// The memory of all arrays.
-    memory: DeviceMemory,
-}
-
 impl<M: Machine> Gpu<M> {
-    pub(super) fn attention_tiling(&self, problem: &Problem) -> Result<Tiling> {
-        kernel::tiling(&self.limits, problem)
-    }
-
-    pub(super) fn build_attention(
-        &self,
-        problem: &Problem,
-        variant: &ExpressionVariant,
-    ) -> Result<Option<Opaque>> {
-        Ok(Some(Arc::new(AttentionKernels::new(self, problem, variant)?)))
-    }
-
-    pub(super) fn load_attention(&self, built: Option<&Opaque>) -> Result<()> {
-        let kernels = built.and_then(|built| built.downcast_ref::<AttentionKernels<M>>());
-        kernels.map_or(Ok(()), |kernels| kernels.load_all(self))
-    }
-
-    /// The choice of the body that a built operator runs.
-    pub(super) fn attention_choice(&self, built: &Opaque) -> Option<Choice> {
-        built.downcast_ref::<AttentionKernels<M>>().map(|kernels| kernels.choice.clone())
-    }
-
-    /// Uploads a plan. Reuses the memory of the previous plan if this is its only owner and the memory is large enough, which is
-    /// always true for a plan of fixed capacity.
-    pub(super) fn prepare_plan(&self, plan: &Plan, previous: Option<Opaque>) -> Result<Option<Opaque>> {
-        let plan_layout = PlanLayout::of(plan);
-        let before = previous.and_then(|previous| previous.downcast::<DevicePlan>().ok());
-        let before = before.and_then(Arc::into_inner).filter(|before| {
-            before.memory.device() == self.limits.device && before.memory.bytes() >= plan_layout.bytes
-        });
-        let memory = match before {
-            Some(before) => before.memory,
-            None => self.allocate(plan_layout.bytes.max(1))?,
-        };
-        let args = plan_layout.at(memory.address());
-        self.upload_plan(plan, &plan_layout, &args)?;
-        let (layout, page_size) = flatten::layout(plan);
-        let runs = plan_layout.runs(plan, memory.address());
-        let has_workers = runs.is_none() || !flatten::workers_items(plan).is_empty();
-        let items = has_workers.then(|| flatten::items(plan));
-        let (workers, partial_rows) = (plan.schedule().num_workers() as u32, plan.array_sizes().partial_rows);
-        let device_plan = DevicePlan {
-            args,
-            layout,
-            page_size,
-            workers,
-            items,
-            runs,
-            large_merges: plan_layout.large_merges(memory.address()),
-            has_large_merges: plan.capacity().is_some() || has_large_merges(plan),
-            partial_rows,
-            launch: None,
-            memory,
-        };
-        if let Some(kernels) = plan.built().and_then(|built| built.downcast_ref::<AttentionKernels<M>>()) {
-            kernels.load_for(self, &device_plan)?;
-        }
-        Ok(Some(Arc::new(device_plan)))
-    }
-
-    /// Writes a plan to its device memory. Page indices on the device are copied there.
-    fn upload_plan(&self, plan: &Plan, plan_layout: &PlanLayout, args: &PlanArrays) -> Result<()> {
-        let used = || plan.requests().source.device_indices().iter().filter(|part| part.at.len > 0);
-        for part in used() {
-            self.check_device("attention.plan", "page indices", Some(part.at))?;
-        }
-        self.upload_host_arrays(plan, plan_layout, args)?;
-        let bytes = |count: usize| count * size_of::<i32>();
-        used().try_for_each(|part| {
-            let to = args.indices + bytes(part.first) as u64;
-            self.machine.copy(part.at.address, to, bytes(part.at.len))
-        })
-    }
-
-    /// Writes what the host has of a plan.
-    fn upload_host_arrays(&self, plan: &Plan, plan_layout: &PlanLayout, args: &PlanArrays) -> Result<()> {
-        if plan.capacity().is_none() && plan.requests().source.device_indices().is_empty() {
-            return self.machine.write_words(args.worker_indptr, plan_layout.all_words(), &mut |all| {
-                flatten::write(plan, plan_layout, &mut all[..plan_layout.words(plan)]);
-                plan_layout.write_lists(plan, all);
-            });
-        }
-        let write = &mut |words: &mut [u32]| flatten::write(plan, plan_layout, words);
-        self.machine.write_words(args.worker_indptr, plan_layout.words(plan), write)?;
-        for (to, bytes) in [
-            (args.indices, bytemuck::cast_slice(plan.requests().source.indices())),
-            (args.mask_bits, plan.requests().mask.bytes()),
-        ] {
-            if !bytes.is_empty() {
-                self.machine.write(to, bytes)?;
-            }
-        }
-        Ok(())
-    }
-
-    pub(super) fn run_attention(&self, plan: &Plan, inputs: &Inputs<'_>, out: &Output<'_>) -> Result<()> {
-        let device_plan = plan.prepared().and_then(|prepared| prepared.downcast_ref::<DevicePlan>());
-        let kernels = inputs.built().and_then(|kernels| kernels.downcast_ref::<AttentionKernels<M>>());
-        let (Some(device_plan), Some(kernels)) = (device_plan, kernels) else {
+    pub(super) fn run_attention(&self, operator: &AttentionRun<'_>) -> Result<()> {
+        let AttentionRun { plan, inputs, .. } = operator;
+        let kernels = AttentionKernels::<M>::of(inputs.built());
+        let (Some(device_plan), Some(kernels)) = (DevicePlan::of(plan), kernels) else {
             let text = match plan.prepared().is_some() && inputs.built().is_some() {
                 true => "the plan or the operator was made by another backend",
                 false => "the plan or the operator was made without a device",
@@ -168,19 +53,8 @@ impl<M: Machine> Gpu<M> {
             return Err(Error::new(OPERATOR, text));
         };
         self.check_device(OPERATOR, "the plan", Some(device_plan.memory.device_address()))?;
-        let workspace = self.check_device(
-            OPERATOR,
-            "workspace",
-            out.workspace.device().map(DeviceMemory::device_address),
-        )?;
-        let mut temporaries = TemporaryMemory::new();
-        let tensors: (&ViewMut<'_>, Option<&ViewMut<'_>>) = (&out.o, out.lse.as_ref());
-        let mut call = self.attention_params(
-            (inputs.problem(), device_plan),
-            inputs,
-            tensors,
-            (workspace, &mut temporaries),
-        )?;
+        let mut temporaries = Vec::new();
+        let mut call = self.attention_params(operator, device_plan, &mut temporaries)?;
         // a run recorded with an empty batch may be replayed with others
         if plan.num_rows() == 0 && plan.capacity().is_none() {
             return Ok(());
@@ -197,6 +71,80 @@ impl<M: Machine> Gpu<M> {
         }
         buffers.download(self, variant)
     }
+
+    /// The kernel parameters of a run. `temporaries` must live until the launch is submitted.
+    fn attention_params(
+        &self,
+        AttentionRun { inputs, out, .. }: &AttentionRun<'_>,
+        plan: &DevicePlan,
+        temporaries: &mut Vec<DeviceMemory>,
+    ) -> Result<AttentionParams> {
+        let workspace = out.workspace.device().map(DeviceMemory::device_address);
+        let workspace = self.check_device(OPERATOR, "workspace", workspace)?;
+        let (q, q_pe) = inputs.q();
+        let row = |name, view: View<'_>| -> Result<RowTensor> {
+            Ok(row_tensor(self.address(OPERATOR, name, &view)?, view.strides()))
+        };
+        let cache = |name, (view, strides): (View<'_>, KvStrides)| -> Result<CacheTensor> {
+            let mut tensor = cache_tensor(self.address(OPERATOR, name, &view)?, strides);
+            if plan.layout == KvLayout::Blocks {
+                tensor.page = u64::from(plan.page_size) * tensor.token;
+            }
+            Ok(tensor)
+        };
+        let pe = match (q_pe, inputs.k_pe()) {
+            (Some(q), Some(k)) => Some(PeTensors { q: row("q.pe", q)?, k: cache("kpe", k)? }),
+            _ => None,
+        };
+        let problem = inputs.problem();
+        let (left, right) = window(problem.mask());
+        let (heads, dim) = (problem.heads(), problem.head_dim());
+        let lse = out.lse.as_ref().map(|lse| self.address_mut(OPERATOR, "lse", lse)).transpose()?;
+        Ok(AttentionParams {
+            q: row("q", q)?,
+            k: cache("k", inputs.k())?,
+            v: cache("v", inputs.v())?,
+            pe,
+            o: row_tensor(self.address_mut(OPERATOR, "o", &out.o)?, out.o.strides()),
+            lse: lse.unwrap_or(0),
+            partial_o: workspace,
+            partial_stats: workspace + 4 * (plan.partial_rows * dim.vo) as u64,
+            plan: plan.args,
+            qo_heads: heads.qo as u32,
+            group: heads.group() as u32,
+            page_size: plan.page_size,
+            layout: plan.layout,
+            left,
+            right,
+            scale: problem.scale(),
+            k_scale: self.scale("k scale", inputs.scales().k, temporaries)?,
+            v_scale: self.scale("v scale", inputs.scales().v, temporaries)?,
+            variant: Vec::new(),
+        })
+    }
+
+    fn scale(
+        &self,
+        name: &str,
+        scale: Scale<'_>,
+        temporaries: &mut Vec<DeviceMemory>,
+    ) -> Result<ScaleTensor> {
+        Ok(match scale {
+            Scale::One => ScaleTensor::default(),
+            Scale::Tensor(factor) => ScaleTensor { value: factor, ..ScaleTensor::default() },
+            Scale::Head(scales) => {
+                let (address, uncached) = self.constants(scales)?;
+                temporaries.extend(uncached);
+                ScaleTensor { address, page: 0, head: 1, value: 1.0 }
+            }
+            Scale::Page(scales) => {
+                let address = self.address(OPERATOR, name, &scales)?;
+                let strides = scales.strides();
+                let head = strides.get(1).copied().unwrap_or(0);
+                ScaleTensor { address, page: strides[0] as u64, head: head as u64, value: 1.0 }
+            }
+        })
+    }
 }
 
 /// Context of the launches of a run.
@@ -208,15 +156,39 @@ struct RunContext<'a, M: Machine> {
 }
 
 impl<M: Machine> RunContext<'_, M> {
+    /// The kernel for items and parameters, and its configuration; tensor-core kernels require alignment, for example.
+    fn select(&self, items: Bodies, params: &AttentionParams) -> Result<(M::Function, KernelConfig)> {
+        let kernels = self.kernels;
+        let (part, kernel) = match kernels.choice.kernel {
+            kernel if kernel.accepts(params) => (kernels.part_of(items), kernel),
+            _ => (Part::Unaligned, kernels.unaligned),
+        };
+        Ok((self.loaded(part)?, kernel))
+    }
+
+    /// The kernel for runs, and its configuration; `None` if they are executed like items of workers.
+    fn select_many_rows(&self, params: &AttentionParams) -> Result<Option<(M::Function, WgmmaConfig)>> {
+        let parts = [Part::ManyRows, Part::ManyRowsAnyMask].into_iter();
+        let mut configs = parts.filter_map(|part| Some((part, self.kernels.many_rows(part)?)));
+        let selected = configs.find(|(_, config)| config.accepts(params));
+        selected.map(|(part, config)| Ok((self.loaded(part)?, config))).transpose()
+    }
+
+    /// A kernel that construction or planning has loaded. Only a run with the plan of an operator with other hooks loads it now.
+    fn loaded(&self, part: Part) -> Result<M::Function> {
+        let loaded = self.kernels.functions[part as usize].get().cloned();
+        loaded.map_or_else(|| self.kernels.load(self.gpu, part), Ok)
+    }
+
     /// The launch of the plan's workers, alone.
     fn workers<'p>(&self, kind: Bodies, params: &'p AttentionParams) -> ItemLaunch<'p> {
         ItemLaunch { kind, workers: self.device_plan.workers, params, is_beside: false }
     }
 
     fn launch_items(&self, launch: &ItemLaunch<'_>) -> Result<()> {
-        let (gpu, kernels, device_plan) = (self.gpu, self.kernels, self.device_plan);
+        let (gpu, device_plan) = (self.gpu, self.device_plan);
         let &ItemLaunch { kind, workers, params, is_beside } = launch;
-        let (function, kernel) = kernels.select(gpu, kind, params)?;
+        let (function, kernel) = self.select(kind, params)?;
         let args = match kernel {
             KernelConfig::MlaWgmma(config) => {
                 let box_rows = config.box_rows(params);
@@ -233,7 +205,7 @@ impl<M: Machine> RunContext<'_, M> {
             None => gpu.machine.launch(&function, grid, &args)?,
         }
         if matches!(kernel, KernelConfig::MlaWgmma(_)) && device_plan.has_large_merges {
-            let function = kernels.load(gpu, Part::LargeMerges)?;
+            let function = self.loaded(Part::LargeMerges)?;
             let ctas = LARGE_MERGE_CTAS_PER_SM * gpu.limits.multiprocessors;
             gpu.machine.launch(&function, [ctas, 1, 1], &args)?;
         }
@@ -243,7 +215,7 @@ impl<M: Machine> RunContext<'_, M> {
     /// The kernel that draws runs, with its arguments for a launch of its own; `None` if each run is executed like the items of a
     /// worker.
     fn many_rows(&self, runs: &DeviceRuns, params: &AttentionParams) -> Result<Option<RunLaunch<M>>> {
-        let selected = self.kernels.select_many_rows(self.gpu, params)?;
+        let selected = self.select_many_rows(params)?;
         Ok(selected.map(|(function, config)| {
             let box_rows = config.box_rows(params);
             let map = |tensor, view| tensor_map((tensor, view), params, box_rows);
@@ -284,7 +256,7 @@ impl<M: Machine> RunContext<'_, M> {
             return self.launch_items(&self.workers(kind, params));
         };
         // before any launch: without the second one, the ticket keeps its value
-        self.kernels.select(self.gpu, kind, params)?;
+        self.select(kind, params)?;
         let sms = (RUN_SMS * self.gpu.limits.multiprocessors as f32) as u32;
         let first = RunParams { started: run_params.ctas.min(sms.max(1)), ..run_params };
         machine.launch(&function, [first.started, 1, 1], &first.args(&of_runs))?;
@@ -315,11 +287,22 @@ struct RunLaunch<M: Machine> {
     params: AttentionParams,
 }
 
-/// Whether any merge of a plan has more states than one CTA merges, if its kernel leaves those to another one.
-fn has_large_merges(plan: &Plan) -> bool {
-    let (group, dim) = (plan.problem().heads().group(), plan.problem().head_dim());
-    let is_large = |merge: &Merge| group * merge.qo.len() * merge.sources.len() > max_fused_states(dim.vo);
-    plan.problem().is_latent() && plan.schedule().merges.iter().any(is_large)
+fn row_tensor(address: u64, strides: &[usize]) -> RowTensor {
+    RowTensor { address, row: strides[0] as u64, head: strides[1] as u64 }
+}
+
+fn cache_tensor(address: u64, strides: KvStrides) -> CacheTensor {
+    let KvStrides { page, token, head } = strides;
+    CacheTensor { address, page: page as u64, token: token as u64, head: head as u64 }
+}
+
+/// Limits of a mask: distance to the left and to the right of a row's position.
+fn window(mask: Mask) -> (u32, u32) {
+    match mask {
+        Mask::Full => (UNLIMITED, UNLIMITED),
+        Mask::Causal => (UNLIMITED, 0),
+        Mask::Window { left, right } => (left, right.unwrap_or(UNLIMITED)),
+    }
 }
 
 /// The tensor maps of both parts of latent keys.

@@ -1,18 +1,24 @@
-//! Plans computed on the device, from batch lengths in device memory; the host reads nothing.
+//! Plans in device memory: uploaded from the host, or computed on the device from batch lengths there; the host reads nothing.
 //!
-//! Such a plan has a fixed capacity and memory for its arrays. A launch fills them from the current contents of the batch's
-//! arrays. A graph with this launch and the following runs is valid for any contents at replay.
+//! A plan computed on the device has a fixed capacity and memory for its arrays. A launch fills them from the current contents of
+//! the batch's arrays. A graph with this launch and the following runs is valid for any contents at replay.
 
-use super::{DevicePlan, flatten};
+use super::{
+    flatten::{self, DeviceRuns, PlanLayout},
+    kernel::AttentionKernels,
+    window,
+};
 use crate::{backend::Gpu, machine::Machine};
 use std::sync::Arc;
 use tilewright::{
-    Error, Mask, Plan, Problem, Result,
-    attention::{Capacity, DeviceBatch, DevicePages, Split, Tiling},
+    Error, Opaque, Plan, Problem, Result,
+    attention::{Capacity, DeviceBatch, DevicePages, Merge, Split, Tiling},
     tensor::DeviceMemory,
 };
 use tilewright_kernels::attention::{
-    params::{KvLayout, UNLIMITED},
+    body::Bodies,
+    kernel::merge::max_fused_states,
+    params::{KvLayout, PlanArrays},
     plan_device::{
         KvLengths, MAX_LEN, MAX_QUERY_TILES, MAX_REQUESTS, MAX_WORKERS, PlanConfig, PlanDeviceParams,
         plan_device,
@@ -20,6 +26,29 @@ use tilewright_kernels::attention::{
 };
 
 const OPERATOR: &str = "attention.plan_on_device";
+
+/// A plan in device memory.
+#[derive(Debug)]
+pub(super) struct DevicePlan {
+    pub(super) args: PlanArrays,
+    pub(super) layout: KvLayout,
+    pub(super) page_size: u32,
+    pub(super) workers: u32,
+    /// The kind of the items of its workers, now and after each replan within its capacity; `None` if they have none.
+    pub(super) items: Option<Bodies>,
+    /// Its runs, if there are any.
+    pub(super) runs: Option<DeviceRuns>,
+    /// The address of the list of large merges.
+    pub(super) large_merges: u64,
+    /// Whether it may have large merges, now or after a replan.
+    pub(super) has_large_merges: bool,
+    /// Capacity of the workspace, in rows of partial states.
+    pub(super) partial_rows: usize,
+    /// The planning launch, if the plan is computed on the device.
+    pub(super) launch: Option<PlanLaunch>,
+    /// The memory of all arrays.
+    pub(super) memory: DeviceMemory,
+}
 
 /// The planning launch of a device plan.
 #[derive(Debug)]
@@ -41,7 +70,91 @@ struct BatchAddresses {
     indices: u64,
 }
 
+impl DevicePlan {
+    /// The plan that `prepare` has returned.
+    pub(super) fn of(plan: &Plan) -> Option<&Self> {
+        plan.prepared().and_then(|prepared| prepared.downcast_ref())
+    }
+}
+
 impl<M: Machine> Gpu<M> {
+    /// Uploads a plan. Reuses the memory of the previous plan if this is its only owner and the memory is large enough, which is
+    /// always true for a plan of fixed capacity.
+    pub(in crate::backend) fn prepare_plan(
+        &self,
+        plan: &Plan,
+        previous: Option<Opaque>,
+    ) -> Result<Option<Opaque>> {
+        let plan_layout = PlanLayout::of(plan);
+        let before = previous.and_then(|previous| previous.downcast::<DevicePlan>().ok());
+        let before = before.and_then(Arc::into_inner).filter(|before| {
+            before.memory.device() == self.limits.device && before.memory.bytes() >= plan_layout.bytes
+        });
+        let memory = match before {
+            Some(before) => before.memory,
+            None => self.allocate(plan_layout.bytes.max(1))?,
+        };
+        let args = plan_layout.at(memory.address());
+        self.upload_plan(plan, &plan_layout, &args)?;
+        let (layout, page_size) = flatten::layout(plan);
+        let runs = plan_layout.runs(plan, memory.address());
+        let has_workers = runs.is_none() || !flatten::workers_items(plan).is_empty();
+        let items = has_workers.then(|| flatten::items(plan));
+        let (workers, partial_rows) = (plan.schedule().num_workers() as u32, plan.array_sizes().partial_rows);
+        let device_plan = DevicePlan {
+            args,
+            layout,
+            page_size,
+            workers,
+            items,
+            runs,
+            large_merges: plan_layout.large_merges(memory.address()),
+            has_large_merges: plan.capacity().is_some() || has_large_merges(plan),
+            partial_rows,
+            launch: None,
+            memory,
+        };
+        if let Some(kernels) = AttentionKernels::<M>::of(plan.built()) {
+            kernels.load_for(self, &device_plan)?;
+        }
+        Ok(Some(Arc::new(device_plan)))
+    }
+
+    /// Writes a plan to its device memory. Page indices on the device are copied there.
+    fn upload_plan(&self, plan: &Plan, plan_layout: &PlanLayout, args: &PlanArrays) -> Result<()> {
+        let used = || plan.requests().source.device_indices().iter().filter(|part| part.at.len > 0);
+        for part in used() {
+            self.check_device("attention.plan", "page indices", Some(part.at))?;
+        }
+        self.upload_host_arrays(plan, plan_layout, args)?;
+        let bytes = |count: usize| count * size_of::<i32>();
+        used().try_for_each(|part| {
+            let to = args.indices + bytes(part.first) as u64;
+            self.machine.copy(part.at.address, to, bytes(part.at.len))
+        })
+    }
+
+    /// Writes what the host has of a plan.
+    fn upload_host_arrays(&self, plan: &Plan, plan_layout: &PlanLayout, args: &PlanArrays) -> Result<()> {
+        if plan.capacity().is_none() && plan.requests().source.device_indices().is_empty() {
+            return self.machine.write_words(args.worker_indptr, plan_layout.all_words(), &mut |all| {
+                flatten::write(plan, plan_layout, &mut all[..plan_layout.words(plan)]);
+                plan_layout.write_lists(plan, all);
+            });
+        }
+        let write = &mut |words: &mut [u32]| flatten::write(plan, plan_layout, words);
+        self.machine.write_words(args.worker_indptr, plan_layout.words(plan), write)?;
+        for (to, bytes) in [
+            (args.indices, bytemuck::cast_slice(plan.requests().source.indices())),
+            (args.mask_bits, plan.requests().mask.bytes()),
+        ] {
+            if !bytes.is_empty() {
+                self.machine.write(to, bytes)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Binds `plan` to a batch on the device, and plans it. `plan` comes from
     /// [`plan_with_capacity`](tilewright::Attention::plan_with_capacity) with any paged batch, for example an empty one, and
     /// `Split::Balanced`. The tensors of its runs have as many rows as the capacity. The plan keeps its memory; its first binding
@@ -52,13 +165,12 @@ impl<M: Machine> Gpu<M> {
     /// query rows, 2^28 rows); if its keys are not in pages. The error lists all reasons. If an array is on another device, not
     /// aligned to 4 bytes, or shorter than the capacity requires.
     pub(in crate::backend) fn plan_on_device(&self, plan: &mut Plan, batch: DeviceBatch) -> Result<()> {
-        let prepared = plan.prepared().and_then(|prepared| prepared.downcast_ref::<DevicePlan>());
-        let Some(before) = prepared else {
+        let Some(before) = DevicePlan::of(plan) else {
             return Err(Error::new(OPERATOR, "the plan was made without a device"));
         };
         let config = config(plan, before)?;
         let addresses = self.batch_addresses(&batch, &config)?;
-        let (plan_layout, sizes) = (flatten::PlanLayout::of(plan), plan.array_sizes());
+        let (plan_layout, sizes) = (PlanLayout::of(plan), plan.array_sizes());
         if plan.prepared_mut().as_mut().and_then(Arc::get_mut).is_none() {
             // another plan has the same memory
             *plan.prepared_mut() = self.prepare_plan(plan, None)?;
@@ -162,13 +274,19 @@ impl<M: Machine> Gpu<M> {
     }
 
     fn plan_launch<'p>(&self, plan: &'p Plan) -> Result<&'p PlanLaunch> {
-        let prepared = plan.prepared().and_then(|prepared| prepared.downcast_ref::<DevicePlan>());
-        let launch = prepared.and_then(|prepared| prepared.launch.as_ref());
+        let launch = DevicePlan::of(plan).and_then(|prepared| prepared.launch.as_ref());
         let launch =
             launch.ok_or_else(|| Error::new(OPERATOR, "the plan is not made of lengths on the device"))?;
         self.check_device(OPERATOR, "the plan", Some(launch.flags.device_address()))?;
         Ok(launch)
     }
+}
+
+/// Whether any merge of a plan has more states than one CTA merges, if its kernel leaves those to another one.
+fn has_large_merges(plan: &Plan) -> bool {
+    let (group, dim) = (plan.problem().heads().group(), plan.problem().head_dim());
+    let is_large = |merge: &Merge| group * merge.qo.len() * merge.sources.len() > max_fused_states(dim.vo);
+    plan.problem().is_latent() && plan.schedule().merges.iter().any(is_large)
 }
 
 /// The kernel's parameters, or the reasons why it cannot plan this.
@@ -201,11 +319,7 @@ fn config(plan: &Plan, before: &DevicePlan) -> Result<PlanConfig> {
     .flatten()
     .collect();
     tilewright::ensure!(reasons.is_empty(), OPERATOR, "{}", reasons.join("; "));
-    let (left, right) = match problem.mask() {
-        Mask::Full => (UNLIMITED, UNLIMITED),
-        Mask::Causal => (UNLIMITED, 0),
-        Mask::Window { left, right } => (left, right.unwrap_or(UNLIMITED)),
-    };
+    let (left, right) = window(problem.mask());
     Ok(PlanConfig {
         group: heads.group() as u32,
         kv_heads: heads.kv as u32,
