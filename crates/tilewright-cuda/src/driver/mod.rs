@@ -13,7 +13,6 @@
 //! Each call restores the thread's current context. Calls do not block unless documented. Arguments are checked before a launch,
 //! so an argument error leaves the context usable.
 
-mod assemble;
 mod buffer;
 mod capture;
 mod capture_status;
@@ -45,8 +44,6 @@ mod tensor_map;
 mod tests;
 mod transfer;
 
-pub(crate) use assemble::loadable;
-pub use assemble::{AssembledKernel, assemble, assemble_with_log};
 pub use buffer::Buffer;
 pub use capture::Capture;
 pub use context::Context;
@@ -57,7 +54,8 @@ pub use function::{Function, Resources};
 pub use graph::{Executable, Graph};
 #[cfg(feature = "cudarc")]
 pub use interop::{CudarcSlice, CudarcSliceMut};
-pub use load::load;
+pub(crate) use load::loadable;
+pub use load::{AssembledKernel, assemble, assemble_with_log, load};
 pub use memory::Memory;
 pub use properties::DeviceProperties;
 pub use stopwatch::Stopwatch;
