@@ -1,14 +1,26 @@
-//! A GPU as a machine: a stream and the kernel cache.
+//! A GPU as a machine: a stream, and the kernel cache with the driver as its assembler.
 
 use crate::{
-    cache::{Cache, Driver, Settings},
-    driver::{CublasLt, ErrorKind as DriverErrorKind, Executable, Function, Graph, Stream},
+    cache::{Assembler, Cache, CacheError, Code, Settings, Source},
+    driver::{
+        self, Context, CublasLt, DriverError, ErrorKind as DriverErrorKind, Executable, Function, Graph,
+        Stream, loadable,
+    },
     machine::{Limits, Machine},
 };
-use std::{any::Any, sync::Arc};
+use std::{
+    any::Any,
+    fmt,
+    sync::{Arc, PoisonError},
+};
 use tilewright::{Error, ErrorKind, RecordedGraph, Result, tensor::DeviceMemory};
 use tilewright_kernels::gemm::GemmParams;
 use tilewright_ptx::{ir::Kernel, sim::Arg};
+
+/// The build of the loaded driver, on Linux.
+const BUILD: &str = "/proc/driver/nvidia/version";
+/// `CUDA_ERROR_OUT_OF_MEMORY`: a failure that does not depend on the code.
+const OUT_OF_MEMORY: u32 = 2;
 
 /// A stream of a GPU with a kernel cache. Cheap to clone; clones share the stream and the cache.
 #[derive(Debug, Clone)]
@@ -34,7 +46,7 @@ impl RecordedGraph for StreamGraph {
 }
 
 /// Converts an error of the driver to an error of the engine.
-fn engine_error(why: crate::driver::DriverError) -> Error {
+fn engine_error(why: DriverError) -> Error {
     let kind = match why.kind() {
         DriverErrorKind::Argument => ErrorKind::Input,
         _ => ErrorKind::Device,
@@ -154,5 +166,129 @@ impl Machine for Device {
         work()?; // an error drops the capture, which ends it
         let executable = capture.end().and_then(Graph::instantiate).map_err(engine_error)?;
         Ok(Some(Box::new(StreamGraph { stream: self.stream.clone(), executable })))
+    }
+}
+
+/// The assembler in a GPU's driver.
+#[derive(Debug, Clone)]
+pub struct Driver {
+    context: Context,
+    identity: String,
+}
+
+impl Driver {
+    /// The assembler of a context's driver.
+    pub fn of(context: &Context) -> Self {
+        let build = std::fs::read_to_string(BUILD).unwrap_or_default();
+        Self { context: context.clone(), identity: identity(context.properties().driver, &build) }
+    }
+
+    /// Its context.
+    pub fn context(&self) -> &Context {
+        &self.context
+    }
+}
+
+impl Assembler for Driver {
+    fn identity(&self) -> &str {
+        &self.identity
+    }
+
+    fn assemble(&self, source: &Source) -> std::result::Result<Vec<u8>, String> {
+        loadable(&self.context, source.name(), source.ptx()).map_err(|why| why.to_string())
+    }
+}
+
+impl Cache {
+    /// Returns a kernel that is ready to launch: loaded earlier, or from a bundle, the folder or the assembler. `assembler`
+    /// belongs to the context that will launch it.
+    ///
+    /// # Errors
+    /// If the GPU lacks an instruction or a resource; if the driver rejects the kernel; if the kernel is not found and assembling
+    /// is disabled.
+    pub fn function(&self, assembler: &Driver, kernel: &Kernel) -> driver::Result<Function> {
+        let context = &assembler.context;
+        let source = Source::of(kernel, context.properties().arch).map_err(|why| {
+            DriverError::of(DriverErrorKind::Kernel, format!("kernel {}", kernel.name), why.to_string())
+        })?;
+        // kernels with equal text may differ in the dynamic shared memory of a launch
+        let gpu_and_key = (context.ordinal(), source.key());
+        let functions = || self.functions.lock().unwrap_or_else(PoisonError::into_inner);
+        let loaded = functions().get(&gpu_and_key).cloned();
+        if let Some(function) = loaded {
+            return function.of_kernel(kernel);
+        }
+        let ready = |code: &Code| {
+            let loaded = driver::load(context, &kernel.name, &code.cubin);
+            loaded.and_then(|function| function.of_kernel(kernel)).map_err(Failure)
+        };
+        let function =
+            self.load(&source, assembler, ready, Failure::is_about_code).map_err(|failure| failure.0)?;
+        functions().insert(gpu_and_key, function.clone());
+        Ok(function)
+    }
+}
+
+/// The reason why a kernel is not ready.
+struct Failure(DriverError);
+
+impl Failure {
+    /// Whether assembling again could help.
+    fn is_about_code(&self) -> bool {
+        self.0.kind() == DriverErrorKind::Kernel && self.0.code() != Some(OUT_OF_MEMORY)
+    }
+}
+
+impl From<CacheError> for Failure {
+    fn from(error: CacheError) -> Self {
+        Self(match error {
+            // the driver's log names the kernel
+            CacheError::Assembler { target, log, .. } => {
+                DriverError::of(DriverErrorKind::Kernel, format!("assembling for {target}"), log)
+            }
+            CacheError::Missing(_) => {
+                DriverError::of(DriverErrorKind::Kernel, "cache.function", error.to_string())
+            }
+            CacheError::Path { .. } | CacheError::Setting { .. } => {
+                DriverError::new("cache.function", error.to_string())
+            }
+        })
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Identifies a driver by CUDA version and, if known, build: two builds for one CUDA version may assemble differently.
+fn identity(cuda: u32, build: &str) -> String {
+    let cuda = format!("driver for CUDA {}.{}", cuda / 1000, cuda % 1000 / 10);
+    let is_version =
+        |word: &&str| word.contains('.') && word.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    match build.lines().next().and_then(|line| line.split_whitespace().find(is_version)) {
+        Some(version) => format!("{cuda}, {version}"),
+        None => cuda,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{CacheError, DriverErrorKind, Failure, identity};
+
+    #[test]
+    fn a_driver_is_identified_by_its_build() {
+        let build = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build\nGCC version: gcc 12.2.0\n";
+        assert_eq!(identity(13_000, build), "driver for CUDA 13.0, 580.95.05");
+        assert_eq!(identity(12_080, ""), "driver for CUDA 12.8");
+    }
+
+    #[test]
+    fn errors_keep_the_log_of_the_driver() {
+        let [kernel, target, log] = ["k", "sm_90a", "kernel k: cuLinkAddData: line 3: no"].map(str::to_owned);
+        let Failure(error) = CacheError::Assembler { kernel, target, log }.into();
+        assert_eq!(error.kind(), DriverErrorKind::Kernel);
+        assert_eq!(error.to_string(), "assembling for sm_90a: kernel k: cuLinkAddData: line 3: no");
     }
 }

@@ -34,7 +34,6 @@
 //!   configuration alone would be stale when the code that records the kernel changes, which a library cannot detect.
 
 mod bundle;
-mod driver;
 mod entry;
 mod error;
 mod folder;
@@ -45,8 +44,8 @@ mod settings;
 mod single_flight;
 mod source;
 
+pub use crate::device::Driver;
 pub use bundle::make_bundle;
-pub use driver::Driver;
 pub use entry::Code;
 pub use error::{CacheError, MissingKernel, Result};
 pub use folder::CacheEntry;
@@ -55,13 +54,14 @@ pub use ptxas::Ptxas;
 pub use settings::{DEFAULT_LIMIT, Mode, Settings, VARIABLE};
 pub use source::{KernelKey, Source};
 
-use driver::Functions;
+use crate::Function;
 use folder::{Folder, Lookup};
 use single_flight::SingleFlight;
 use std::{
+    collections::HashMap,
     fmt,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
     },
 };
@@ -109,7 +109,8 @@ pub struct Cache {
     folder: Option<Folder>,
     bundles: Vec<Folder>,
     single_flight: SingleFlight,
-    functions: Functions,
+    /// Loaded kernels, by GPU and key. They live as long as the cache.
+    pub(crate) functions: Mutex<HashMap<(usize, KernelKey), Function>>,
     counts: [AtomicUsize; 4],
     warned: AtomicBool,
 }
