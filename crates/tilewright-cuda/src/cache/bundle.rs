@@ -2,7 +2,9 @@
 //!
 //! Their keys exclude the assembler: `ptxas` makes a bundle on a machine without a GPU, and any driver reads it.
 
-use super::{Assembler, CacheError, Result, Source, assemble_code, folder::Folder, parallel, unusable};
+use super::{
+    Assembler, CacheError, Result, Source, folder::Folder, lookup::assemble_code, parallel, unusable,
+};
 use std::{collections::BTreeSet, path::Path};
 
 /// Opens an existing bundle.

@@ -6,7 +6,7 @@
 
 use super::{
     entry::{Code, decode, encode},
-    source::KernelKey,
+    lookup::KernelKey,
 };
 use std::{
     fs::{self, File},

@@ -38,11 +38,10 @@ mod entry;
 mod error;
 mod folder;
 mod footprint;
+mod lookup;
 pub(crate) mod parallel;
 mod ptxas;
 mod settings;
-mod single_flight;
-mod source;
 
 pub use crate::device::Driver;
 pub use bundle::make_bundle;
@@ -50,16 +49,15 @@ pub use entry::Code;
 pub use error::{CacheError, MissingKernel, Result};
 pub use folder::CacheEntry;
 pub use footprint::Footprint;
+pub use lookup::{KernelKey, Source};
 pub use ptxas::Ptxas;
 pub use settings::{DEFAULT_LIMIT, Mode, Settings, VARIABLE};
-pub use source::{KernelKey, Source};
 
 use crate::Function;
-use folder::{Folder, Lookup};
-use single_flight::SingleFlight;
+use folder::Folder;
+use lookup::SingleFlight;
 use std::{
     collections::HashMap,
-    fmt,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
@@ -115,9 +113,6 @@ pub struct Cache {
     warned: AtomicBool,
 }
 
-/// Code with its source.
-type FoundCode = (Arc<Code>, Origin);
-
 impl Cache {
     /// Opens the cache. Bundles are opened now, because they were configured explicitly; the folder is first read when a kernel
     /// is requested.
@@ -135,44 +130,6 @@ impl Cache {
     /// The settings of [`open`](Self::open).
     pub fn settings(&self) -> &Settings {
         &self.settings
-    }
-
-    /// The machine code of a kernel.
-    ///
-    /// # Errors
-    /// [`CacheError::Assembler`], or [`CacheError::Missing`] if assembling is disabled.
-    pub fn code(&self, source: &Source, assembler: &dyn Assembler) -> Result<Arc<Code>> {
-        let key = source.key().assembled_by(assembler.identity());
-        Ok(self.single_flight.run_once(key, || self.find(source, key, assembler))?.0)
-    }
-
-    /// Passes a kernel's machine code to `load` and returns its result. If `load` rejects code from a bundle or from the cache,
-    /// and `invalid` attributes the error to the code (for example a driver older than the code), the kernel is assembled and
-    /// loaded again.
-    ///
-    /// # Errors
-    /// Errors of [`code`](Self::code), and of `load`.
-    pub fn load<T, E: From<CacheError> + fmt::Display>(
-        &self,
-        source: &Source,
-        assembler: &dyn Assembler,
-        load: impl Fn(&Code) -> std::result::Result<T, E>,
-        invalid: impl Fn(&E) -> bool,
-    ) -> std::result::Result<T, E> {
-        let key = source.key().assembled_by(assembler.identity());
-        let (code, origin) = self.single_flight.run_once(key, || self.find(source, key, assembler))?;
-        let why = match load(&code) {
-            Err(why) if origin != Origin::Assembler && invalid(&why) => {
-                format!("the device refused it: {why}")
-            }
-            outcome => return outcome,
-        };
-        self.single_flight.forget(key, &code);
-        let (code, _) = self.single_flight.run_once(key, || {
-            self.invalidate(origin, key, source.name(), &why);
-            self.assemble(source, key, assembler, &[why])
-        })?;
-        load(&code)
     }
 
     /// The machine code of many kernels, assembled in parallel. `done` is called from any thread after each kernel.
@@ -224,78 +181,6 @@ impl Cache {
     /// If an entry cannot be removed.
     pub fn clear(&self) -> Result<(usize, u64)> {
         self.folder.as_ref().map_or(Ok((0, 0)), |folder| folder.clear().map_err(|why| unusable(folder, &why)))
-    }
-
-    fn find(&self, source: &Source, key: KernelKey, assembler: &dyn Assembler) -> Result<FoundCode> {
-        let mut searched = Vec::new();
-        let bundles = self.bundles.iter().map(|bundle| (bundle, source.key(), Origin::Bundle));
-        let folder = self.folder.iter().map(|folder| (folder, key, Origin::Cache));
-        for (folder, key, origin) in bundles.chain(folder) {
-            let using = origin == Origin::Cache && self.settings.mode == Mode::ReadWrite;
-            let damage = match folder.lookup(key, using) {
-                Lookup::Found(code) => {
-                    self.counts[origin as usize].fetch_add(1, Relaxed);
-                    return Ok((Arc::new(code), origin));
-                }
-                Lookup::Damaged(why) => {
-                    self.invalidate(origin, key, source.name(), &why);
-                    format!(" ({why})")
-                }
-                Lookup::Missing => String::new(),
-            };
-            searched.push(format!("{}{damage}", folder.path().display()));
-        }
-        self.assemble(source, key, assembler, &searched)
-    }
-
-    fn assemble(
-        &self,
-        source: &Source,
-        key: KernelKey,
-        assembler: &dyn Assembler,
-        searched: &[String],
-    ) -> Result<FoundCode> {
-        let [kernel, target] = [source.name(), source.target()].map(str::to_owned);
-        if !self.settings.assemble {
-            let (configuration, searched) = (source.configuration().to_owned(), searched.to_vec());
-            return Err(CacheError::Missing(vec![MissingKernel { kernel, target, configuration, searched }]));
-        }
-        let code = assemble_code(source, assembler)?;
-        self.counts[Origin::Assembler as usize].fetch_add(1, Relaxed);
-        if let (Some(folder), Mode::ReadWrite) = (&self.folder, self.settings.mode)
-            && let Err(why) = folder.write(key, &code).and_then(|()| folder.evict(self.settings.limit))
-        {
-            self.warn_once(&format!(
-                "kernel cache: {}: {why}; kernels are assembled anew in each process",
-                folder.path().display()
-            ));
-        }
-        Ok((Arc::new(code), Origin::Assembler))
-    }
-
-    /// Counts an invalid entry. Removes it from the cache folder if that is writable; warns if it is in a bundle.
-    fn invalidate(&self, origin: Origin, key: KernelKey, kernel: &str, why: &str) {
-        self.counts[3].fetch_add(1, Relaxed);
-        match (&self.folder, origin) {
-            (_, Origin::Bundle) => self.warn_once(&format!("kernel {kernel} of a bundle is not used: {why}")),
-            (Some(folder), _) if self.settings.mode == Mode::ReadWrite => folder.remove(key),
-            _ => {}
-        }
-    }
-
-    fn warn_once(&self, text: &str) {
-        if !self.warned.swap(true, Relaxed) {
-            (self.settings.warn)(text);
-        }
-    }
-}
-
-/// Assembles `source`.
-fn assemble_code(source: &Source, assembler: &dyn Assembler) -> Result<Code> {
-    let [kernel, target] = [source.name(), source.target()].map(str::to_owned);
-    match assembler.assemble(source) {
-        Ok(cubin) => Ok(Code { kernel, target, assembler: assembler.identity().to_owned(), cubin }),
-        Err(log) => Err(CacheError::Assembler { kernel, target, log }),
     }
 }
 
