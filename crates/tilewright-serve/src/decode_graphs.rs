@@ -8,8 +8,7 @@
 use crate::{
     cache::KvPool,
     model::{Transformer, activations::Activations, transformer::ForwardContext},
-    step::Step,
-    step_inputs::StepInputs,
+    step::{Step, StepInputs},
 };
 use std::collections::BTreeMap;
 use tilewright::{Backend, RecordedGraph, Result};

@@ -19,8 +19,7 @@ use crate::{
     report::{Report, StepCost},
     request::{ContextLimit, Event, FinishReason, Fork, GenerateOptions, Request, RequestId, SUBMIT},
     scheduler::{Chunk, Limits, Scheduler},
-    step::Step,
-    step_inputs::StepInputs,
+    step::{Step, StepInputs},
 };
 use std::time::Instant;
 use tilewright::{

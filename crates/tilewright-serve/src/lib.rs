@@ -21,7 +21,6 @@ mod report;
 mod request;
 mod scheduler;
 mod step;
-mod step_inputs;
 
 pub use engine::{Engine, EngineOptions};
 pub use report::{FinishCounts, Report, Work};

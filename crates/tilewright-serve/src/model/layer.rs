@@ -13,7 +13,7 @@ use super::{
     projections::Projections,
     transformer::ForwardContext,
 };
-use crate::{cache::KvPool, step_inputs::StepInputs};
+use crate::{cache::KvPool, step::StepInputs};
 use std::time::Instant;
 use tilewright::{
     Backend, KvCacheMut, Operator, Output, Result,

@@ -1,7 +1,10 @@
 //! Logits of every position of a text, for evaluation without engine and sampling.
 
 use super::{Transformer, activations::Activations, transformer::ForwardContext};
-use crate::{cache::KvPool, step::Step, step_inputs::StepInputs};
+use crate::{
+    cache::KvPool,
+    step::{Step, StepInputs},
+};
 use tilewright::{Backend, Dtype, Result, ViewMut, ensure, tensor::copy};
 
 const PAGE_SIZE: usize = 16;

@@ -22,7 +22,7 @@ use super::{
     layer::{Layer, LayerContext, WeightLoader},
     linear::{Linear, Weight},
 };
-use crate::{cache::KvPool, step_inputs::StepInputs};
+use crate::{cache::KvPool, step::StepInputs};
 use half::{bf16, f16};
 use tilewright::{
     Attention, Backend, Dtype, Error, Plan, Result,
