@@ -1,28 +1,26 @@
-//! `tilewright generate`: streams generated text, then prints statistics.
+//! `tilewright generate`: loads a model, streams generated text, then prints statistics.
 
 mod args;
 mod interrupt;
 mod json;
-mod load;
 mod print;
 mod prompts;
 mod report;
 
 pub(crate) use args::GenerateArgs;
 
-use crate::{device_arg::DeviceArg, threads_arg};
+use crate::{device_arg::DeviceArg, model_files::ModelFiles, model_folder, progress, threads_arg};
 use interrupt::Interrupt;
-use load::LoadedModel;
 use miette::{IntoDiagnostic, Result, miette};
 use print::{OutputFormat, Printer, TextEnd, TextSource};
 use prompts::Prompt;
 use report::RunReport;
-use std::process::ExitCode;
-use tilewright::{Backend, sampling::SamplingParams};
+use std::{path::Path, process::ExitCode};
+use tilewright::{Backend, Dtype, sampling::SamplingParams};
 use tilewright_cuda::{Cuda, Device};
 use tilewright_serve::{
     Engine, EngineOptions, Event, GenerateOptions,
-    model::{Decoder, Message, Tokenizer},
+    model::{ChatTemplate, Decoder, GenerationDefaults, Message, ModelConfig, Tokenizer, Transformer},
 };
 
 /// Maximum bytes of the KV cache without `--pages`.
@@ -32,6 +30,19 @@ const KV_BYTES: usize = 4 << 30;
 struct PromptJob {
     prompt: Prompt,
     tokens: Result<Vec<u32>, String>,
+}
+
+/// A model with its tokenizer and chat template.
+struct LoadedModel {
+    model: Transformer,
+    /// The dtype of activations.
+    activations: Dtype,
+    tokenizer: Tokenizer,
+    /// Only with `--chat`.
+    chat: Option<ChatTemplate>,
+    defaults: GenerationDefaults,
+    /// Lines of the report about the files.
+    notes: Vec<String>,
 }
 
 pub(crate) fn run(args: &GenerateArgs) -> Result<ExitCode> {
@@ -54,7 +65,7 @@ fn generate<B: Backend + Clone>(
     backend: B,
     report: impl FnOnce(&RunReport) -> String,
 ) -> Result<ExitCode> {
-    let mut loaded = load::open(args, &backend)?;
+    let mut loaded = load(args, &backend)?;
     let notes = std::mem::take(&mut loaded.notes);
     let jobs: Vec<_> = prompts.into_iter().map(|prompt| PromptJob::new(prompt, &loaded)).collect();
     let continuations = continuations(args, &loaded);
@@ -99,6 +110,51 @@ fn generate<B: Backend + Clone>(
         notes.iter().for_each(|note| eprintln!("model     {note}"));
     }
     outcome.map(|()| code)
+}
+
+/// Loads the model and uploads its weights to `backend`.
+fn load<B: Backend>(args: &GenerateArgs, backend: &B) -> Result<LoadedModel> {
+    let dir = args.model.clone().or_else(model_folder::shipped).ok_or_else(|| {
+        miette!(
+            help = "run it in the project's folder, or name a Hugging Face folder or a GGUF file with --model PATH",
+            "generate: the model that ships with tilewright was not found"
+        )
+    })?;
+    let files = ModelFiles::open(&dir)?;
+    let config = files.config()?;
+    let tokenizer = files.tokenizer(config.vocab_size)?;
+    let chat = if args.chat { Some(chat_template(&files, &dir)?) } else { None };
+    let defaults = files.defaults(config.vocab_size)?;
+    let mut notes = args.describe_defaults(&defaults);
+    let weights = files.weights(&config)?;
+    let reading = progress::bar("loading", weights.total_bytes())?;
+    weights.load(|bytes| reading.set_position(bytes));
+    reading.finish_and_clear();
+    weights.check(&config).into_diagnostic()?;
+    let stored = weights.dtype(ModelConfig::EMBEDDING).unwrap_or(Dtype::F32);
+    if weights.has_own_output(&config).into_diagnostic()? {
+        notes.push(
+            "lm_head.weight differs from the embedding, so tie_word_embeddings has no effect".to_owned(),
+        );
+    }
+    let mut model = Transformer::new(config, &weights, args.dtype(stored)).into_diagnostic()?;
+    if let Some(format) = args.weights {
+        model = model.quantize(backend, format.into()).into_diagnostic()?;
+    }
+    let upload = progress::bar("to the GPU", if backend.computes_on_host() { 0 } else { model.bytes() })?;
+    let model = model.upload(backend, |bytes| upload.set_position(bytes)).into_diagnostic()?;
+    upload.finish_and_clear();
+    Ok(LoadedModel { model, activations: args.activations(stored), tokenizer, chat, defaults, notes })
+}
+
+fn chat_template(files: &ModelFiles<'_>, path: &Path) -> Result<ChatTemplate> {
+    files.chat_template()?.ok_or_else(|| {
+        miette!(
+            help = "leave --chat away to continue the prompt as it is",
+            "generate: {} has no chat template",
+            path.display()
+        )
+    })
 }
 
 /// The decoder of a continuation: after its prompt, except in a chat, where the answer is a text of its own.
