@@ -29,7 +29,7 @@ use crate::{
 use tilewright::attention::variant::Hook;
 use tilewright_ptx::{
     build::{Shared, Value, Var, WgmmaLeft, WgmmaOperands},
-    isa::{matrix::Major, sync::Fence},
+    isa::matrix::Major,
 };
 
 /// Base-2 logarithm of the weight of a logit that equals its reference.
@@ -173,8 +173,8 @@ impl<'c, 'k> Consumer<'c, 'k> {
         k.wgmma_commit();
     }
 
-    /// Replaces NaN in a transposed tile by 0 and writes the masks of its keys, as `kernel::nonfinite` does. A thread has 4 bytes of 8
-    /// elements.
+    /// Replaces NaN in a transposed tile by 0 and writes the masks of its keys, as `kernel::nonfinite` does; a fence must follow. A
+    /// thread has 4 bytes of 8 elements.
     pub(super) fn extract_transposed(&self, values: SharedTile<'k>, masks: Shared<'k, u16>) {
         let (k, cta, config) = (self.k, &self.shared.cta, &self.shared.config);
         let (words, groups) = (config.kv_tokens() as u32 / 4, config.vo() / 8);
@@ -198,6 +198,5 @@ impl<'c, 'k> Consumer<'c, 'k> {
                 masks.at(key * groups as u32 + group).store((found.get() * 0x101).low());
             }
         });
-        k.fence(Fence::ProxyAsyncShared);
     }
 }
