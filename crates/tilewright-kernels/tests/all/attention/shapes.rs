@@ -137,3 +137,12 @@ fn values_that_are_not_finite() {
         check(&case.with(|case| (case.dim, case.heads) = (HeadDim::same(256), (1, 1))));
     }
 }
+
+/// Infinities of both signs at each position of a chunk of 8 elements, in keys that some rows see.
+#[test]
+fn infinite_values_at_all_positions() {
+    let value = |key| if key < 56 { f64::INFINITY } else { f64::NEG_INFINITY };
+    let of = |request| (48..64).map(move |key| (request, key, value(key)));
+    let case = Case::new(64, (2, 1), &[(20, 70), (5, 64)]);
+    check(&case.with(|case| (case.spoiled, case.seeds) = (of(0).chain(of(1)).collect(), 1)));
+}

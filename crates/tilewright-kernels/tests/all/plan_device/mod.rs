@@ -174,6 +174,18 @@ fn more_requests_than_there_are_threads() {
     agrees(&tiles, 5);
 }
 
+/// Few requests of many query tiles, whose windows begin after the first KV tile.
+#[test]
+fn large_plans_of_many_query_tiles() {
+    for mask in [Mask::Causal, Mask::Window { left: 70, right: Some(0) }] {
+        let mut case = Case::new(&[(40, 500), (2, 270), (39, 441), (1, 900)], 16);
+        (case.mask, case.tiling.q_rows, case.tiling.workers) = (mask, 4, 61);
+        case.capacity.requests = 1025;
+        agrees(&case, 1);
+        agrees(&case.in_block_table(1), 2);
+    }
+}
+
 #[test]
 fn numbers_of_requests_and_workers_where_searches_and_warps_end() {
     let sizes = [

@@ -211,6 +211,17 @@ fn many_rows_on_hopper() {
     }
 }
 
+/// Rows of odd strides, whose last pair of features is in each block of 8 columns once.
+#[test]
+fn pairs_end_in_any_block_on_hopper() {
+    for block in 0..32 {
+        let mut case = GemmCase::new::<bf16, bf16, bf16>([1, 8 * block + 2, 9], false, 7);
+        let (elements, epilogue) = (Dtype::Bf16, case.epilogue());
+        let tile_columns = if block < 16 { 128 } else { 256 };
+        case.run::<bf16>(GemmKernel::Sm90(sm90::Sm90Config { elements, tile_columns, epilogue }), 0);
+    }
+}
+
 #[test]
 fn without_inputs_the_result_is_the_bias() {
     for rows in [1, 9, 70] {
