@@ -1,7 +1,7 @@
 //! Properties of the planner on random batches, problems and tilings, checked on the schedule.
 
 use crate::generator::Generator;
-use std::ops::Range;
+use std::{collections::BTreeMap, ops::Range};
 use tilewright::{
     Attention, Backend, Batch, HeadDim, Heads, Mask, PageTable, Plan, Problem, Result,
     attention::{ManyRows, Split, Tiling, WorkItem},
@@ -286,6 +286,10 @@ fn items_are_in_worker_order_and_tile_aligned() {
             let rows = item.kv_heads.len() * item.qo.len() * draw.problem.heads().group();
             assert!(item.kv_heads.len() == 1 || rows <= draw.tiling.q_rows, "{rows} rows: {item:?}");
             assert!(item.partial.is_none() || !item.kv.is_empty(), "a piece has keys: {item:?}");
+            if draw.split == Split::Balanced && item.partial.is_some() && item.kv.start == 0 {
+                let tiles = item.kv.len().div_ceil(draw.tiling.kv_tokens);
+                assert!(tiles >= draw.tiling.segment_overhead, "the first piece pays its overhead: {item:?}");
+            }
         }
     });
 }
@@ -311,18 +315,148 @@ fn runs_are_the_items_of_many_rows_in_order_of_cost() {
             assert!(tiles.is_sorted_by(|a, b| a >= b), "one section: the costliest first");
         }
         // a unit of more than half a share is cut, into at least 8 tiles per piece
-        let cost = |item: &WorkItem| 1 + item.kv.len().div_ceil(many.kv_tokens);
-        let share = runs.iter().map(cost).sum::<usize>().div_ceil(many.workers);
+        let mut units = BTreeMap::<_, (usize, usize)>::new();
+        for item in runs {
+            assert!(item.qo.len() == tokens || item.qo.end as usize == draw.rows(item.segment as usize).end);
+            let unit = units.entry((item.segment, item.kv_heads.start, item.qo.start)).or_default();
+            *unit = (unit.0 + 1, unit.1 + item.kv.len().div_ceil(many.kv_tokens));
+        }
+        let share = units.values().map(|(_, tiles)| 1 + tiles).sum::<usize>().div_ceil(many.workers);
+        let most = (share / 2).max(8);
         if draw.split == Split::Balanced {
-            let most = runs.iter().map(cost).max().unwrap_or(0);
-            assert!(most <= (share / 2).max(8) + 2, "{most} of a share of {share}");
+            for (unit, (pieces, tiles)) in units {
+                assert_eq!(pieces, tiles.div_ceil(most).max(1), "{unit:?}: {tiles} tiles, at most {most}");
+            }
         }
     });
 }
 
+/// Runs with a fixed split begin at multiples of its length, also in windows that begin inside of a piece.
+#[test]
+fn runs_of_windows_are_cut_at_multiples_of_the_split() {
+    let mut draw = PlanCase::new(&mut Generator::new(11));
+    let heads = Heads { qo: 2, kv: 1 };
+    let mask = Mask::Window { left: 300, right: Some(0) };
+    draw.problem = Problem::builder(heads, HeadDim::same(8)).mask(mask).build().unwrap();
+    draw.tiling.many_rows = Some(ManyRows {
+        min_rows: 1,
+        q_rows: 128,
+        kv_tokens: 64,
+        workers: 4,
+        resident_keys: 1 << 20,
+        level_overhead: 20,
+    });
+    (draw.split, draw.lens) = (Split::Fixed { tokens: 128 }, vec![(200, 1000)]);
+    let plan = draw.plan();
+    let pieces: Vec<_> = plan.schedule().runs().iter().map(|run| (run.qo.clone(), run.kv.clone())).collect();
+    // rows 0..64 are at positions 800..864 and see keys from 500 on, whose KV tile begins at 448
+    let of_first: Vec<_> = pieces.iter().filter(|(qo, _)| qo.start == 0).map(|(_, kv)| kv.clone()).collect();
+    assert_eq!(of_first, [448..512, 512..640, 640..768, 768..864]);
+    for (qo, kv) in &pieces {
+        let visible = (qo.start + 800).saturating_sub(300)..qo.end + 800;
+        assert!(kv.start.is_multiple_of(128) || kv.start == visible.start / 64 * 64, "{qo:?}: {kv:?}");
+        assert!(kv.end.is_multiple_of(128) || kv.end == visible.end, "{qo:?}: {kv:?}");
+    }
+}
+
+#[test]
+fn more_runs_than_the_limit_are_refused() {
+    let mut tiling = PlanCase::new(&mut Generator::new(13)).tiling;
+    tiling.many_rows = Some(ManyRows {
+        min_rows: 1,
+        q_rows: 128,
+        kv_tokens: 64,
+        workers: 4,
+        resident_keys: 1,
+        level_overhead: 0,
+    });
+    let problem =
+        Problem::builder(Heads { qo: 4, kv: 4 }, HeadDim::same(8)).mask(Mask::Full).build().unwrap();
+    let attention = Attention::new(problem, TilingBackend(tiling)).unwrap();
+    // 32 query tiles of 2^18 pieces for each of 4 heads
+    let (qo_indptr, kv_indptr) = ([0, 4096], [0, 1 << 24]);
+    let plan = attention.plan_with(&Batch::ragged(&qo_indptr, &kv_indptr), Split::Fixed { tokens: 64 });
+    let why = plan.unwrap_err().to_string();
+    assert!(why.starts_with("attention.plan: 33554432 work items, the most is 16777216"), "{why}");
+}
+
+/// Decode requests of 64 KV tiles and 2 KV heads each, for 132 workers. A KV tile costs 17.
+fn equal_requests(count: usize) -> PlanCase {
+    let mut draw = PlanCase::new(&mut Generator::new(14));
+    let heads = Heads { qo: 8, kv: 2 };
+    draw.problem = Problem::builder(heads, HeadDim::same(8)).build().unwrap();
+    draw.tiling = Tiling {
+        q_rows: 64,
+        kv_tokens: 64,
+        kv_heads: 1,
+        segment_overhead: 3,
+        cut_overhead: 6,
+        tile_load: 16,
+        workers: 132,
+        many_rows: None,
+        ..draw.tiling
+    };
+    (draw.split, draw.lens) = (Split::Balanced, vec![(1, 4096); count]);
+    draw
+}
+
+#[test]
+fn equal_units_stay_whole_if_a_cut_costs_more() {
+    let is_cut = |draw: &PlanCase| {
+        let plan = draw.plan();
+        let runs = plan.schedule().runs().len();
+        let items = &plan.schedule().items[..plan.schedule().items.len() - runs];
+        items.iter().any(|item| item.partial.is_some())
+    };
+    // the units of 60 requests cost 103 more than a share, those of 61 requests 86, and a cut 102
+    for (count, cut) in [(60, true), (61, false), (66, false), (67, true), (100, true), (131, false)] {
+        assert_eq!(is_cut(&equal_requests(count)), cut, "{count} requests");
+    }
+    let mut after_run = equal_requests(60);
+    after_run.lens.insert(0, (64, 100));
+    after_run.tiling.many_rows = Some(ManyRows {
+        min_rows: 100,
+        q_rows: 128,
+        kv_tokens: 64,
+        workers: 1,
+        resident_keys: 1,
+        level_overhead: 0,
+    });
+    assert!(is_cut(&after_run), "rows are counted from the first of a unit");
+}
+
+#[test]
+fn schedules_depend_on_ratios_of_costs_beyond_32_bits() {
+    let mut draw = equal_requests(1);
+    (draw.lens, draw.tiling.workers, draw.tiling.tile_load) = (vec![(1, 61 * 64)], 4, 7);
+    let plan = draw.plan();
+    assert!(!plan.schedule().merges.is_empty());
+    draw.tiling.tile_load = (1 << 33) - 1;
+    assert_eq!(draw.plan().schedule(), plan.schedule());
+}
+
+#[test]
+fn tilings_and_splits_have_costs_and_texts() {
+    let mut tiling = PlanCase::new(&mut Generator::new(12)).tiling;
+    (tiling.kv_tokens, tiling.segment_overhead, tiling.tile_load) = (64, 2, 3);
+    assert_eq!(tiling.cost(2, 5, 65), 2 * (3 + 5) * (2 + 2));
+    let formula = "cost: (KV tiles of 64 keys + 2) × (query rows + 3) × KV heads";
+    assert_eq!(tiling.cost_formula(), formula);
+    let texts = [Split::Balanced, Split::Fixed { tokens: 64 }, Split::Never].map(|split| split.to_string());
+    assert_eq!(texts, ["balanced", "every 64 keys", "never"]);
+}
+
 #[test]
 fn equal_batches_give_equal_plans() {
-    for_each_case(5, |draw, plan| assert_eq!(draw.plan(), *plan));
+    for_each_case(5, |draw, plan| {
+        assert_eq!(draw.plan(), *plan);
+        if draw.split == Split::Balanced {
+            // they limit the heads of other splits only
+            let mut other = draw.clone();
+            other.tiling.shares = 99;
+            assert_eq!(other.plan().schedule(), plan.schedule());
+        }
+    });
 }
 
 #[test]
