@@ -8,7 +8,9 @@ use std::{collections::BTreeMap, fs, path::Path};
 struct Group {
     package: &'static str,
     files: &'static [&'static str],
-    /// Filters on the unit tests and on those of the binary `all`.
+    /// Whether it has unit tests.
+    lib: bool,
+    /// Filters on the tests.
     tests: &'static [&'static str],
 }
 
@@ -21,11 +23,24 @@ const GROUPS: [Group; 2] = [
             "crates/tilewright/src/attention/mask.rs",
             "crates/tilewright/src/cpu/simd/merge.rs",
         ],
-        tests: &["schedule", "mask", "merge", "cascade", "invariants", "lengths", "edges"],
+        lib: false,
+        tests: &[
+            "schedule",
+            "mask",
+            "merge",
+            "cascade",
+            "invariants",
+            "lengths",
+            "edges",
+            "replan",
+            "shared_pages",
+            "errors",
+        ],
     },
     Group {
         package: "tilewright-serve",
         files: &["crates/tilewright-serve/src/radix/**"],
+        lib: true,
         tests: &["radix"],
     },
 ];
@@ -45,7 +60,7 @@ pub(super) fn run(root: &Path) -> Result<(), String> {
         let mut command = cargo();
         command.args(["mutants", "--package", group.package, "--jobs", "2", "--output"]).arg(&output);
         command.args(group.files.iter().flat_map(|file| ["--file", file]));
-        command.args(["--", "--lib", "--test", "all", "--"]).args(group.tests);
+        command.arg("--").args(group.lib.then_some("--lib")).args(["--test", "all", "--"]).args(group.tests);
         let status =
             command.current_dir(root).status().map_err(|why| format!("cargo does not start: {why}"))?;
         // 2 and 3 report missed mutants and timeouts
