@@ -158,7 +158,7 @@ def _draw(scores, probs, params, indices=None, check_nan=False, random=(None, No
     if check_nan and torch.any(torch.isnan(scores)):
         raise ValueError("Input probs contains NaN.")
     rows = None if indices is None else indices.to(scores.device, torch.int32).contiguous()
-    tokens = (scores if rows is None else rows).size(0)
+    tokens = (scores if rows is None else rows).shape[0]
     compiling = is_compiling()
     params["seed"], params["offset"], params["offset_step"] = _random(scores, tokens, compiling, *random)
     drawn = scores.new_empty(tokens, dtype=torch.int32)
