@@ -638,6 +638,21 @@ def test_sixteen_bit_tensors_and_eight_bit_caches(rng, dtype):
         close(o, expected, tolerance)
 
 
+def test_autocast_changes_no_result(host, rng):
+    q, k, v = (tensor(rng.standard_normal((9, heads, 32)).astype("float32")) for heads in (4, 2, 2))
+    calls = [
+        lambda: flashinfer.single_prefill_with_kv_cache(q, k, v, causal=True),
+        lambda: flashinfer.rmsnorm(q.flatten(1), torch.ones(128)),
+        lambda: flashinfer.silu_and_mul(q.flatten(1)),
+        lambda: flashinfer.softmax(q.flatten(1)),
+    ]
+    for call in calls:
+        expected = call()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            actual = call()
+        assert actual.dtype == torch.float32 and torch.equal(actual, expected)
+
+
 def test_properties_follow_the_compute_capability(monkeypatch):
     properties = flashinfer.properties
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -348,7 +348,7 @@ def run_checks():
         assert len(different) > 10, "the generator gives each replay a seed"
         return f"{len(different)} different draws of 20 replays"
 
-    @check("capture in torch.cuda.graph on a side stream, 200 replays with replans")
+    @check("capture in torch.cuda.graph on a side stream with a pool, 1,000 replays with replans, autocast on and off")
     def _():
         buffers = [torch.zeros(5, dtype=torch.int32, device=DEVICE), torch.zeros(2048, dtype=torch.int32, device=DEVICE),
                    torch.zeros(4, dtype=torch.int32, device=DEVICE)]
@@ -363,15 +363,16 @@ def run_checks():
             wrapper.run(q, shared, out=out)  # loads the kernels
         torch.cuda.current_stream().wait_stream(side)
         torch.cuda.synchronize()
-        with torch.cuda.graph(graph, stream=side):
+        with torch.cuda.graph(graph, pool=torch.cuda.graph_pool_handle(), stream=side):
             wrapper.run(q, shared, out=out)
         errors = []
-        for turn in range(200):
+        for turn in range(1000):
             one = batches[turn % 2]
-            planned_decode(ours, one, wrapper)
+            with torch.autocast("cuda", enabled=turn % 4 < 2):
+                planned_decode(ours, one, wrapper)
             shared[: len(one.data)].copy_(one.data)
             graph.replay()
-            if turn % 50 < 2:
+            if turn % 250 < 4:
                 errors.append(worst(out, expected(q, one)))
         return f"{len(errors)} compared"
 
