@@ -3,14 +3,16 @@
     python crates/tilewright-python/tests/card/check_gpu.py [--against-flashinfer] [--json FILE]
 
 Results are compared with attention in float32 from its definition. It prints one line per check and ends with 1 if one fails.
-With ``--against-flashinfer`` the same calls of an installed FlashInfer are timed in the same run.
+Host times are medians of processes of their own. With ``--against-flashinfer`` those of an installed FlashInfer take turns with them.
 """
 
 import argparse
 import concurrent.futures
+import importlib
 import json
 import math
 import statistics
+import subprocess
 import sys
 import time
 import traceback
@@ -19,6 +21,7 @@ import torch
 
 import tilewright
 import tilewright.flashinfer as ours
+from tilewright.variants import exp2, floor, tanh
 
 DEVICE = "cuda:0"
 results: list = []
@@ -456,10 +459,39 @@ def run_checks():
 
     @check("expandable segments")
     def _():
-        big = torch.empty(96 << 20, dtype=torch.bfloat16, device=DEVICE)
-        x = big[-64 * 4096 :].view(64, 4096).normal_()
-        return worst(ours.rmsnorm(x, torch.ones(4096, device=DEVICE, dtype=torch.bfloat16)),
-                     torch.nn.functional.rms_norm(x.float(), (4096,), eps=1e-6))
+        torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+        try:
+            # larger than any segment that is free
+            big = torch.empty(1 << 30, dtype=torch.bfloat16, device=DEVICE)
+            first = [one for one in torch.cuda.memory_snapshot() if one["address"] <= big.data_ptr() < one["address"] + one["total_size"]]
+            assert first[0]["is_expandable"], "the allocator does not expand segments"
+            x = big[-64 * 4096 :].view(64, 4096).normal_()
+            error = worst(ours.rmsnorm(x, torch.ones(4096, device=DEVICE, dtype=torch.bfloat16)),
+                          torch.nn.functional.rms_norm(x.float(), (4096,), eps=1e-6))
+            outputs, *_ = step_on(DEVICE, cache, q)  # its tensors are in expandable segments, too
+            return f"{error}, {worst(outputs, expected(q, cache))}"
+        finally:
+            torch.cuda.memory._set_allocator_settings("expandable_segments:False")
+
+    @check("variants of Python functions, first calls included")
+    def _():
+        return variants_of_functions(DEVICE)
+
+    @check("two threads on two streams")
+    def _():
+        steps = 20
+        expected = step_on(DEVICE, cache, q)
+
+        def steps_on_a_stream():
+            with torch.cuda.stream(torch.cuda.Stream()):
+                return [step_on(DEVICE, cache, q) for _ in range(steps)]
+
+        torch.cuda.synchronize()
+        with concurrent.futures.ThreadPoolExecutor(2) as threads:
+            for thread in [threads.submit(steps_on_a_stream) for _ in range(2)]:
+                for step in thread.result():
+                    assert all(torch.equal(a, b) for a, b in zip(step, expected)), "other values"
+        return f"{2 * steps} steps with equal bits"
 
     @check("two GPUs in four threads, with the first one current")
     def _():
@@ -485,6 +517,63 @@ def run_checks():
         except tilewright.Error as why:
             return str(why)
         raise AssertionError("it was accepted")
+
+
+def weight_of_sigmoid(at, logit):
+    return 1.0 / (1.0 + exp2(-1.4426950408889634 * (logit + at.bias)))
+
+
+@tilewright.variant(cap=3.0)
+def soft_cap(at, logit):
+    return at.cap * tanh(logit / at.cap)
+
+
+@tilewright.variant(slopes=[2.0 ** -(head + 1) for head in range(8)])
+def alibi(at, logit):
+    return logit + at.slopes[at.qo_head] * (at.kv - at.qo)
+
+
+def near_or_even(at):
+    half = floor(at.kv * 0.5)
+    return (abs(at.kv - at.qo) <= 8.0) | (half * 2.0 == at.kv)
+
+
+def dumped(at, logit):
+    at.store("dump", (at.qo_head * 17 + at.qo - 283.0) * 300 + at.kv, logit)
+    return logit
+
+
+def variants_of_functions(device):
+    """The variants of FlashInfer's tests of custom kernels, against their definitions in float32."""
+    qo_len, kv_len, heads = 17, 300, 8
+    q, k, v = (torch.randn(length, heads, 128, device=device).bfloat16() for length in (qo_len, kv_len, kv_len))
+    scores = torch.einsum("qhd,khd->hqk", q.float(), k.float()) * 128**-0.5
+    kv = torch.arange(kv_len, device=device)
+    distance = kv - (torch.arange(qo_len, device=device)[:, None] + kv_len - qo_len)
+    slopes = torch.tensor([2.0 ** -(head + 1) for head in range(heads)], device=device)[:, None, None]
+    visible = (distance.abs() <= 8) | (kv % 2 == 0)
+    dumping = tilewright.Variant("dumping", logits=dumped, buffers={"dump": heads * qo_len * kv_len})
+    sigmoids = tilewright.Variant("sigmoids", softmax=False, params={"bias": -6.0}, logits=weight_of_sigmoid)
+    cases = {
+        sigmoids: torch.sigmoid(scores - 6.0),
+        soft_cap: (3.0 * torch.tanh(scores / 3.0)).softmax(-1),
+        alibi: (scores + slopes * distance).softmax(-1),
+        tilewright.Variant("near_or_even", mask=near_or_even): scores.masked_fill(~visible, -math.inf).softmax(-1),
+        dumping: scores.softmax(-1),
+    }
+    times, errors = [], []
+    for variant, weights in cases.items():
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        operator = tilewright.Attention(tilewright.Problem(heads, heads, 128, causal=False, dtype="bfloat16"), variant, device=device)
+        out = operator.run(operator.plan(tilewright.Batch.ragged([0, qo_len], [0, kv_len])), q, k, v)
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+        errors.append(worst(out, torch.einsum("hqk,khd->qhd", weights, v.float())))
+    dump = torch.tensor(dumping.buffer("dump")).view(heads, qo_len, kv_len)
+    errors.append(worst(dump, scores.cpu()))
+    assert max(times) < 0.7, f"first calls took {times} s"
+    return f"first calls of up to {max(times):.2f} s, {', '.join(errors)}"
 
 
 def host_time(call, rounds=300):
@@ -519,25 +608,34 @@ def measure(module):
     }
 
 
+def measure_in_turns(libraries, rounds=3):
+    """Medians of :func:`measure` in processes of their own, in turn: what the checks leave behind changes host times."""
+    samples = {library: [] for library in libraries}
+    for _ in range(rounds):
+        for library, of_library in samples.items():
+            process = subprocess.run([sys.executable, __file__, "--host-times", library], check=True, stdout=subprocess.PIPE)
+            of_library.append(json.loads(process.stdout.splitlines()[-1]))
+    return samples, {library: {call: statistics.median(sample[call] for sample in of_library) for call in of_library[0]}
+                     for library, of_library in samples.items()}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--against-flashinfer", action="store_true", help="time an installed FlashInfer too")
     parser.add_argument("--json", metavar="FILE", help="write the results to a file")
+    parser.add_argument("--host-times", metavar="LIBRARY", help="print the host times of this module only, as JSON")
     arguments = parser.parse_args()
+    if arguments.host_times:
+        print(json.dumps(measure(importlib.import_module(arguments.host_times))))
+        return
     print(torch.cuda.get_device_name(0), "torch", torch.__version__, "tilewright", tilewright.__version__)
-    run_checks()
-    times = {}
-    if arguments.against_flashinfer:
-        import flashinfer
-
-        # first: its compilation gives the processes that torch.compile has started time to end
-        times["flashinfer"] = measure(flashinfer)
-    times["tilewright"] = measure(ours)
+    samples, times = measure_in_turns(["tilewright.flashinfer", *(["flashinfer"] if arguments.against_flashinfer else [])])
     for name, each in times.items():
         print(f"host time of {name} in µs:", ", ".join(f"{call} {value}" for call, value in each.items()))
+    run_checks()
     if arguments.json:
         with open(arguments.json, "w", encoding="utf-8") as file:
-            json.dump({"checks": results, "host_microseconds": times}, file, indent=1)
+            json.dump({"checks": results, "host_microseconds": times, "host_samples": samples}, file, indent=1)
     sys.exit(any(not result["ok"] for result in results))
 
 

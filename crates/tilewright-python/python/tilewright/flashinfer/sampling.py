@@ -153,14 +153,14 @@ def _distribution(scores, probs, params, dtype):
     return out
 
 
-def _draw(scores, probs, params, indices=None, check_nan=False, random=(None, None, None), return_valid=False):
+def _draw(scores, probs, params, indices, check_nan, generator, seed, offset, return_valid=False):
     """One token per row, or per entry of ``indices``, int32 (the dtype of ``indices``)."""
     if check_nan and torch.any(torch.isnan(scores)):
         raise ValueError("Input probs contains NaN.")
     rows = None if indices is None else indices.to(scores.device, torch.int32).contiguous()
     tokens = (scores if rows is None else rows).shape[0]
     compiling = is_compiling()
-    params["seed"], params["offset"], params["offset_step"] = _random(scores, tokens, compiling, *random)
+    params["seed"], params["offset"], params["offset_step"] = _random(scores, tokens, compiling, generator, seed, offset)
     drawn = scores.new_empty(tokens, dtype=torch.int32)
     valid = scores.new_empty(tokens, dtype=torch.int8) if return_valid else None
     if compiling:
@@ -181,14 +181,14 @@ def sampling_from_logits(
     logits, indices=None, deterministic=True, generator=None, check_nan=False, seed=None, offset=None
 ):
     """Draws from the softmax of each row. ``deterministic`` has no effect: all draws are."""
-    return _draw(logits, False, {}, indices, check_nan, (generator, seed, offset))
+    return _draw(logits, False, {}, indices, check_nan, generator, seed, offset)
 
 
 def sampling_from_probs(
     probs, indices=None, deterministic=True, generator=None, check_nan=False, seed=None, offset=None, return_valid=False
 ):
     """Draws from each row of probabilities; with ``indices``, entry ``i`` draws from row ``indices[i]``."""
-    return _draw(probs, True, {}, indices, check_nan, (generator, seed, offset), return_valid)
+    return _draw(probs, True, {}, indices, check_nan, generator, seed, offset, return_valid)
 
 
 def top_p_sampling_from_probs(
@@ -196,7 +196,7 @@ def top_p_sampling_from_probs(
     return_valid=False,
 ):
     """:func:`sampling_from_probs` after top-p."""
-    return _draw(probs, True, {"top_p": top_p}, indices, check_nan, (generator, seed, offset), return_valid)
+    return _draw(probs, True, {"top_p": top_p}, indices, check_nan, generator, seed, offset, return_valid)
 
 
 def top_k_sampling_from_probs(
@@ -204,7 +204,7 @@ def top_k_sampling_from_probs(
     return_valid=False,
 ):
     """:func:`sampling_from_probs` after top-k."""
-    return _draw(probs, True, {"top_k": top_k}, indices, check_nan, (generator, seed, offset), return_valid)
+    return _draw(probs, True, {"top_k": top_k}, indices, check_nan, generator, seed, offset, return_valid)
 
 
 def min_p_sampling_from_probs(
@@ -212,7 +212,7 @@ def min_p_sampling_from_probs(
     return_valid=False,
 ):
     """:func:`sampling_from_probs` after min-p."""
-    return _draw(probs, True, {"min_p": min_p}, indices, check_nan, (generator, seed, offset), return_valid)
+    return _draw(probs, True, {"min_p": min_p}, indices, check_nan, generator, seed, offset, return_valid)
 
 
 def _orders(filter_apply_order):
@@ -227,7 +227,7 @@ def top_k_top_p_sampling_from_logits(
 ):
     """Draws from the softmax of each row after top-k and top-p."""
     params = {"top_k": top_k, "top_p": top_p, "joint": _orders(filter_apply_order)}
-    return _draw(logits, False, params, indices, check_nan, (generator, seed, offset))
+    return _draw(logits, False, params, indices, check_nan, generator, seed, offset)
 
 
 def top_k_top_p_sampling_from_probs(
@@ -236,7 +236,7 @@ def top_k_top_p_sampling_from_probs(
 ):
     """Draws from each row of probabilities after top-k and top-p."""
     params = {"top_k": top_k, "top_p": top_p, "joint": _orders(filter_apply_order)}
-    return _draw(probs, True, params, indices, check_nan, (generator, seed, offset), return_valid)
+    return _draw(probs, True, params, indices, check_nan, generator, seed, offset, return_valid)
 
 
 def top_p_renorm_probs(probs, top_p, is_deterministic=False):
