@@ -4,7 +4,7 @@
 //! suffices; otherwise they read the row again.
 
 use super::{
-    cta::CtaCollectives,
+    cta::{CtaCollectives, MAX_CTAS, RELAXED},
     mass::{Number, key, of_key},
     row_reader::RowReader,
 };
@@ -20,29 +20,32 @@ pub(super) const LIST_CAPACITY: u32 = 2048;
 pub(super) type ValueFn<'a, 'k> = &'a dyn Fn(Value<'k, u32>, Value<'k, f32>) -> Value<'k, f32>;
 
 /// List of elements in shared memory; every CTA of the row has a copy.
+///
+/// A CTA appends to a part of its own, so that no addition waits for the shared memory of another CTA.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CandidateList<'k> {
     pub(super) cta: CtaCollectives<'k>,
     indices: Shared<'k, u32>,
     values: Shared<'k, f32>,
-    /// Number of appended elements, in the first CTA; a second number for a second list.
+    /// Number of elements that this CTA has appended; a second number for a second list.
     added: Shared<'k, u32>,
     is_second: Var<'k, u32>,
-    /// Final number of elements.
-    count: Var<'k, u32>,
+    /// Final number of elements of the CTAs up to each; the last CTA's repeats beyond it.
+    counts: [Var<'k, u32>; MAX_CTAS],
 }
 
 impl<'k> CandidateList<'k> {
     #[track_caller]
     pub(super) fn new(cta: &CtaCollectives<'k>) -> Self {
-        let k = cta.k;
+        let (k, capacity) = (cta.k, (cta.ctas * part_capacity(cta)) as usize);
+        let counts: Vec<_> = (0..cta.ctas).map(|_| k.var("listed_count", 0_u32)).collect();
         Self {
             cta: *cta,
-            indices: k.shared("listed_places", LIST_CAPACITY as usize, 16),
-            values: k.shared("listed_numbers", LIST_CAPACITY as usize, 16),
+            indices: k.shared("listed_places", capacity, 16),
+            values: k.shared("listed_numbers", capacity, 16),
             added: k.shared("listed", 2, 4),
             is_second: k.var("is_second", 0_u32),
-            count: k.var("listed_count", 0_u32),
+            counts: std::array::from_fn(|rank| counts[rank.min(counts.len() - 1)]),
         }
     }
 
@@ -60,25 +63,34 @@ impl<'k> CandidateList<'k> {
         self.is_second.set(1);
     }
 
-    /// The number of appended elements in the first CTA.
+    /// The number of elements that this CTA has appended.
     #[track_caller]
     fn added(&self) -> Shared<'k, u32> {
-        self.cta.of_cta(self.added.at(self.is_second.get()), self.cta.k.constant(0))
+        self.added.at(self.is_second.get())
+    }
+
+    /// Whether the full row fits into the list.
+    #[track_caller]
+    pub(super) fn holds(&self, vocab: Value<'k, u32>) -> Value<'k, bool> {
+        vocab.le(part_capacity(&self.cta))
     }
 
     /// Appends the elements that are marked; beyond the capacity they are counted only. One addition to the number of
-    /// elements serves all of them: its latency is that of another CTA's shared memory.
+    /// elements serves all of them.
     #[track_caller]
     pub(super) fn add(&self, elements: &[ListedElement<'k>]) {
         let (k, cta) = (self.cta.k, &self.cta);
         let one = |element: &ListedElement<'k>| element.is_listed.select(1_u32, 0_u32);
         let count = elements[1..].iter().fold(one(&elements[0]), |sum, element| sum + one(element));
         k.when(count.ne(0), || {
-            let at = k.var("at", self.added().atomic(AtomicOp::AddU32, count, cta.relaxed()));
+            let at = k.var("at", self.added().atomic(AtomicOp::AddU32, count, RELAXED));
+            let capacity = part_capacity(cta);
+            let part = cta.rank() * capacity;
             for element in elements {
-                k.when(element.is_listed & at.get().lt(LIST_CAPACITY), || {
-                    cta.of_all_ctas(self.indices.at(at.get())).for_each(|copy| copy.store(element.index));
-                    cta.of_all_ctas(self.values.at(at.get())).for_each(|copy| copy.store(element.value));
+                k.when(element.is_listed & at.get().lt(capacity), || {
+                    let to = part + at.get();
+                    cta.of_all_ctas(self.indices.at(to)).for_each(|copy| copy.store(element.index));
+                    cta.of_all_ctas(self.values.at(to)).for_each(|copy| copy.store(element.value));
                     at.set(at.get() + 1);
                 });
             }
@@ -89,20 +101,47 @@ impl<'k> CandidateList<'k> {
     #[track_caller]
     pub(super) fn complete(&self) {
         self.cta.sync();
-        self.count.set(self.added().load());
+        let mut count = self.cta.k.constant(0);
+        for (of_cta, through) in self.cta.of_all_ctas(self.added()).zip(self.counts) {
+            let added = of_cta.load();
+            // a part that overflows makes the list too long
+            count = count + added.le(part_capacity(&self.cta)).select(added, LIST_CAPACITY + 1);
+            through.set(count);
+        }
     }
 
     /// Number of appended elements.
     #[track_caller]
     pub(super) fn count(&self) -> Value<'k, u32> {
-        self.count.get()
+        self.counts[MAX_CTAS - 1].get()
+    }
+
+    /// Calls `body` with index and value of each entry, once in every CTA.
+    #[track_caller]
+    pub(super) fn each(&self, body: impl Fn(Value<'k, u32>, Value<'k, f32>)) {
+        let k = self.cta.k;
+        k.repeat((k.thread(), self.count()), self.cta.threads, |at| {
+            let (index, value) = self.get(at);
+            body(index, value);
+        });
     }
 
     /// Entry `at`.
     #[track_caller]
     pub(super) fn get(&self, at: Value<'k, u32>) -> (Value<'k, u32>, Value<'k, f32>) {
-        (self.indices.at(at).load(), self.values.at(at).load())
+        let mut place = at;
+        for (rank, through) in (1..self.cta.ctas).zip(self.counts) {
+            let of_cta = at - through.get() + rank * part_capacity(&self.cta);
+            place = at.lt(through.get()).select(place, of_cta);
+        }
+        (self.indices.at(place).load(), self.values.at(place).load())
     }
+}
+
+/// Capacity of the part of each CTA: a row's largest elements may be in the range of one. The parts of 8 CTAs fit into the
+/// shared memory of every GPU with clusters.
+fn part_capacity(cta: &CtaCollectives<'_>) -> u32 {
+    if cta.ctas <= 2 { LIST_CAPACITY } else { LIST_CAPACITY / 2 }
 }
 
 /// An element of a thread, and whether to list it.
@@ -164,11 +203,8 @@ impl<'k, T: Number> Candidates<'k, T> {
     /// Total mass of the list; every CTA has all of it.
     #[track_caller]
     pub(super) fn sum_of_list(&self, mass: MassFn<'_, 'k>) -> Value<'k, u64> {
-        let (k, total) = (self.cta.k, self.cta.total());
-        k.repeat((k.thread(), self.list.count()), self.cta.threads, |at| {
-            let (index, value) = self.list.get(at);
-            total.add(mass(index, value));
-        });
+        let total = self.cta.total();
+        self.list.each(|index, value| total.add(mass(index, value)));
         self.cta.sum_of_cta(total.of_thread())
     }
 
@@ -196,15 +232,30 @@ impl<'k, T: Number> Candidates<'k, T> {
                 }));
             },
             || {
-                set(self.cta.threshold(target, |count| {
-                    self.each(value, |index, value| {
-                        let mass = mass(index, value);
-                        match mass.known() {
-                            Some(_) => count(key(value), mass),
-                            None => k.when(mass.ne(0), || count(key(value), mass)),
-                        }
-                    });
-                }));
+                let count_all = |count: &dyn Fn(Value<'k, u32>, Value<'k, u64>), index, value| {
+                    let mass = mass(index, value);
+                    match mass.known() {
+                        Some(_) => count(key(value), mass),
+                        None => k.when(mass.ne(0), || count(key(value), mass)),
+                    }
+                };
+                if self.cta.ctas == 1 {
+                    return set(self.cta.threshold(target, |count| {
+                        self.each(value, |index, value| count_all(count, index, value));
+                    }));
+                }
+                // each CTA has the full list: their searches do not wait for each other
+                let of_list = || {
+                    set(self.cta.alone().threshold(target, |count| {
+                        self.list.each(|index, value| count_all(count, index, value));
+                    }));
+                };
+                let of_row = || {
+                    set(self.cta.threshold(target, |count| {
+                        self.row.each(1, |index, x| count_all(count, index, value(index, x)));
+                    }));
+                };
+                k.when_else(self.listed.get(), of_list, of_row);
             },
         );
         (of_key(found.get()), above.get())
@@ -249,9 +300,8 @@ impl<'k, T: Number> Candidates<'k, T> {
                 found.set(by_rank.0);
             },
             || {
-                let by_digits = self.cta.threshold(target, |count| {
-                    k.repeat((self.cta.row_thread(), self.list.count()), self.cta.row_threads(), |at| {
-                        let (index, value) = self.list.get(at);
+                let by_digits = self.cta.alone().threshold(target, |count| {
+                    self.list.each(|index, value| {
                         let mass = mass(index, value);
                         k.when(mass.ne(0), || count(!index, mass));
                     });

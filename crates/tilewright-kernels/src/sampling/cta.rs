@@ -30,6 +30,9 @@ pub(super) const MAX_LANES_PER_ENTRY: u32 = 8;
 /// Maximum groups of [`CtaCollectives::max_by_groups`] with more than one per warp.
 const MAX_GROUPS: u32 = 128;
 
+/// Maximum CTAs per row.
+pub(super) const MAX_CTAS: usize = 8;
+
 /// Maximum threads per row: the groups of its warps can be ranked.
 pub(super) const MAX_ROW_THREADS: u32 = 8192;
 
@@ -41,8 +44,8 @@ pub(super) struct CtaCollectives<'k> {
     pub(super) k: &'k Builder,
     /// Threads per CTA.
     pub(super) threads: u32,
-    /// CTAs per row.
-    ctas: u32,
+    /// CTAs per row, at most [`MAX_CTAS`].
+    pub(super) ctas: u32,
     /// Bits per radix digit; there are 2^digit buckets.
     pub(super) digit: u32,
     /// Index of the set of copies of masses.
@@ -104,6 +107,12 @@ impl<'k> CtaCollectives<'k> {
         cta
     }
 
+    /// The collectives of this CTA without the others of the row, for work that every CTA does. A [`Self::sync`] must lie between
+    /// accesses of other CTAs to the buckets and it.
+    pub(super) fn alone(&self) -> Self {
+        Self { ctas: 1, ..*self }
+    }
+
     /// Waits until no CTA of the row uses the shared memory of another.
     #[track_caller]
     pub(super) fn finish(&self) {
@@ -131,9 +140,15 @@ impl<'k> CtaCollectives<'k> {
         self.of_row(self.k.warp_index(), self.warps())
     }
 
+    /// Rank of this CTA among those of the row.
+    #[track_caller]
+    pub(super) fn rank(&self) -> Value<'k, u32> {
+        if self.ctas == 1 { self.k.constant(0) } else { self.k.cluster_rank() }
+    }
+
     #[track_caller]
     fn of_row(&self, index: Value<'k, u32>, per_cta: u32) -> Value<'k, u32> {
-        if self.ctas == 1 { index } else { index + self.k.cluster_rank() * per_cta }
+        if self.ctas == 1 { index } else { index + self.rank() * per_cta }
     }
 
     pub(super) fn row_threads(&self) -> u32 {
@@ -158,11 +173,6 @@ impl<'k> CtaCollectives<'k> {
     #[track_caller]
     pub(super) fn of_all_ctas<T: Stored>(&self, at: Shared<'k, T>) -> impl Iterator<Item = Shared<'k, T>> {
         (0..self.ctas).map(move |rank| self.of_cta(at, self.k.constant(rank)))
-    }
-
-    /// Order and scope of atomic operations on shared memory of the row.
-    pub(super) fn relaxed(&self) -> (Order, Scope) {
-        if self.ctas == 1 { RELAXED } else { (Order::Relaxed, Scope::Cluster) }
     }
 
     /// Barrier of the threads of the row.

@@ -8,7 +8,7 @@ use super::{
     candidates::{Candidates, LIST_CAPACITY, ListedElement, ValueFn},
     cta::{CtaCollectives, RELAXED},
     mass::{Number, key},
-    row_stats::{RowStats, fits},
+    row_stats::RowStats,
 };
 use tilewright_ptx::{
     build::{Shared, Value, Var},
@@ -56,7 +56,7 @@ impl<'a, 'k, T: Number> Ranking<'a, 'k, T> {
     ) -> Self {
         let Candidates { cta, row, list, listed } = candidates;
         let k = cta.k;
-        let row_fits = fits(row.vocab);
+        let row_fits = list.holds(row.vocab);
         let (wanted, worthwhile) = RowStats::list_size(&cta, count);
         let use_list = worthwhile & !row_fits;
         let min_value = k.var("least", row_fits.select(f32::NEG_INFINITY, f32::INFINITY));

@@ -1,7 +1,7 @@
 //! First pass over a row: maximum, validity check and a lower bound for the candidate list.
 
 use super::{
-    candidates::{CandidateList, LIST_CAPACITY},
+    candidates::CandidateList,
     cta::CtaCollectives,
     mass::{Number, key, of_key},
     row_reader::RowReader,
@@ -158,12 +158,6 @@ impl<'k> RowStats<'k> {
             ]);
         });
     }
-}
-
-/// Whether the full row fits into a list.
-#[track_caller]
-pub(super) fn fits(vocab: Value<'_, u32>) -> Value<'_, bool> {
-    vocab.le(LIST_CAPACITY)
 }
 
 /// First index among the elements of the threads that pass `selected` whose value passes `matches`.

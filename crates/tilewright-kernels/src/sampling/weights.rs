@@ -11,7 +11,7 @@ use super::{
     request::SamplingRequest,
     row_filters::KeptMasses,
     row_reader::RowReader,
-    row_stats::{RowKind, RowStats, fits},
+    row_stats::{RowKind, RowStats},
     weight_buckets::CountedBuckets,
 };
 use std::f32::consts::LN_2;
@@ -190,7 +190,7 @@ impl<'k, T: Number> Weights<'k, T> {
         let mass_scale = MassScale::new(row.vocab, rule.max_weight());
         let candidates = Candidates::new(list, row);
 
-        let row_fits = fits(row.vocab);
+        let row_fits = list.holds(row.vocab);
         let wanted = filters.top_k.select(request.top_k, cta.groups() * 3 / 4);
         let (wanted, worthwhile) = RowStats::list_size(&cta, wanted);
         let use_list = filters.any() & worthwhile & !row_fits;

@@ -166,6 +166,18 @@ fn clusters_draw_the_tokens_of_one_cta() {
     }
 }
 
+/// All of the largest elements are in the range of one CTA: more than its part of the list holds, but fewer than the list.
+#[test]
+fn lists_of_clusters_overflow_in_one_part() {
+    let crowded = |_, i: usize| if i < 1500 { 1.0 } else { -9.0 - i as f32 * 1e-3 };
+    let of = |seed| SamplingParams { top_k: Some(10), seed, ..SamplingParams::default() };
+    let params: Vec<_> = (0..8).map(of).collect();
+    for (ctas, threads) in [(2, 128), (8, 64)] {
+        let launch = Launch { of_row: RowCtas { ctas, threads }, seed: 0 };
+        assert_drawn(&Rows::<f32>::new((8, 16_400), (0, 0), crowded), &params, launch);
+    }
+}
+
 #[test]
 fn equal_logits_draw_by_index() {
     let params = params(30);
