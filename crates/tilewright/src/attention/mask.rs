@@ -75,11 +75,6 @@ impl MaskBits {
         &self.bytes
     }
 
-    /// Whether there are no mask bits.
-    pub fn is_empty(&self) -> bool {
-        self.bytes.is_empty()
-    }
-
     /// Wraps packed bytes.
     pub(crate) fn from_bytes(bytes: Vec<u8>) -> Self {
         Self { bytes }
