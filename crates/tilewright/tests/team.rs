@@ -1,5 +1,5 @@
-//! The thread team of the CPU backend: concurrent callers, more threads than cores, idle threads, allocations of a run. A binary of
-//! its own, because tests measure the CPU time and the allocations of the process.
+//! The thread team of the CPU backend: concurrent callers, more threads than cores, idle threads. Allocations of runs and replans.
+//! A binary of its own, because tests measure the CPU time and the allocations of the process.
 
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use std::{
@@ -8,10 +8,10 @@ use std::{
     time::Duration,
 };
 use tilewright::{
-    Attention, Batch, Cpu, HeadDim, Heads, KvCache, Mask, Output, PageTable, Problem, View, ViewMut,
+    Attention, Batch, Cpu, Dtype, HeadDim, Heads, KvCache, Mask, Output, PageTable, Problem, View, ViewMut,
     Workspace,
     attention::{
-        Split,
+        Capacity, Planner, Split, Tiling,
         variant::{Alibi, Both, Plain, SoftCap, Variant},
     },
     gemm::linear,
@@ -122,5 +122,40 @@ fn runs_of_attention_do_not_allocate() {
         let hooked = Both::new(Alibi::new(4), SoftCap::new(30.0).expect("valid"));
         let found = [allocations(&cpu, Plain), allocations(&cpu, hooked)];
         assert_eq!(found, [0, 0], "{threads} threads, without and with hooks");
+    }
+}
+
+#[test]
+fn replans_within_a_capacity_do_not_allocate() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let problem = Problem::builder(Heads { qo: 4, kv: 2 }, HeadDim::same(64)).build().expect("valid");
+    let tiling = Tiling {
+        q_rows: 16,
+        kv_heads: 1,
+        kv_tokens: 64,
+        segment_overhead: 1,
+        cut_overhead: 1,
+        tile_load: 4,
+        workers: 16,
+        shares: 16,
+        scratch: 0,
+        weights: Dtype::F32,
+        many_rows: None,
+    };
+    let planner = Planner::new(problem, tiling);
+    let indices: Vec<i32> = (0..40).collect();
+    let table = PageTable::new(&[0, 30, 40], &indices, &[16, 16], 16);
+    let empty = Batch::paged(&[0], PageTable::new(&[0], &indices[..0], &indices[..0], 16));
+    for split in [Split::Balanced, Split::Never, Split::Fixed { tokens: 64 }] {
+        // the minimum of many first replans, because the test harness allocates too
+        let replan = || {
+            let mut plan =
+                planner.plan_with_capacity(&Capacity::new(2, 33, 40), &empty, split).expect("valid");
+            let region = Region::new(ALLOCATOR);
+            planner.replan(&mut plan, &Batch::paged(&[0, 1, 33], table)).expect("it fits");
+            let calls = region.change();
+            calls.allocations + calls.reallocations + calls.deallocations
+        };
+        assert_eq!((0..20).map(|_| replan()).min(), Some(0), "{split}");
     }
 }

@@ -8,8 +8,8 @@ use std::{collections::BTreeMap, fs, path::Path};
 struct Group {
     package: &'static str,
     files: &'static [&'static str],
-    /// Whether it has unit tests.
-    lib: bool,
+    /// Options that select the test binaries.
+    binaries: &'static [&'static str],
     /// Filters on the tests.
     tests: &'static [&'static str],
 }
@@ -23,7 +23,7 @@ const GROUPS: [Group; 2] = [
             "crates/tilewright/src/attention/mask.rs",
             "crates/tilewright/src/cpu/simd/merge.rs",
         ],
-        lib: false,
+        binaries: &["--test=all", "--test=team"],
         tests: &[
             "schedule",
             "mask",
@@ -40,7 +40,7 @@ const GROUPS: [Group; 2] = [
     Group {
         package: "tilewright-serve",
         files: &["crates/tilewright-serve/src/radix/**"],
-        lib: true,
+        binaries: &["--lib", "--test=all"],
         tests: &["radix"],
     },
 ];
@@ -60,7 +60,7 @@ pub(super) fn run(root: &Path) -> Result<(), String> {
         let mut command = cargo();
         command.args(["mutants", "--package", group.package, "--jobs", "2", "--output"]).arg(&output);
         command.args(group.files.iter().flat_map(|file| ["--file", file]));
-        command.arg("--").args(group.lib.then_some("--lib")).args(["--test", "all", "--"]).args(group.tests);
+        command.arg("--").args(group.binaries).arg("--").args(group.tests);
         let status =
             command.current_dir(root).status().map_err(|why| format!("cargo does not start: {why}"))?;
         // 2 and 3 report missed mutants and timeouts
