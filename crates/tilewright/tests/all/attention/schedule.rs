@@ -4,7 +4,7 @@ use crate::generator::Generator;
 use std::{collections::BTreeMap, ops::Range};
 use tilewright::{
     Attention, Backend, Batch, HeadDim, Heads, Mask, PageTable, Plan, Problem, Result,
-    attention::{ManyRows, Split, Tiling, WorkItem},
+    attention::{ManyRows, Shard, Split, Tiling, WorkItem},
 };
 
 const BATCHES: usize = 10_000;
@@ -356,6 +356,44 @@ fn runs_of_windows_are_cut_at_multiples_of_the_split() {
         let visible = (qo.start + 800).saturating_sub(300)..qo.end + 800;
         assert!(kv.start.is_multiple_of(128) || kv.start == visible.start / 64 * 64, "{qo:?}: {kv:?}");
         assert!(kv.end.is_multiple_of(128) || kv.end == visible.end, "{qo:?}: {kv:?}");
+    }
+}
+
+/// A first piece with fewer KV tiles than the split does not move later pieces beyond the last worker.
+#[test]
+fn pieces_of_windows_have_workers() {
+    let mut draw = PlanCase::new(&mut Generator::new(11));
+    let mask = Mask::Window { left: 31, right: Some(0) };
+    draw.problem = Problem::builder(Heads { qo: 1, kv: 1 }, HeadDim::same(8)).mask(mask).build().unwrap();
+    (draw.split, draw.lens) = (Split::Fixed { tokens: 128 }, vec![(1, 144)]);
+    (draw.tiling.kv_tokens, draw.tiling.segment_overhead, draw.tiling.many_rows) = (16, 1, None);
+    for workers in [1, 3] {
+        draw.tiling.workers = workers;
+        let plan = draw.plan();
+        let pieces: Vec<_> =
+            (0..workers).flat_map(|w| plan.schedule().worker(w)).map(|item| item.kv.clone()).collect();
+        assert_eq!(pieces, [112..128, 128..144], "{workers} workers");
+    }
+}
+
+/// A window after all keys of a shard has no pieces, but its row is written.
+#[test]
+fn rows_without_keys_in_a_shard_have_an_item() {
+    let mut draw = PlanCase::new(&mut Generator::new(11));
+    let mask = Mask::Window { left: 31, right: Some(0) };
+    draw.problem = Problem::builder(Heads { qo: 1, kv: 1 }, HeadDim::same(8)).mask(mask).build().unwrap();
+    let shard = Shard { kv_offsets: (&[0]).into(), kv_lens: (&[1000]).into() };
+    let many =
+        ManyRows { min_rows: 1, q_rows: 64, kv_tokens: 16, workers: 1, resident_keys: 1, level_overhead: 0 };
+    for many_rows in [None, Some(many)] {
+        let tiling = Tiling { kv_tokens: 16, many_rows, ..draw.tiling };
+        let attention = Attention::new(draw.problem, TilingBackend(tiling)).unwrap();
+        let batch = Batch::ragged(&[0, 1], &[0, 64]).with_shard(shard);
+        for split in [Split::Balanced, Split::Never, Split::Fixed { tokens: 32 }] {
+            let plan = attention.plan_with(&batch, split).unwrap();
+            let [item] = &plan.schedule().items[..] else { panic!("one item: {:?}", plan.schedule()) };
+            assert!(item.qo == (0..1) && item.kv.is_empty() && item.partial.is_none(), "{split}: {item:?}");
+        }
     }
 }
 
