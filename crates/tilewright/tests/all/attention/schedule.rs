@@ -466,11 +466,16 @@ fn equal_units_stay_whole_if_a_cut_costs_more() {
 #[test]
 fn schedules_depend_on_ratios_of_costs_beyond_32_bits() {
     let mut draw = equal_requests(1);
-    (draw.lens, draw.tiling.workers, draw.tiling.tile_load) = (vec![(1, 61 * 64)], 4, 7);
-    let plan = draw.plan();
-    assert!(!plan.schedule().merges.is_empty());
-    draw.tiling.tile_load = (1 << 33) - 1;
-    assert_eq!(draw.plan().schedule(), plan.schedule());
+    (draw.lens, draw.tiling.workers) = (vec![(1, 61 * 64)], 4);
+    // equal pieces, and cuts at the quotas
+    for (cut_overhead, pieces) in [(6, [31, 30]), (0, [29, 32])] {
+        (draw.tiling.cut_overhead, draw.tiling.tile_load) = (cut_overhead, 7);
+        let plan = draw.plan();
+        let tiles: Vec<_> = plan.schedule().items.iter().map(|item| item.kv.len() / 64).collect();
+        assert_eq!(tiles, [pieces, pieces].concat());
+        draw.tiling.tile_load = (1 << 33) - 1;
+        assert_eq!(draw.plan().schedule(), plan.schedule());
+    }
 }
 
 #[test]
