@@ -18,6 +18,7 @@ mod quantise;
 mod replan;
 mod scales;
 mod schedule;
+mod schedule_levels;
 mod shared_pages;
 mod strides;
 mod variants;
