@@ -19,6 +19,7 @@ mod replan;
 mod scales;
 mod schedule;
 mod schedule_levels;
+mod schedule_limits;
 mod shared_pages;
 mod strides;
 mod variants;

@@ -1,0 +1,74 @@
+//! Limits of the planner: each counts exactly, and refuses no smaller batch.
+
+use tilewright::{
+    Batch, Dtype, HeadDim, Heads, Mask, PageTable, Problem,
+    attention::{Level, ManyRows, Planner, Split, Tiling},
+    kv::VariableBlockSparse,
+};
+
+/// Items of one query row and one KV head, and KV tiles of 16 keys.
+const TILING: Tiling = Tiling {
+    q_rows: 1,
+    kv_heads: 1,
+    kv_tokens: 16,
+    segment_overhead: 1,
+    cut_overhead: 1,
+    tile_load: 1,
+    workers: 4,
+    shares: 4,
+    scratch: 0,
+    weights: Dtype::F32,
+    many_rows: None,
+};
+
+fn planner(heads: usize, tiling: Tiling) -> Planner {
+    let problem = Problem::builder(Heads { qo: heads, kv: heads }, HeadDim::same(8)).mask(Mask::Full);
+    Planner::new(problem.build().expect("it is sound"), tiling)
+}
+
+/// The planner refuses units before it counts their pieces, whose number may overflow.
+#[test]
+fn too_many_units_are_refused_by_their_number() {
+    let many =
+        ManyRows { min_rows: 1, q_rows: 1, kv_tokens: 16, workers: 4, resident_keys: 1, level_overhead: 0 };
+    let (kv_len, split) = (17, Split::Fixed { tokens: 16 }); // two pieces per unit
+    let indptr = |len: i32| (0..=257).map(|r| r * len).collect::<Vec<_>>();
+    for many_rows in [None, Some(many)] {
+        let planner = planner(65536, Tiling { many_rows, ..TILING });
+        let requests = (indptr(1), indptr(kv_len));
+        for (qo_indptr, kv_indptr) in [(vec![0, 257], vec![0, kv_len]), requests] {
+            let why = planner.plan_with(&Batch::ragged(&qo_indptr, &kv_indptr), split).unwrap_err();
+            let text = "attention.plan: 16842752 work items, the most is 16777216";
+            assert!(why.to_string().starts_with(text), "{why}, many rows: {many_rows:?}");
+        }
+        let plan = planner.plan_with(&Batch::ragged(&indptr(0), &indptr(kv_len)), split);
+        assert!(plan.expect("requests without rows have no units").schedule().items.is_empty());
+    }
+}
+
+#[test]
+fn states_to_merge_are_summed_over_rows() {
+    // each of two rows has 8,200 pieces of the level and one of its own
+    let indices: Vec<i32> = (0..8200).collect();
+    let shared = PageTable::new(&[0, 8200], &indices, &[16], 16);
+    let levels = [Level { qo_indptr: (&[0, 2]).into(), table: shared }];
+    let own = PageTable::new(&[0, 1, 2], &[8200, 8201], &[16, 16], 16);
+    let batch = Batch::paged(&[0, 1, 2], own).with_levels(&levels);
+    let plan = planner(1, TILING).plan_with(&batch, Split::Fixed { tokens: 16 });
+    let sources = plan.expect("16,402 states are allowed").schedule().sources.len();
+    assert_eq!(sources, 2 * 8201);
+}
+
+/// Each KV head has its own segment, which the planner counts as one head.
+#[test]
+fn segments_of_one_head_have_the_items_of_one_head() {
+    const HEADS: usize = 4100;
+    let blocks = VariableBlockSparse {
+        blocks: &[true; HEADS],
+        row_sizes: (&[1; HEADS]).into(),
+        column_sizes: (&[1; HEADS]).into(),
+    };
+    let planner = planner(HEADS, Tiling { kv_heads: 2, ..TILING });
+    let plan = planner.plan_with(&Batch::variable_block_sparse(blocks), Split::Never);
+    assert_eq!(plan.expect("a small batch").schedule().items.len(), HEADS);
+}
