@@ -369,7 +369,12 @@ impl TensorArg {
         let item = |key: &'static str| interface.get_item(key)?.ok_or_else(|| missing(key));
         let (address, readonly): (u64, bool) = item("data")?.extract()?;
         let shape: Vec<i64> = item("shape")?.extract()?;
-        let dtype = match TensorDtype::of_typestr(&item("typestr")?.extract::<String>()?) {
+        let typestr: String = item("typestr")?.extract()?;
+        if typestr.starts_with('>') {
+            let text = format!("dtype = {typestr} is big-endian, expected little-endian elements");
+            return Err(invalid(OPERATOR, text));
+        }
+        let dtype = match TensorDtype::of_typestr(&typestr) {
             Ok(dtype) => dtype,
             // types that NumPy does not have, as those of ml_dtypes, only have a name
             Err(unknown) => match object.getattr_opt("dtype")?.and_then(|dtype| dtype.getattr("name").ok()) {

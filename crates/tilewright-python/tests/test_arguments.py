@@ -96,6 +96,19 @@ def test_read_only_outputs_and_shared_memory_are_refused():
         run(q=q, out=q)
 
 
+@pytest.mark.parametrize("dtype", [">f4", ">f2", ">f8"])
+def test_big_endian_elements_are_refused(dtype):
+    x = numpy.ones((2, 4), dtype)
+    with pytest.raises(tw.Error, match=f"tensor: dtype = {dtype} is big-endian, expected little-endian elements"):
+        tw.rmsnorm(x, numpy.ones(4, "float32"), out=numpy.empty((2, 4), "float32"))
+    with pytest.raises(tw.Error, match="dtype = >i4 is big-endian"):
+        tw.Batch.ragged(numpy.array([0, 1], ">i4"), [0, 2])
+    # '<', '=' and '|' are the order of this machine, or none
+    for native in ("<f4", "=f4"):
+        tw.rmsnorm(x.astype(native), numpy.ones(4, "float32"))
+    tw.packbits(numpy.ones(8, "|b1"))
+
+
 def test_plans_of_other_operators_are_refused():
     plan = tw.Attention(tw.Problem(4, 1, 8)).plan(tw.Batch.ragged(**OK))
     with pytest.raises(tw.Error, match="the plan was made by another operator"):
