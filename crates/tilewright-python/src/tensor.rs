@@ -235,6 +235,11 @@ impl TensorArg {
         is_dense || self.memory.bytes() == 0
     }
 
+    /// Whether the elements can be the real or imaginary parts of complex ones: no axis has stride 1.
+    fn may_be_part_of_complex(&self) -> bool {
+        !self.shape.iter().zip(&*self.strides).any(|(&extent, &stride)| extent > 1 && stride == 1)
+    }
+
     /// A tensor on the host in row-major order without gaps; an error if it is elsewhere or strided.
     pub(crate) fn dense_host(&self, operator: &'static str, name: &str) -> Result<&[u8]> {
         tilewright::ensure!(
@@ -338,6 +343,9 @@ impl TensorArg {
         if let Some(arg) = dlpack::borrowed(object)? {
             if arg.dtype.has_gradients() {
                 torch::check_gradient(object)?;
+                if arg.may_be_part_of_complex() {
+                    torch::check_sign(object)?;
+                }
             }
             return Ok(Some(arg));
         }

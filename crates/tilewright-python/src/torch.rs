@@ -1,4 +1,4 @@
-//! Torch tensors: their attributes, for those that DLPack's functions do not describe, and gradients.
+//! Torch tensors: their attributes, for those that DLPack's functions do not describe, gradients, and signs that are not in memory.
 
 use crate::{
     dtype::TensorDtype,
@@ -12,6 +12,7 @@ const OPERATOR: &str = "tensor";
 /// Reads the attributes of a torch tensor.
 pub(crate) fn tensor(object: &Bound<'_, PyAny>, address: &Bound<'_, PyAny>) -> PyResult<TensorArg> {
     check_gradient(object)?;
+    check_sign(object)?;
     let device = object.getattr("device")?;
     let device = match device.getattr("type")?.extract::<String>()?.as_str() {
         "cpu" => -1,
@@ -41,6 +42,22 @@ pub(crate) fn check_gradient(object: &Bound<'_, PyAny>) -> PyResult<()> {
         && py.import("torch")?.call_method0("is_grad_enabled")?.is_truthy()?
     {
         let text = "it requires a gradient, which this operator does not have: use torch.no_grad()";
+        return Err(invalid(OPERATOR, text));
+    }
+    Ok(())
+}
+
+/// Rejects a torch tensor with the negative bit: its elements are those in memory times -1, as in the imaginary part of a conjugate.
+///
+/// DLPack does not export the bit, and reading it takes longer than reading the rest of a tensor. torch sets it on parts of complex
+/// tensors only, so tensors with an axis of stride 1 need no check.
+pub(crate) fn check_sign(object: &Bound<'_, PyAny>) -> PyResult<()> {
+    let py = object.py();
+    if let Some(is_negative) = object.getattr_opt(intern!(py, "is_neg"))?
+        && is_negative.call0()?.is_truthy()?
+    {
+        let text =
+            "it has the negative bit, expected a tensor whose signs are in its memory: use resolve_neg()";
         return Err(invalid(OPERATOR, text));
     }
     Ok(())

@@ -608,6 +608,26 @@ def test_tensors_are_read_through_dlpack_or_their_attributes(rng, monkeypatch, i
             flashinfer.rmsnorm(x[:, :8], wrong)
 
 
+@pytest.mark.parametrize("is_old", [False, True])
+def test_tensors_whose_signs_are_not_in_memory_are_refused(rng, monkeypatch, is_old):
+    if is_old:
+        monkeypatch.delattr(torch.Tensor, "__dlpack_c_exchange_api__", raising=False)
+    both = torch.view_as_complex(tensor(rng.standard_normal((4, 2, 8, 2)).astype("float32")))
+    imaginary = both.conj().imag
+    assert imaginary.is_neg()
+    weight, out = torch.ones(8), torch.empty(4, 8)
+    refused = "tensor: it has the negative bit, expected a tensor whose signs are in its memory: use resolve_neg"
+    for x in (imaginary[:, 0], torch.nn.Parameter(imaginary[:, 1], requires_grad=False), imaginary[:1, 0]):
+        with pytest.raises(tw.Error, match=refused):
+            tw.rmsnorm(x, weight, out=out[: len(x)])
+    with pytest.raises(tw.Error, match=refused):
+        tw.rmsnorm(out, imaginary[0, 0])
+    with pytest.raises(tw.Error, match=refused):
+        tw.rmsnorm(out[:, :1], imaginary[0, 0, :1])
+    resolved = imaginary[:, 0].resolve_neg()
+    close(tw.rmsnorm(resolved, weight), torch.nn.functional.rms_norm(resolved, (8,), weight, 1e-6))
+
+
 def test_engines_find_this_package_as_flashinfer():
     assert "flashinfer" not in sys.modules
     flashinfer.install()
