@@ -15,6 +15,8 @@ use tilewright::{
 };
 
 const OPERATOR: &str = "attention.variant";
+/// The most query heads that a problem may have.
+const MAX_HEADS: usize = 1 << 16;
 
 /// A recorded variant.
 #[pyclass(frozen, module = "tilewright._core", name = "Variant")]
@@ -42,8 +44,9 @@ impl PyVariant {
     /// Linear biases by head (ALiBi).
     #[staticmethod]
     fn alibi(num_qo_heads: usize) -> PyResult<Self> {
-        if num_qo_heads == 0 {
-            return Err(invalid(OPERATOR, "num_qo_heads = 0, expected at least 1"));
+        if !(1..=MAX_HEADS).contains(&num_qo_heads) {
+            let text = format!("num_qo_heads = {num_qo_heads} is not in 1..={MAX_HEADS}");
+            return Err(invalid(OPERATOR, text));
         }
         recorded(Ok(Alibi::new(num_qo_heads)))
     }
