@@ -1,0 +1,55 @@
+"""Random calls of all functions: each succeeds or raises an exception, and the process survives."""
+
+import os
+import resource
+import warnings
+
+import pytest
+from fuzz_calls import Calls
+
+#: The number of calls; call ``n`` is the same in every run, and FIRST skips those before a failure.
+COUNT = int(os.environ.get("TILEWRIGHT_FUZZ_CALLS", "100000"))
+FIRST = int(os.environ.get("TILEWRIGHT_FUZZ_FIRST", "0"))
+#: Address space of the calls in bytes: absurd counts raise ``MemoryError`` on every machine.
+LIMIT = 8 << 30
+
+
+@pytest.fixture
+def limited_memory():
+    """Bounds the address space."""
+    previous = resource.getrlimit(resource.RLIMIT_AS)
+    with open("/proc/self/statm", encoding="ascii") as usage:
+        used = int(usage.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + LIMIT, previous[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, previous)
+
+
+def test_random_calls_never_end_the_process(host, limited_memory):
+    calls = Calls()
+    # the simulator executes the code of the GPU backend, but no other checks of arguments
+    count = COUNT if host == "cpu" else COUNT // 50
+    succeeded = 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for number in range(FIRST, FIRST + count):
+            function, arguments, keywords = calls.one(number)
+            try:
+                function(*arguments, **keywords)
+                succeeded += 1
+            except Exception:  # noqa: BLE001, S110: any but a panic, which is a BaseException
+                pass
+            except BaseException as error:
+                raise AssertionError(f"call {number}: {function}, {arguments}, {keywords}") from error
+    assert count // 10 < succeeded < count // 2, f"{succeeded} of {count} calls succeeded"
+
+
+def test_unchanged_calls_succeed():
+    """Only so the changes of their arguments reach the checks of values."""
+    import tilewright as tw
+
+    for function, arguments, keywords in Calls().unchanged():
+        try:
+            function(*arguments, **keywords)
+        except tw.Unsupported as error:
+            assert "segment_gemm" in str(error)
