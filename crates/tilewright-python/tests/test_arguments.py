@@ -117,6 +117,28 @@ def test_plans_of_other_operators_are_refused():
         operator().run(plan, **tensors())
 
 
+def test_freed_plans_and_other_objects_are_refused():
+    one = operator()
+    plan = one.plan(tw.Batch.ragged(**OK), capacity=tw.Capacity(1, 1, 1))
+    one.run(plan, **tensors())
+    plan.free()
+    plan.free()
+    freed = "attention: the plan was freed, expected a plan that Attention.plan has returned"
+    for use in (lambda: one.run(plan, **tensors()), lambda: one.replan(plan, tw.Batch.ragged(**OK)),
+                lambda: one.check_plan(plan), plan.explain, lambda: plan.num_rows, lambda: plan._repr_svg_()):
+        with pytest.raises(tw.Error, match=freed):
+            use()
+    with pytest.raises(AttributeError, match="'Plan' object has no attribute 'nothing'"):
+        plan.nothing
+    for function, use in (("run", lambda: one.run(None, **tensors())),
+                          ("replan", lambda: one.replan(None, tw.Batch.ragged(**OK))),
+                          ("check_plan", lambda: one.check_plan(None))):
+        with pytest.raises(tw.Error, match=f"attention.{function}: plan is of type NoneType, expected a Plan"):
+            use()
+    with pytest.raises(tw.Error, match="attention.plan: batch is of type list, expected a Batch or a DeviceBatch"):
+        one.plan([0, 1])
+
+
 def test_page_indices_on_a_device_reach_the_plan():
     there = "page indices are in the memory of device 0, expected host memory"
     table = tw.PageTable([0, 2], OnDevice(length=3), [1], 4)

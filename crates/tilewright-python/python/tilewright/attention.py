@@ -213,13 +213,28 @@ class Capacity:
 
 
 class Plan:
-    """The schedule of a batch. It prints a report, and a notebook shows it as a picture."""
+    """The schedule of a batch. It prints a report, and a notebook shows it as a picture.
+
+    Its memory is freed with the object, or by :meth:`free`."""
 
     __slots__ = ("_core", "_machine")
 
     def __init__(self, core, machine: str):
         self._core = core
         self._machine = machine
+
+    def free(self) -> None:
+        """Frees the memory, on a GPU after the work in flight. Later uses of the plan raise :class:`Error`; a CUDA graph that
+        recorded a run of it may not be replayed. A second call does nothing."""
+        try:
+            del self._core
+        except AttributeError:
+            pass  # it was freed
+
+    def __getattr__(self, name: str):
+        if name == "_core":
+            raise Error("attention: the plan was freed, expected a plan that Attention.plan has returned")
+        raise AttributeError(f"'Plan' object has no attribute {name!r}")
 
     def explain(self) -> str:
         """Requests, work items, balance and traffic."""
@@ -248,6 +263,14 @@ class Plan:
 
     def __repr__(self) -> str:
         return self.explain()
+
+
+def _core_of(plan, function: str):
+    """The plan of the extension."""
+    try:
+        return plan._core
+    except AttributeError:
+        raise Error(f"attention.{function}: plan is of type {type(plan).__name__}, expected a Plan") from None
 
 
 class Attention:
@@ -302,13 +325,13 @@ class Attention:
         """Rewrites ``plan`` in place for another batch; recorded CUDA graphs of its runs then execute that batch. A
         :class:`DeviceBatch` needs a plan with a capacity; a CUDA graph can record the call."""
         if isinstance(batch, DeviceBatch) and self.device.name != "cpu":
-            self._operator().replan_on_device(plan._core, batch._fields())
+            self._operator().replan_on_device(_core_of(plan, "replan"), batch._fields())
         else:
-            self._operator().replan(plan._core, _on_host(batch)._core)
+            self._operator().replan(_core_of(plan, "replan"), _on_host(batch)._core)
 
     def check_plan(self, plan: Plan) -> None:
         """Raises :class:`Error` if the device has rejected the lengths of the last :class:`DeviceBatch`; waits for it."""
-        bits = self._operator().refusals(plan._core)
+        bits = self._operator().refusals(_core_of(plan, "check_plan"))
         if bits:
             raise Error("attention.plan: " + "; ".join(text for bit, text in REFUSALS.items() if bits & bit))
 
@@ -332,7 +355,11 @@ class Attention:
             shape = (*shape_of(q)[:1], fields[0], fields[3])
             out = empty(shape, fields[4], q) if out is None else out
             lse = empty(shape[:2], "float32", q) if lse is None and return_lse else lse
-        self._operator().run(plan._core, (q, q_pe, k, v, k_scale, v_scale, out, lse))
+        try:
+            core = plan._core
+        except AttributeError:
+            core = _core_of(plan, "run")
+        self._operator().run(core, (q, q_pe, k, v, k_scale, v_scale, out, lse))
         return (out, lse) if return_lse else out
 
     def run_latent(
@@ -358,6 +385,8 @@ def _on_host(batch) -> Batch:
     """The batch with its arrays on the host."""
     if isinstance(batch, Batch):
         return batch
+    if not isinstance(batch, DeviceBatch):
+        raise Error(f"attention.plan: batch is of type {type(batch).__name__}, expected a Batch or a DeviceBatch")
     rows, arrays = batch._host_arrays()
     return Batch.paged(rows, PageTable(*arrays))
 
