@@ -139,6 +139,18 @@ def test_freed_plans_and_other_objects_are_refused():
         one.plan([0, 1])
 
 
+def test_streams_are_numbers():
+    device = tw.Device("cpu")
+    assert device.queue_of(0) is device.queue()
+    expected = "expected the number of a stream .cudaStream_t., such as cuda_stream of torch's"
+    for stream in (None, "0", 1.0, [], object()):
+        with pytest.raises(tw.Error, match=f"device.queue_of: stream is of type {type(stream).__name__}, {expected}"):
+            device.queue_of(stream)
+    for stream in (-1, 1 << 64):
+        with pytest.raises(tw.Error, match=f"device.queue_of: stream = {stream}, expected a number of 64 bits from 0"):
+            device.queue_of(stream)
+
+
 def test_page_indices_on_a_device_reach_the_plan():
     there = "page indices are in the memory of device 0, expected host memory"
     table = tw.PageTable([0, 2], OnDevice(length=3), [1], 4)

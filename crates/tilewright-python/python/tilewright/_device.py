@@ -36,9 +36,10 @@ class Device:
         return self._queues.get(stream) or self.queue_of(stream)
 
     def queue_of(self, stream: int) -> "_core.Queue":
-        """The queue of a stream (``cudaStream_t``); 0 is the default one."""
-        queue = self._queues.get(stream)
+        """The queue of a stream by its number (``cudaStream_t``); 0 is the default one."""
+        queue = self._queues.get(stream) if isinstance(stream, int) else None
         if queue is None:
+            _check_stream(stream)
             if len(self._queues) >= 256:
                 self._queues.clear()
             queue = self._queues[stream] = self._core.queue(stream)
@@ -54,6 +55,15 @@ class Device:
 
     def __repr__(self) -> str:
         return f"Device({self.name!r})"
+
+
+def _check_stream(stream) -> None:
+    """Rejects what is not the number of a stream."""
+    if not isinstance(stream, int):
+        raise _core.Error(f"device.queue_of: stream is of type {type(stream).__name__}, expected the number of a stream "
+                          "(cudaStream_t), such as cuda_stream of torch's")
+    if not 0 <= stream < 1 << 64:
+        raise _core.Error(f"device.queue_of: stream = {stream}, expected a number of 64 bits from 0")
 
 
 def _ordinal(name: str) -> int:
