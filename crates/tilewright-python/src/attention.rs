@@ -177,7 +177,9 @@ impl PyAttention {
     ) -> PyResult<Self> {
         let backend = queue.backend.clone();
         let attention = py.detach(|| match variant {
-            Some(variant) => Attention::with_variant(problem.0, variant.0.clone(), backend.clone()),
+            Some(variant) => variant.check(&problem.0).and_then(|()| {
+                Attention::with_variant(problem.0, variant.expression.clone(), backend.clone())
+            }),
             None => Attention::new(problem.0, backend.clone()),
         });
         Ok(Self { attention: attention.map_err(raised)?, backend })

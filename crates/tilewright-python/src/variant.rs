@@ -6,8 +6,9 @@ use crate::{
     rope::RopeFields,
 };
 use pyo3::prelude::*;
+use std::sync::Arc;
 use tilewright::{
-    Result,
+    Problem, Result,
     attention::variant::{
         Alibi, AttentionSinks, Both, DocumentMask, ExpressionVariant, FlashSigmoid, MultiItemScoring,
         PrefixLm, RotaryEmbedding, SoftCap, Variant,
@@ -18,13 +19,34 @@ const OPERATOR: &str = "attention.variant";
 /// The most query heads that a problem may have.
 const MAX_HEADS: usize = 1 << 16;
 
+/// Rejects a problem that a variant does not fit.
+type ProblemCheck = Arc<dyn Fn(&Problem) -> Result<()> + Send + Sync>;
+
 /// A recorded variant.
 #[pyclass(frozen, module = "tilewright._core", name = "Variant")]
-pub(crate) struct PyVariant(pub(crate) ExpressionVariant);
+pub(crate) struct PyVariant {
+    pub(crate) expression: ExpressionVariant,
+    /// The checks of the engine's own variants, which an expression does not record.
+    checks: Vec<ProblemCheck>,
+}
+
+impl PyVariant {
+    fn unchecked(expression: ExpressionVariant) -> Self {
+        Self { expression, checks: Vec::new() }
+    }
+
+    /// Rejects a problem that the variant does not fit.
+    pub(crate) fn check(&self, problem: &Problem) -> Result<()> {
+        self.checks.iter().try_for_each(|check| check(problem))
+    }
+}
 
 /// The variant of the engine's type.
 fn recorded<V: Variant>(variant: Result<V>) -> PyResult<PyVariant> {
-    variant.and_then(|variant| ExpressionVariant::of(&variant)).map(PyVariant).map_err(raised)
+    let variant = variant.map_err(raised)?;
+    let expression = ExpressionVariant::of(&variant).map_err(raised)?;
+    let check: ProblemCheck = Arc::new(move |problem| variant.check(problem));
+    Ok(PyVariant { expression, checks: vec![check] })
 }
 
 #[pymethods]
@@ -32,7 +54,7 @@ impl PyVariant {
     /// Parses the JSON form of docs/add-a-variant.md.
     #[staticmethod]
     fn from_json(text: &str) -> PyResult<Self> {
-        ExpressionVariant::from_json(text).map(Self).map_err(raised)
+        ExpressionVariant::from_json(text).map(Self::unchecked).map_err(raised)
     }
 
     /// `cap * tanh(logit / cap)`
@@ -90,24 +112,27 @@ impl PyVariant {
 
     /// This variant, then `next`.
     fn then(&self, next: &Self) -> PyResult<Self> {
-        recorded(Ok(Both::new(self.0.clone(), next.0.clone())))
+        let both = Both::new(self.expression.clone(), next.expression.clone());
+        let expression = ExpressionVariant::of(&both).map_err(raised)?;
+        let checks = self.checks.iter().chain(&next.checks).cloned().collect();
+        Ok(Self { expression, checks })
     }
 
     /// The name.
     #[getter]
     fn name(&self) -> &str {
-        self.0.name()
+        self.expression.name()
     }
 
     /// The JSON form.
     fn to_json(&self) -> String {
-        self.0.to_json()
+        self.expression.to_json()
     }
 
     /// The current values of a buffer that the variant writes, as f32 bytes.
     fn buffer(&self, name: &str) -> PyResult<Vec<f32>> {
-        let found = self.0.buffers().iter().find(|(known, _)| known == name);
-        let missing = || invalid(OPERATOR, format!("{} has no buffer {name:?}", self.0.name()));
+        let found = self.expression.buffers().iter().find(|(known, _)| known == name);
+        let missing = || invalid(OPERATOR, format!("{} has no buffer {name:?}", self.expression.name()));
         found.map(|(_, buffer)| buffer.values()).ok_or_else(missing)
     }
 }

@@ -74,6 +74,7 @@ def to_slots(slot_mapping):
     (lambda: tw.CosSinCache(numpy.ones((4, 3), "float32")), "rotary_dim"),
     (lambda: tw.apply_rope(numpy.ones((2, 1, 8), "float32"), numpy.ones((2, 1, 8), "float32"), [0, -1], tw.Rope(8)), "position"),
     (lambda: tw.Variant.from_json("{"), "attention.variant"),
+    (lambda: tw.Attention(tw.Problem(2, 1, 8), tw.variants.sinks([1.0])), "sinks: 1, expected one for each of the 2 query heads"),
     (lambda: tw.variants.alibi(0), "attention.variant: num_qo_heads = 0 is not in 1..=65536"),
     (lambda: tw.variants.alibi(2**40), "attention.variant: num_qo_heads = 1099511627776 is not in 1..=65536"),
     (lambda: to_slots([0, 8]), "kv.append_to_slots: token 1: slot = 8 is not in 0..8, nor -1 to skip the token"),
