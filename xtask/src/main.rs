@@ -41,7 +41,8 @@ Tasks:
   conformance   attention against its oracle on every instruction set of this machine, with the number of cases; --all runs the
                 full product of the factors
   fuzz          runs the readers of files on mutated inputs: --seconds N per target, --seed N, names of targets
-  wheel         the Python wheel in target/wheels, at most 12 MB; needs Python 3 and its package registry
+  wheel         the Python wheel for manylinux_2_28 in target/wheels, at most 12 MB; needs Python 3 and its package registry;
+                `wheel aarch64` builds for that processor
   python-tests  installs a wheel of the development profile in target and runs the Python tests; prints why if it cannot
   flashinfer-tests CHECKOUT
                 a sample of FlashInfer's own tests on the CPU: --gpu, --per-file N, --sample-seed N, --largest N, --shard I/N,
@@ -76,7 +77,8 @@ fn main() -> ExitCode {
         ["metrics", ref rest @ ..] => metrics::run(root, rest),
         ["candle"] => engines::candle(root),
         ["package"] => engines::package(root),
-        ["wheel"] => wheel::build(root),
+        ["wheel"] => wheel::build(root, None),
+        ["wheel", processor] => wheel::build(root, Some(processor)),
         ["flashinfer-tests", checkout, ref rest @ ..] => wheel::flashinfer(root, checkout, rest),
         ["python-tests"] => wheel::test(root),
         ["mutants", ref rest @ ..] => mutants::run(root, rest),

@@ -14,6 +14,10 @@ const TESTS: &str = "crates/tilewright-python/tests";
 /// The tools of the environment, and the libraries of tests that need them.
 const TOOLS: [&str; 5] =
     ["maturin>=1.9,<2", "numpy>=1.24", "pytest>=8", "mypy>=1.13", "apache-tvm-ffi==0.1.15.post2"];
+/// The linker of released wheels, which links with the symbols of an older glibc than that of the machine.
+const LINKER: &str = "ziglang==0.17.1";
+/// The oldest systems of released wheels: glibc 2.28, as in RHEL 8 and Debian 10.
+const SYSTEMS: &str = "manylinux_2_28";
 /// The maximum size of the wheel in bytes.
 const LIMIT: u64 = 12 << 20;
 /// The maximum time of an import in milliseconds.
@@ -53,16 +57,40 @@ const SUITE: [&str; 26] = [
     "utils/test_topk.py",
 ];
 
-/// Builds the wheel of a release in `target/wheels`, without link-time optimization.
-pub(crate) fn build(root: &Path) -> Result<(), String> {
+/// Builds the wheel of a release in `target/wheels/wheel`, or for another processor than the machine's in `target/wheels/<processor>`.
+pub(crate) fn build(root: &Path, processor: Option<&str>) -> Result<(), String> {
+    let processor = processor.unwrap_or(std::env::consts::ARCH);
+    if !["x86_64", "aarch64"].contains(&processor) {
+        return Err(format!("processor = {processor:?}, expected \"x86_64\" or \"aarch64\""));
+    }
     let python = environment(root)?;
-    let wheel = wheel(root, &python, "wheel")?;
+    let wheel = released(root, &python, processor)?;
     let bytes = fs::metadata(&wheel).map_err(|why| why.to_string())?.len();
     println!("{}: {:.1} MB", wheel.display(), bytes as f64 / 1e6);
     if bytes > LIMIT {
         return Err(format!("the wheel has {bytes} bytes, the limit is {LIMIT}"));
     }
     Ok(())
+}
+
+/// Builds the wheel of a release for Linux on `processor`; returns its path.
+fn released(root: &Path, python: &Path, processor: &str) -> Result<PathBuf, String> {
+    let triple = format!("{processor}-unknown-linux-gnu");
+    let rustc = Command::new("rustc")
+        .args(["--print", "target-libdir", "--target", &triple])
+        .current_dir(root)
+        .output()
+        .map_err(|why| format!("`rustc` does not start: {why}"))?;
+    if !Path::new(String::from_utf8_lossy(&rustc.stdout).trim()).is_dir() {
+        return Err(format!(
+            "the Rust target {triple} is not installed, expected it after `rustup target add {triple}`"
+        ));
+    }
+    let install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", LINKER];
+    run(Command::new(python).args(install))?;
+    let folder = if processor == std::env::consts::ARCH { "wheel" } else { processor };
+    let options = ["--zig", "--compatibility", SYSTEMS, "--target", &triple];
+    wheel(root, python, "wheel", folder, &options)
 }
 
 /// Builds a wheel with the profile of the tests, installs it and runs the Python tests. Without Python 3 or its package registry
@@ -75,7 +103,7 @@ pub(crate) fn test(root: &Path) -> Result<(), String> {
             return Ok(());
         }
     };
-    let wheel = wheel(root, &python, "dev")?;
+    let wheel = wheel(root, &python, "dev", "dev", &[])?;
     let install =
         ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--force-reinstall"];
     run(Command::new(&python).args(install).arg(&wheel))?;
@@ -98,7 +126,7 @@ pub(crate) fn test(root: &Path) -> Result<(), String> {
 pub(crate) fn flashinfer(root: &Path, checkout: &str, options: &[&str]) -> Result<(), String> {
     let python = environment(root)?;
     run(Command::new(&python).args(["-m", "pip", "install", "--quiet", "einops", "scipy"]))?;
-    let wheel = wheel(root, &python, "wheel")?;
+    let wheel = wheel(root, &python, "wheel", "suite", &[])?;
     let install = ["-m", "pip", "install", "--quiet", "--no-deps", "--force-reinstall"];
     run(Command::new(&python).args(install).arg(&wheel))?;
     let plugin = root.join(TESTS).join("flashinfer_suite");
@@ -126,7 +154,8 @@ fn environment(root: &Path) -> Result<PathBuf, String> {
     let folder = target(root).join("python-tools");
     let python = folder.join("bin/python");
     let ready = folder.join("ready");
-    if ready.exists() {
+    let tools = TOOLS.join("\n");
+    if fs::read_to_string(&ready).is_ok_and(|installed| installed == tools) {
         return Ok(python);
     }
     println!("installing {} into {}", TOOLS.join(", "), folder.display());
@@ -135,19 +164,26 @@ fn environment(root: &Path) -> Result<PathBuf, String> {
     run(Command::new(&python)
         .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"])
         .args(TOOLS))?;
-    fs::write(&ready, TOOLS.join("\n")).map_err(|why| why.to_string())?;
+    fs::write(&ready, tools).map_err(|why| why.to_string())?;
     Ok(python)
 }
 
-/// Builds a wheel with a cargo profile; returns its path.
-fn wheel(root: &Path, python: &Path, profile: &str) -> Result<PathBuf, String> {
-    let folder = target(root).join("wheels").join(profile);
+/// Builds a wheel with a cargo profile and further options in a folder of `target/wheels`; returns its path.
+fn wheel(
+    root: &Path,
+    python: &Path,
+    profile: &str,
+    folder: &str,
+    options: &[&str],
+) -> Result<PathBuf, String> {
+    let folder = target(root).join("wheels").join(folder);
     let _ = fs::remove_dir_all(&folder); // of an earlier version
     let mut maturin = Command::new(python);
     maturin
         .args(["-m", "maturin", "build", "--quiet", "--profile", profile, "--manifest-path"])
         .arg(root.join(MANIFEST));
-    run(maturin.arg("--out").arg(&folder).env("CARGO_TARGET_DIR", target(root)))?;
+    maturin.args(options).arg("--out").arg(&folder).env("CARGO_TARGET_DIR", target(root));
+    run(maturin.env("CARGO_ZIGBUILD_PYTHON_PATH", python))?;
     let entries = fs::read_dir(&folder).map_err(|why| format!("cannot read {}: {why}", folder.display()))?;
     let mut wheels = entries
         .flatten()
