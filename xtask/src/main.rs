@@ -41,8 +41,8 @@ Tasks:
   conformance   attention against its oracle on every instruction set of this machine, with the number of cases; --all runs the
                 full product of the factors
   fuzz          runs the readers of files on mutated inputs: --seconds N per target, --seed N, names of targets
-  wheel         the Python wheel for manylinux_2_28 in target/wheels, at most 12 MB; needs Python 3 and its package registry;
-                `wheel aarch64` builds for that processor
+  wheel         the Python wheel for manylinux_2_28 in target/wheels, at most 12 MB, and that of tilewright-as-flashinfer; needs
+                Python 3 and its package registry; `wheel aarch64` builds for that processor
   python-tests  installs a wheel of the development profile in target and runs the Python tests; prints why if it cannot
   flashinfer-tests CHECKOUT
                 a sample of FlashInfer's own tests on the CPU: --gpu, --per-file N, --sample-seed N, --largest N, --shard I/N,

@@ -1,5 +1,5 @@
-//! The Python wheel: `cargo xtask wheel` builds it, `cargo xtask python-tests` installs and tests it in an environment of its own, and
-//! `cargo xtask flashinfer-tests` runs FlashInfer's own tests against it.
+//! The Python wheels: `cargo xtask wheel` builds them, `cargo xtask python-tests` installs and tests them in an environment of its own,
+//! and `cargo xtask flashinfer-tests` runs FlashInfer's own tests against them.
 
 use crate::target;
 use std::{
@@ -11,9 +11,17 @@ use std::{
 
 const MANIFEST: &str = "crates/tilewright-python/Cargo.toml";
 const TESTS: &str = "crates/tilewright-python/tests";
+/// The distribution of the package `flashinfer`.
+const AS_FLASHINFER: &str = "crates/tilewright-python/as-flashinfer";
 /// The tools of the environment, and the libraries of tests that need them.
-const TOOLS: [&str; 5] =
-    ["maturin>=1.9,<2", "numpy>=1.24", "pytest>=8", "mypy>=1.13", "apache-tvm-ffi==0.1.15.post2"];
+const TOOLS: [&str; 6] = [
+    "maturin>=1.9,<2",
+    "hatchling>=1.25,<2",
+    "numpy>=1.24",
+    "pytest>=8",
+    "mypy>=1.13",
+    "apache-tvm-ffi==0.1.15.post2",
+];
 /// The linker of released wheels, which links with the symbols of an older glibc than that of the machine.
 const LINKER: &str = "ziglang==0.17.1";
 /// The oldest systems of released wheels: glibc 2.28, as in RHEL 8 and Debian 10.
@@ -57,7 +65,7 @@ const SUITE: [&str; 26] = [
     "utils/test_topk.py",
 ];
 
-/// Builds the wheel of a release in `target/wheels/wheel`, or for another processor than the machine's in `target/wheels/<processor>`.
+/// Builds the wheels of a release in `target/wheels/wheel`, or for another processor than the machine's in `target/wheels/<processor>`.
 pub(crate) fn build(root: &Path, processor: Option<&str>) -> Result<(), String> {
     let processor = processor.unwrap_or(std::env::consts::ARCH);
     if !["x86_64", "aarch64"].contains(&processor) {
@@ -70,6 +78,9 @@ pub(crate) fn build(root: &Path, processor: Option<&str>) -> Result<(), String> 
     if bytes > LIMIT {
         return Err(format!("the wheel has {bytes} bytes, the limit is {LIMIT}"));
     }
+    let folder = wheel.parent().unwrap_or(root);
+    as_flashinfer(root, &python, folder)?;
+    println!("{}: the distribution tilewright-as-flashinfer", folder.display());
     Ok(())
 }
 
@@ -93,6 +104,14 @@ fn released(root: &Path, python: &Path, processor: &str) -> Result<PathBuf, Stri
     wheel(root, python, "wheel", folder, &options)
 }
 
+/// Builds the wheel of the package `flashinfer` in `folder`.
+fn as_flashinfer(root: &Path, python: &Path, folder: &Path) -> Result<(), String> {
+    let build = ["-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-index"];
+    let mut pip = Command::new(python);
+    pip.args(build).arg("--no-build-isolation").arg("--wheel-dir").arg(folder).arg(root.join(AS_FLASHINFER));
+    run(&mut pip)
+}
+
 /// Builds a wheel with the profile of the tests, installs it and runs the Python tests. Without Python 3 or its package registry
 /// it prints the reason and passes.
 pub(crate) fn test(root: &Path) -> Result<(), String> {
@@ -107,6 +126,17 @@ pub(crate) fn test(root: &Path) -> Result<(), String> {
     let install =
         ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--force-reinstall"];
     run(Command::new(&python).args(install).arg(&wheel))?;
+    let (both, folder) = (target(root).join("python-packages"), wheel.parent().unwrap_or(root));
+    as_flashinfer(root, &python, folder)?;
+    let _ = fs::remove_dir_all(&both); // of an earlier version
+    let names = ["--no-index", "tilewright", "tilewright-as-flashinfer"];
+    run(Command::new(&python)
+        .args(install)
+        .arg("--target")
+        .arg(&both)
+        .arg("--find-links")
+        .arg(folder)
+        .args(names))?;
     let timed = Command::new(&python).args(["-c", IMPORT_TIME]).output().map_err(|why| why.to_string())?;
     let milliseconds = String::from_utf8_lossy(&timed.stdout).trim().parse::<f64>();
     let milliseconds = milliseconds.map_err(|_| String::from_utf8_lossy(&timed.stderr).into_owned())?;
@@ -118,7 +148,9 @@ pub(crate) fn test(root: &Path) -> Result<(), String> {
         .args(["-m", "mypy.stubtest", "--concise", "tilewright._core"])
         .current_dir(root))?;
     let pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-rs"];
-    run(Command::new(&python).args(pytest).arg(root.join(TESTS)).env("PYTHONDONTWRITEBYTECODE", "1"))
+    let mut tests = Command::new(&python);
+    tests.args(pytest).arg(root.join(TESTS)).arg("--packages").arg(&both);
+    run(tests.env("PYTHONDONTWRITEBYTECODE", "1"))
 }
 
 /// Runs a seeded sample of FlashInfer's own tests, from a checkout of release 0.6.18, on the CPU or with `--gpu`. Expected failures are

@@ -9,6 +9,10 @@ HAS_TORCH = importlib.util.find_spec("torch") is not None
 needs_torch = pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed")
 
 
+def pytest_addoption(parser):
+    parser.addoption("--packages", help="a folder in which both wheels are installed")
+
+
 class OnDevice:
     """Integers that claim to be in the memory of GPU 0."""
 
