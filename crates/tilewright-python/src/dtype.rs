@@ -87,6 +87,15 @@ impl fmt::Display for TensorDtype {
     }
 }
 
+/// Rejects a big-endian type of an array interface.
+pub(crate) fn check_byte_order(typestr: &str) -> PyResult<()> {
+    if typestr.starts_with('>') {
+        let text = format!("dtype = {typestr} is big-endian, expected little-endian elements");
+        return Err(invalid("tensor", text));
+    }
+    Ok(())
+}
+
 /// A dtype of the engine by name.
 pub(crate) fn element_type(operator: &'static str, name: &str) -> PyResult<Dtype> {
     TensorDtype::named(name)?

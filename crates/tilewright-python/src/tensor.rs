@@ -10,7 +10,7 @@
 use crate::{
     axes::{Axes, MAX_AXES, span},
     dlpack,
-    dtype::TensorDtype,
+    dtype::{TensorDtype, check_byte_order},
     errors::invalid,
     torch,
 };
@@ -235,11 +235,6 @@ impl TensorArg {
         is_dense || self.memory.bytes() == 0
     }
 
-    /// Whether the elements can be the real or imaginary parts of complex ones: no axis has stride 1.
-    fn may_be_part_of_complex(&self) -> bool {
-        !self.shape.iter().zip(&*self.strides).any(|(&extent, &stride)| extent > 1 && stride == 1)
-    }
-
     /// A tensor on the host in row-major order without gaps; an error if it is elsewhere or strided.
     pub(crate) fn dense_host(&self, operator: &'static str, name: &str) -> Result<&[u8]> {
         tilewright::ensure!(
@@ -343,9 +338,7 @@ impl TensorArg {
         if let Some(arg) = dlpack::borrowed(object)? {
             if arg.dtype.has_gradients() {
                 torch::check_gradient(object)?;
-                if arg.may_be_part_of_complex() {
-                    torch::check_sign(object)?;
-                }
+                torch::check_sign(object, &arg.shape, &arg.strides)?;
             }
             return Ok(Some(arg));
         }
@@ -378,10 +371,7 @@ impl TensorArg {
         let (address, readonly): (u64, bool) = item("data")?.extract()?;
         let shape: Vec<i64> = item("shape")?.extract()?;
         let typestr: String = item("typestr")?.extract()?;
-        if typestr.starts_with('>') {
-            let text = format!("dtype = {typestr} is big-endian, expected little-endian elements");
-            return Err(invalid(OPERATOR, text));
-        }
+        check_byte_order(&typestr)?;
         let dtype = match TensorDtype::of_typestr(&typestr) {
             Ok(dtype) => dtype,
             // types that NumPy does not have, as those of ml_dtypes, only have a name

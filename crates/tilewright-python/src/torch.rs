@@ -12,7 +12,7 @@ const OPERATOR: &str = "tensor";
 /// Reads the attributes of a torch tensor.
 pub(crate) fn tensor(object: &Bound<'_, PyAny>, address: &Bound<'_, PyAny>) -> PyResult<TensorArg> {
     check_gradient(object)?;
-    check_sign(object)?;
+    check_sign(object, &[], &[])?;
     let device = object.getattr("device")?;
     let device = match device.getattr("type")?.extract::<String>()?.as_str() {
         "cpu" => -1,
@@ -51,11 +51,12 @@ pub(crate) fn check_gradient(object: &Bound<'_, PyAny>) -> PyResult<()> {
 ///
 /// DLPack does not export the bit, and reading it takes longer than reading the rest of a tensor. torch sets it on parts of complex
 /// tensors only, so tensors with an axis of stride 1 need no check.
-pub(crate) fn check_sign(object: &Bound<'_, PyAny>) -> PyResult<()> {
-    let py = object.py();
-    if let Some(is_negative) = object.getattr_opt(intern!(py, "is_neg"))?
-        && is_negative.call0()?.is_truthy()?
-    {
+pub(crate) fn check_sign(object: &Bound<'_, PyAny>, shape: &[usize], strides: &[usize]) -> PyResult<()> {
+    if shape.iter().zip(strides).any(|(&extent, &stride)| extent > 1 && stride == 1) {
+        return Ok(());
+    }
+    let is_negative = object.getattr_opt(intern!(object.py(), "is_neg"))?;
+    if is_negative.map_or(Ok(false), |is_negative| is_negative.call0()?.is_truthy())? {
         let text =
             "it has the negative bit, expected a tensor whose signs are in its memory: use resolve_neg()";
         return Err(invalid(OPERATOR, text));
