@@ -276,8 +276,8 @@ def _core_of(plan, function: str):
 class Attention:
     """An attention operator: a problem and a variant on a device.
 
-    Kernels are loaded when a run first needs them, or by :meth:`prepare`. One plan serves all operators of
-    the same problem and device, with any variant and scale, and with a mask within the planned one.
+    Construction loads the kernels of decode steps, :meth:`plan` those of its batch, and :meth:`prepare` all. One plan serves all
+    operators of the same problem and device, with any variant and scale, and with a mask within the planned one.
     """
 
     def __init__(self, problem: Problem, variant: "Variant | None" = None, device: "Device | str | None" = None):
