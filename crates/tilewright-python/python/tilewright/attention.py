@@ -342,7 +342,7 @@ class Attention:
         (NHD) or ``[num_pages, num_kv_heads, page_size, head_dim]`` (HND); ragged ``[num_tokens, num_kv_heads, head_dim]`` or
         ``[num_kv_heads, num_tokens, head_dim]``. ``out`` ``[num_rows, num_qo_heads, head_dim_vo]``; ``lse`` ``[num_rows,
         num_qo_heads]`` float32, base 2. A scale is a number, ``[num_kv_heads]`` numbers, or a tensor ``[num_pages,
-        num_kv_heads]``. If ``v`` is ``None``, axis 1 of ``k`` has keys and values. Returns ``out``, or ``(out, lse)``.
+        num_kv_heads]``, which is read where it is; reading another from a GPU waits for it. If ``v`` is ``None``, axis 1 of ``k`` has keys and values. Returns ``out``, or ``(out, lse)``.
         """
         k_scale = None if k_scale is None else _scale(k_scale)
         v_scale = None if v_scale is None else _scale(v_scale)

@@ -72,7 +72,7 @@ class Rope:
 
 class CosSinCache:
     """A table float32 ``[max_positions, rotary_dim]``: cosines in the first half of each row, sines in the second. The table is
-    copied."""
+    copied; copying one from a GPU waits for it."""
 
     __slots__ = ("_core",)
 
