@@ -43,6 +43,7 @@ Tasks:
   fuzz          runs the readers of files on mutated inputs: --seconds N per target, --seed N, names of targets
   wheel         the Python wheel for manylinux_2_28 in target/wheels, at most 12 MB, and that of tilewright-as-flashinfer; needs
                 Python 3 and its package registry; `wheel aarch64` builds for that processor
+  sdist         the Python source distribution in target/wheels/sdist; `pip wheel` builds it with Rust
   python-tests  installs a wheel of the development profile in target and runs the Python tests; prints why if it cannot
   flashinfer-tests CHECKOUT
                 a sample of FlashInfer's own tests on the CPU: --gpu, --per-file N, --sample-seed N, --largest N, --shard I/N,
@@ -79,6 +80,7 @@ fn main() -> ExitCode {
         ["package"] => engines::package(root),
         ["wheel"] => wheel::build(root, None),
         ["wheel", processor] => wheel::build(root, Some(processor)),
+        ["sdist"] => wheel::sdist(root),
         ["flashinfer-tests", checkout, ref rest @ ..] => wheel::flashinfer(root, checkout, rest),
         ["python-tests"] => wheel::test(root),
         ["mutants", ref rest @ ..] => mutants::run(root, rest),

@@ -104,6 +104,14 @@ fn released(root: &Path, python: &Path, processor: &str) -> Result<PathBuf, Stri
     wheel(root, python, "wheel", folder, &options)
 }
 
+/// Packs the source distribution, from which Rust and Python build the wheel, in `target/wheels/sdist`.
+pub(crate) fn sdist(root: &Path) -> Result<(), String> {
+    let python = environment(root)?;
+    let mut maturin = Command::new(python);
+    maturin.args(["-m", "maturin", "sdist", "--manifest-path"]).arg(root.join(MANIFEST));
+    run(maturin.arg("--out").arg(target(root).join("wheels/sdist")))
+}
+
 /// Builds the wheel of the package `flashinfer` in `folder`.
 fn as_flashinfer(root: &Path, python: &Path, folder: &Path) -> Result<(), String> {
     let build = ["-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-index"];
