@@ -31,7 +31,7 @@ Tasks of the project.
 Usage: cargo xtask <TASK>
 
 Tasks:
-  check         all of CI: format, guards, clippy, tests, documentation, gate; stops at the first failure
+  check         all of CI: format, guards, clippy, tests, Python tests, documentation, gate; stops at the first failure
   guard         project conventions; each guard first proves that it reports planted violations
   metrics       size and readability in numbers; --list prints the places, --bless lowers the limits and raises those of NAMEs
   gate          assembles every instruction and kernel and checks the machine code; installs the assembler if needed;
@@ -44,7 +44,7 @@ Tasks:
   wheel         the Python wheel for manylinux_2_28 in target/wheels, at most 12 MB, and that of tilewright-as-flashinfer; needs
                 Python 3 and its package registry; `wheel aarch64` builds for that processor
   sdist         the Python source distribution in target/wheels/sdist; `pip wheel` builds it with Rust
-  python-tests  installs a wheel of the development profile in target and runs the Python tests; prints why if it cannot
+  python-tests  runs the Python tests on the library of the development profile; prints why if it cannot
   flashinfer-tests CHECKOUT
                 a sample of FlashInfer's own tests on the CPU: --gpu, --per-file N, --sample-seed N, --largest N, --shard I/N,
                 --seconds S, --outcomes FILE, --skip-outcomes FILE

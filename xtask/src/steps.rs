@@ -5,6 +5,7 @@ use crate::{
     gate::{self, Verdict},
     guards,
     tree::Tree,
+    wheel,
 };
 use std::{
     path::Path,
@@ -44,6 +45,7 @@ pub(crate) fn check(root: &Path) -> Result<(), String> {
     for step in &BUILDS {
         times.push(timed(step.name, || step.run(root))?.0);
     }
+    times.push(timed("python", || wheel::test(root))?.0);
     let (time, verdict) = timed("gate", || gate::run(root, &["--if-possible", "--quick"]))?;
     times.push(time);
     match verdict {

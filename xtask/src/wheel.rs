@@ -1,10 +1,11 @@
-//! The Python wheels: `cargo xtask wheel` builds them, `cargo xtask python-tests` installs and tests them in an environment of its own,
-//! and `cargo xtask flashinfer-tests` runs FlashInfer's own tests against them.
+//! The Python package: `cargo xtask wheel` builds its wheels, `cargo xtask python-tests` tests it in an environment of its own, and
+//! `cargo xtask flashinfer-tests` runs FlashInfer's own tests against it.
 
-use crate::target;
+use crate::{cargo::cargo, target};
 use std::{
     ffi::OsStr,
-    fs,
+    fs, io,
+    os::unix::fs::symlink,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -13,17 +14,10 @@ const MANIFEST: &str = "crates/tilewright-python/Cargo.toml";
 const TESTS: &str = "crates/tilewright-python/tests";
 /// The distribution of the package `flashinfer`.
 const AS_FLASHINFER: &str = "crates/tilewright-python/as-flashinfer";
-/// The tools of the environment, and the libraries of tests that need them.
-const TOOLS: [&str; 6] = [
-    "maturin>=1.9,<2",
-    "hatchling>=1.25,<2",
-    "numpy>=1.24",
-    "pytest>=8",
-    "mypy>=1.13",
-    "apache-tvm-ffi==0.1.15.post2",
-];
-/// The linker of released wheels, which links with the symbols of an older glibc than that of the machine.
-const LINKER: &str = "ziglang==0.17.1";
+/// The tools of the tests, and the libraries that they need.
+const TEST_TOOLS: [&str; 4] = ["numpy>=1.24", "pytest>=8", "mypy>=1.13", "apache-tvm-ffi==0.1.15.post2"];
+/// The tools of wheels, and the linker of released ones: it links with the symbols of an older glibc than that of the machine.
+const WHEEL_TOOLS: [&str; 3] = ["maturin>=1.9,<2", "hatchling>=1.25,<2", "ziglang==0.17.1"];
 /// The oldest systems of released wheels: glibc 2.28, as in RHEL 8 and Debian 10.
 const SYSTEMS: &str = "manylinux_2_28";
 /// The maximum size of the wheel in bytes.
@@ -71,7 +65,7 @@ pub(crate) fn build(root: &Path, processor: Option<&str>) -> Result<(), String> 
     if !["x86_64", "aarch64"].contains(&processor) {
         return Err(format!("processor = {processor:?}, expected \"x86_64\" or \"aarch64\""));
     }
-    let python = environment(root)?;
+    let python = environment(root, &WHEEL_TOOLS)?;
     let wheel = released(root, &python, processor)?;
     let bytes = fs::metadata(&wheel).map_err(|why| why.to_string())?.len();
     println!("{}: {:.1} MB", wheel.display(), bytes as f64 / 1e6);
@@ -97,8 +91,6 @@ fn released(root: &Path, python: &Path, processor: &str) -> Result<PathBuf, Stri
             "the Rust target {triple} is not installed, expected it after `rustup target add {triple}`"
         ));
     }
-    let install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", LINKER];
-    run(Command::new(python).args(install))?;
     let folder = if processor == std::env::consts::ARCH { "wheel" } else { processor };
     let options = ["--zig", "--compatibility", SYSTEMS, "--target", &triple];
     wheel(root, python, "wheel", folder, &options)
@@ -106,7 +98,7 @@ fn released(root: &Path, python: &Path, processor: &str) -> Result<PathBuf, Stri
 
 /// Packs the source distribution, from which Rust and Python build the wheel, in `target/wheels/sdist`.
 pub(crate) fn sdist(root: &Path) -> Result<(), String> {
-    let python = environment(root)?;
+    let python = environment(root, &WHEEL_TOOLS)?;
     let mut maturin = Command::new(python);
     maturin.args(["-m", "maturin", "sdist", "--manifest-path"]).arg(root.join(MANIFEST));
     run(maturin.arg("--out").arg(target(root).join("wheels/sdist")))
@@ -120,52 +112,57 @@ fn as_flashinfer(root: &Path, python: &Path, folder: &Path) -> Result<(), String
     run(&mut pip)
 }
 
-/// Builds a wheel with the profile of the tests, installs it and runs the Python tests. Without Python 3 or its package registry
-/// it prints the reason and passes.
+/// Runs the Python tests on the library of the development profile. Without Python 3 or its package registry it prints the reason
+/// and passes.
 pub(crate) fn test(root: &Path) -> Result<(), String> {
-    let python = match environment(root) {
+    let python = match environment(root, &TEST_TOOLS) {
         Ok(python) => python,
         Err(why) => {
             println!("SKIPPED: the Python tests did not run: {why}");
             return Ok(());
         }
     };
-    let wheel = wheel(root, &python, "dev", "dev", &[])?;
-    let install =
-        ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--force-reinstall"];
-    run(Command::new(&python).args(install).arg(&wheel))?;
-    let (both, folder) = (target(root).join("python-packages"), wheel.parent().unwrap_or(root));
-    as_flashinfer(root, &python, folder)?;
-    let _ = fs::remove_dir_all(&both); // of an earlier version
-    let names = ["--no-index", "tilewright", "tilewright-as-flashinfer"];
-    run(Command::new(&python)
-        .args(install)
-        .arg("--target")
-        .arg(&both)
-        .arg("--find-links")
-        .arg(folder)
-        .args(names))?;
-    let timed = Command::new(&python).args(["-c", IMPORT_TIME]).output().map_err(|why| why.to_string())?;
+    let package = linked_package(root)?;
+    let on_package = || {
+        let mut command = Command::new(&python);
+        command.env("PYTHONPATH", &package).env("PYTHONDONTWRITEBYTECODE", "1").current_dir(root);
+        command
+    };
+    let timed = on_package().args(["-c", IMPORT_TIME]).output().map_err(|why| why.to_string())?;
     let milliseconds = String::from_utf8_lossy(&timed.stdout).trim().parse::<f64>();
     let milliseconds = milliseconds.map_err(|_| String::from_utf8_lossy(&timed.stderr).into_owned())?;
     println!("import: {milliseconds:.1} ms");
     if milliseconds > IMPORT_LIMIT {
         return Err(format!("an import takes {milliseconds:.1} ms, the limit is {IMPORT_LIMIT} ms"));
     }
-    run(Command::new(&python)
-        .args(["-m", "mypy.stubtest", "--concise", "tilewright._core"])
-        .current_dir(root))?;
-    let pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-rs"];
-    let mut tests = Command::new(&python);
-    tests.args(pytest).arg(root.join(TESTS)).arg("--packages").arg(&both);
-    run(tests.env("PYTHONDONTWRITEBYTECODE", "1"))
+    run(on_package().args(["-m", "mypy.stubtest", "--concise", "tilewright._core"]))?;
+    run(on_package().args(["-m", "pytest", "-q", "-p", "no:cacheprovider", "-rs"]).arg(root.join(TESTS)))
+}
+
+/// Links the Python sources and the library of the development profile to a package; returns the folder that holds it. The
+/// workspace is built with the features of its tests, so that they share what is compiled.
+fn linked_package(root: &Path) -> Result<PathBuf, String> {
+    run(cargo().args(["build", "--workspace"]).current_dir(root))?;
+    let folder = target(root).join("python-package");
+    let _ = fs::remove_dir_all(&folder); // of an earlier version
+    let package = folder.join("tilewright");
+    let link = || {
+        fs::create_dir_all(&package)?;
+        for source in fs::read_dir(root.join("crates/tilewright-python/python/tilewright"))? {
+            let source = source?;
+            symlink(source.path(), package.join(source.file_name()))?;
+        }
+        symlink(target(root).join("debug/libtilewright_python.so"), package.join("_core.abi3.so"))
+    };
+    link().map_err(|why: io::Error| format!("cannot link {}: {why}", package.display()))?;
+    Ok(folder)
 }
 
 /// Runs a seeded sample of FlashInfer's own tests, from a checkout of release 0.6.18, on the CPU or with `--gpu`. Expected failures are
 /// listed with their reasons; another failure, or a pass of one of these, is an error. `options` are those of the plugin and of pytest.
 pub(crate) fn flashinfer(root: &Path, checkout: &str, options: &[&str]) -> Result<(), String> {
-    let python = environment(root)?;
-    run(Command::new(&python).args(["-m", "pip", "install", "--quiet", "einops", "scipy"]))?;
+    let python =
+        environment(root, &[TEST_TOOLS.as_slice(), &["maturin>=1.9,<2", "einops", "scipy"]].concat())?;
     let wheel = wheel(root, &python, "wheel", "suite", &[])?;
     let install = ["-m", "pip", "install", "--quiet", "--no-deps", "--force-reinstall"];
     run(Command::new(&python).args(install).arg(&wheel))?;
@@ -189,22 +186,23 @@ pub(crate) fn flashinfer(root: &Path, checkout: &str, options: &[&str]) -> Resul
     run(pytest.env("PYTHONPATH", paths).env("PYTHONDONTWRITEBYTECODE", "1"))
 }
 
-/// The interpreter of an environment with the tools, which is created once.
-fn environment(root: &Path) -> Result<PathBuf, String> {
+/// The interpreter of an environment with these tools, which are installed once.
+fn environment(root: &Path, tools: &[&str]) -> Result<PathBuf, String> {
     let folder = target(root).join("python-tools");
-    let python = folder.join("bin/python");
-    let ready = folder.join("ready");
-    let tools = TOOLS.join("\n");
-    if fs::read_to_string(&ready).is_ok_and(|installed| installed == tools) {
+    let (python, list) = (folder.join("bin/python"), folder.join("installed"));
+    let installed = fs::read_to_string(&list).unwrap_or_default();
+    let missing: Vec<&str> =
+        tools.iter().copied().filter(|tool| !installed.lines().any(|line| line == *tool)).collect();
+    if missing.is_empty() {
         return Ok(python);
     }
-    println!("installing {} into {}", TOOLS.join(", "), folder.display());
+    println!("installing {} into {}", missing.join(", "), folder.display());
     // packages of the machine, torch for one, are used where they exist
     run(Command::new("python3").args(["-m", "venv", "--system-site-packages"]).arg(&folder))?;
     run(Command::new(&python)
         .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"])
-        .args(TOOLS))?;
-    fs::write(&ready, tools).map_err(|why| why.to_string())?;
+        .args(&missing))?;
+    fs::write(&list, installed + &missing.join("\n") + "\n").map_err(|why| why.to_string())?;
     Ok(python)
 }
 

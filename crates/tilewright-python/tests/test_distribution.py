@@ -43,7 +43,7 @@ def test_flashinfer_is_this_package(request, is_installed, first, tmp_path):
     if not is_installed:
         folder, package = SOURCE, pathlib.Path(tilewright.__file__).parents[1]
     elif folder is None:
-        pytest.skip("cargo xtask python-tests installs the wheels")
+        pytest.skip("--packages names no folder with both wheels")
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(map(str, (folder, package))), PYTHONDONTWRITEBYTECODE="1")
     done = subprocess.run([sys.executable, "-c", PROGRAM.format(first=first)], env=environment, cwd=tmp_path, text=True,
                           capture_output=True)
