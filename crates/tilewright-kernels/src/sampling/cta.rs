@@ -107,7 +107,7 @@ impl<'k> CtaCollectives<'k> {
         cta
     }
 
-    /// The collectives of this CTA without the others of the row, for work that every CTA does. A [`Self::sync`] must lie between
+    /// The collectives of this CTA without the others of the row, for work that every CTA does. A [`Self::sync`] must come between
     /// accesses of other CTAs to the buckets and it.
     pub(super) fn alone(&self) -> Self {
         Self { ctas: 1, ..*self }
