@@ -760,3 +760,161 @@ def test_outputs_of_e4m3(dtype):
         run(e4m3, out=out.to(torch.bfloat16))
     with pytest.raises(tw.Error, match="run: o_scale = -1.0, expected a finite number above 0"):
         run(e4m3, o_scale=-1.0)
+
+
+def block_table(cache):
+    """The pages of a cache as rows of a block table, and the lengths of its requests."""
+    counts = cache.indptr.diff().tolist()
+    table = torch.full((len(counts), max(counts) + 1), -1, dtype=torch.int32)
+    for row, pages in zip(table, cache.indices.split(counts)):
+        row[: len(pages)] = pages
+    return table, torch.tensor(cache.kv_lens, dtype=torch.int32)
+
+
+def packed_drafts(blocks, longest):
+    """Draft masks of requests as XQA has them: bits of 32 per word, two uint16 each."""
+    words = numpy.zeros((sum(map(len, blocks)), -(-longest // 32) * 32), dtype=bool)
+    at = 0
+    for block in blocks:
+        words[at : at + len(block), : len(block)] = block
+        at += len(block)
+    return torch.from_numpy(numpy.packbits(words, axis=1, bitorder="little")).view(torch.uint16)
+
+
+@pytest.mark.parametrize("is_causal, window_left", [(True, -1), (True, 3), (False, -1)])
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+def test_stateless_prefill(host, rng, layout, is_causal, window_left):
+    cache = Paged(rng, [5, 9], layout)
+    table, lens = block_table(cache)
+    q, bounds, sinks = tensor(rng.standard_normal((7, 4, 32)).astype("float32")), torch.tensor([0, 3, 7], dtype=torch.int32), None
+    arguments = (table, lens, 4, 9, 0.25, 2.0, 2, bounds, torch.tensor([0, 5, 14], dtype=torch.int32))
+    call = flashinfer.prefill.trtllm_batch_context_with_kv_cache
+    options = {"kv_layout": layout, "causal": is_causal, "window_left": window_left}
+    o, lse = call(q, cache.joined, workspace(), *arguments, return_lse=True, **options)
+    for r, (start, stop) in enumerate(((0, 3), (3, 7))):
+        visible = causal(stop - start, cache.kv_lens[r], None if window_left < 0 else window_left) if is_causal else None
+        expected = attention(q[start:stop].numpy(), cache.rows[0][r], cache.rows[1][r], scale=0.25, visible=visible)
+        close(o[start:stop], 2 * expected[0])
+        close(lse[start:stop], expected[1])
+    out, sinks = torch.empty_like(q), torch.tensor([0.5, -1.0, 2.0, 0.0])
+    assert call(q, cache.pair, workspace(), *arguments, sinks=sinks, out=out, **options) is out
+    close(out, o.numpy() / (1 + numpy.exp(sinks.numpy() - lse.numpy() * math.log(2)))[..., None])
+    with pytest.raises(tw.Unsupported, match="window_left = 2, expected -1 with causal = False"):
+        call(q, cache.pair, workspace(), *arguments, causal=False, window_left=2, kv_layout=layout)
+    with pytest.raises(tw.Error, match="seq_lens has 2 requests, expected batch_size = 3"):
+        call(q, cache.pair, workspace(), *arguments[:6], 3, bounds, None, kv_layout=layout)
+
+
+@pytest.mark.parametrize("mode", ["causal", "tree"])
+@pytest.mark.parametrize("is_ragged", [False, True])
+def test_xqa_with_drafts(host, rng, is_ragged, mode):
+    cache, counts = Paged(rng, [7, 11]), [3, 2] if is_ragged else [3, 3]
+    table, lens = block_table(cache)
+    blocks = [numpy.tri(count, dtype=bool) for count in counts]
+    if mode == "tree":
+        blocks[0][2] = [True, False, True]
+        blocks[1][0, 1] = True
+    bounds = torch.tensor([0, *counts]).cumsum(0).int()
+    q = tensor(rng.standard_normal((sum(counts), 4, 32)).astype("float32"))
+    given = q if is_ragged else q.view(2, 1, 3, 4, 32)
+    output = torch.full_like(given, math.nan)
+    arguments = (table, lens[:, None].view(torch.uint32), output, workspace(), None, 2, 4)
+    sinks = torch.tensor([[0.5, -1.0], [2.0, 0.0]])
+    options = {"q_seq_len": 3, "q_cu_seq_lens": bounds if is_ragged else None}
+    flashinfer.xqa(given, *cache.pair, *arguments, sinks=sinks, q_scale=0.5, kv_scale=torch.tensor(2.0), rcp_out_scale=0.25,
+                   mask=packed_drafts(blocks, 3), **options)
+    found = output.view(-1, 4, 32)
+    for r, (start, stop) in enumerate(zip(bounds[:-1], bounds[1:])):
+        visible = numpy.ones((counts[r], cache.kv_lens[r]), dtype=bool)
+        visible[:, cache.kv_lens[r] - counts[r] :] = blocks[r]
+        expected, lse = attention(q[start:stop].numpy(), cache.rows[0][r], cache.rows[1][r], visible=visible)
+        weight = 1 / (1 + numpy.exp(sinks.reshape(-1).numpy() - lse * math.log(2)))
+        close(found[start:stop], 0.5 * expected * weight[..., None])
+    with pytest.raises(tw.Error, match=r"mask is torch.uint8 of shape \(3,\), expected torch.uint16"):
+        flashinfer.xqa(given, *cache.pair, *arguments, mask=torch.zeros(3, dtype=torch.uint8), **options)
+    with pytest.raises(tw.Error, match="xqa: q has shape .*expected"):
+        flashinfer.xqa(q[None, None], *cache.pair, *arguments)
+    with pytest.raises(tw.Error, match="expected num_kv_heads = 2 and page_size = 8 in NHD"):
+        flashinfer.xqa(given, *cache.pair, *arguments[:-1], 8, **options)
+
+
+def test_xqa_of_one_row_with_a_window(host, rng):
+    cache = Paged(rng, [7, 11], "HND")
+    table, lens = block_table(cache)
+    q = tensor(rng.standard_normal((2, 1, 4, 32)).astype("float32"))
+    output = torch.empty_like(q)
+    flashinfer.xqa(q, *cache.pair, table, lens[:, None], output, workspace(), None, 2, 4, sliding_win_size=3, kv_layout="HND")
+    for r, kv_len in enumerate(cache.kv_lens):
+        close(output[r], attention(q[r].numpy(), cache.rows[0][r], cache.rows[1][r], visible=causal(1, kv_len, 2))[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
+def test_stateless_latent_attention(rng, dtype):
+    lens, q_len = [5, 9], 2
+    table, lens_tensor = torch.tensor([[3, 1, 7], [4, 0, 2]], dtype=torch.int32), torch.tensor(lens, dtype=torch.int32)
+    cache = tensor(rng.standard_normal((5, 4, 128 + 64)).astype("float32")).to(dtype)
+    q = tensor(rng.standard_normal((2, q_len, 3, 192)).astype("float32")).to(dtype)
+    arguments = (workspace(), 128, 128, 64, table, lens_tensor, 9)
+    call = flashinfer.mla.trtllm_batch_decode_with_kv_cache_mla
+    o, lse = call(q, cache[:, None], *arguments, bmm1_scale=0.125, bmm2_scale=torch.tensor(2.0), return_lse=True)
+    assert o.dtype == torch.bfloat16 and o.shape == (2, q_len, 3, 128) and lse.shape == (4, 3)
+    for r, kv_len in enumerate(lens):
+        keys = cache.float()[table[r, : -(-kv_len // 4)]].reshape(-1, 1, 192)[:kv_len]
+        expected = attention(q[r].float().numpy(), keys.numpy(), keys[..., :128].numpy(), scale=0.125, visible=causal(q_len, kv_len))
+        close(o[r], 2 * expected[0], 0.03)
+        close(lse[2 * r : 2 * r + 2], expected[1], 2e-3)
+    bounds, out = torch.tensor([0, 2, 4], dtype=torch.int32), torch.empty(4, 3, 128, dtype=torch.bfloat16)
+    flat = call(q.flatten(0, 1), cache, *arguments, bmm1_scale=0.125, bmm2_scale=2.0, cum_seq_lens_q=bounds, out=out)
+    assert flat is out and torch.equal(flat, o.flatten(0, 1))
+    one = call(q[:, 1:], cache, *arguments, bmm1_scale=0.125, bmm2_scale=2.0)
+    assert torch.equal(one, flashinfer.decode.xqa_batch_decode_with_kv_cache_mla(q[:, 1:], cache, *arguments, None, 0.125, 2.0))
+    output = torch.empty(2, 1, 3, 128, dtype=torch.bfloat16)
+    flashinfer.xqa_mla(q[:, 1:], cache.view(20, 192), cache, table, lens_tensor[:, None], output, workspace(), None, 4, 0.0625, 2.0)
+    close(output, one.float().numpy(), 0.03)
+    for wrong, text in (({"sparse_mla_top_k": 128}, "sparse_mla_top_k = 128, expected 0"), ({"cp_world": 2}, "cp_world = 2"),
+                        ({"sinks": q}, "sinks = a tensor"), ({"uses_shared_paged_kv_idx": False}, "expected True")):
+        with pytest.raises(tw.Unsupported, match=text):
+            call(q, cache, *arguments, **wrong)
+    for wrong, text in (({"max_q_len": 2}, "expected it together with cum_seq_lens_q"), ({"bmm1_scale": 0.0}, "bmm1_scale = 0.0"),
+                        ({"out": o[..., 1:]}, "out has shape"), ({"backend": "cudnn"}, "backend = 'cudnn'")):
+        with pytest.raises(tw.Error, match=text):
+            call(q, cache, *arguments, **wrong)
+    with pytest.raises(tw.Unsupported, match="expected BatchMLAPagedAttentionWrapper"):
+        flashinfer.BatchDecodeMlaWithPagedKVCacheWrapper(workspace())
+
+
+def test_stateless_prefill_of_ragged_keys(host, rng):
+    lens, kv_lens = [3, 0, 4, 2], [5, 6, 9, 0]
+    q, k, v = (tensor(rng.standard_normal(shape).astype("float32")) for shape in ((9, 4, 48), (20, 2, 48), (20, 2, 32)))
+    bounds, kv_bounds = (torch.tensor([0, *x]).cumsum(0).int() for x in (lens, kv_lens))
+    call, memory = flashinfer.prefill.trtllm_ragged_attention_deepseek, workspace()
+
+    def run(is_causal=True, window_left=-1, sinks=None, at=(bounds, kv_bounds), **options):
+        return call(q, k, v, memory, None, 4, 9, torch.tensor(0.25), 2.0, 1.0, 4, window_left, *at, None, is_causal, True, sinks,
+                    **options)
+
+    for is_causal, window_left in ((True, -1), (False, -1), (True, 2)):
+        o, lse = run(is_causal, window_left)
+        for r in range(4):
+            rows, keys = slice(bounds[r], bounds[r + 1]), slice(kv_bounds[r], kv_bounds[r + 1])
+            visible = causal(lens[r], kv_lens[r], None if window_left < 0 else window_left) if is_causal else None
+            expected = attention(q[rows].numpy(), k[keys].numpy(), v[keys].numpy(), scale=0.25, visible=visible)
+            close(o[rows], 2 * expected[0])
+            close(lse[rows], expected[1])
+    moved = run(at=(torch.tensor([0, 4, 5, 7, 9]).int(), kv_bounds))[0]
+    close(moved[:4], 2 * attention(q[:4].numpy(), k[:5].numpy(), v[:5].numpy(), scale=0.25, visible=causal(4, 5))[0])
+    sinks, (o, lse) = torch.tensor([0.5, -1.0, 2.0, 0.0]), run()
+    close(run(sinks=sinks)[0], o.numpy() / (1 + numpy.exp(sinks.numpy() - lse.numpy() * math.log(2)))[..., None])
+    mirrors = {"q_seq_lens_cpu": torch.tensor(lens), "kv_seq_lens_cpu": torch.tensor(kv_lens)}
+    out, states = torch.empty_like(o), torch.empty_like(lse)
+    found = run(at=(None, None), out=out, lse=states, **mirrors)
+    assert found[0] is out and found[1] is states and torch.equal(out, o) and torch.equal(states, lse)
+    for wrong, text in (({"q_seq_lens_cpu": mirrors["q_seq_lens_cpu"]}, "expected both or none"),
+                        ({**mirrors, "q_seq_lens_cpu": torch.tensor([9])}, r"with shape \(1,\), expected \(4,\) on the host"),
+                        ({"at": (bounds[1:], kv_bounds)}, "cum_seq_lens_q has 4 bounds, expected batch_size . 1 = 5")):
+        with pytest.raises(tw.Error, match=text):
+            run(**wrong)
+    for name, value in (("sage_attn_sfs", (q, None, None, None)), ("num_elts_per_sage_attn_blk", (1, 0, 0, 0)),
+                        ("use_fp16_softmax", True), ("out", o.half())):
+        with pytest.raises(tw.Unsupported, match=f"{name} = "):
+            run(**{name: value})

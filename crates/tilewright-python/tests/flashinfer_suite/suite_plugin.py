@@ -26,6 +26,7 @@ from tilewright.flashinfer import properties, topk
 def pytest_addoption(parser):
     """The sample and the file of outcomes."""
     parser.addoption("--gpu", action="store_true", help="leave tensors of CUDA on the GPU")
+    parser.addoption("--capability", default="9.0", metavar="MAJOR.MINOR", help="the compute capability of a GPU that the CPU pretends")
     parser.addoption("--per-file", type=int, default=40, help="cases of each file")
     parser.addoption("--sample-seed", type=int, default=1, help="seed of the sample")
     parser.addoption("--largest", type=int, default=600, help="the largest number in the parameters of a case")
@@ -92,16 +93,16 @@ def _check_8_bits(expected, found, max_mismatch_pct, **_) -> bool:
     return all(100 * one.float().mean() <= max_mismatch_pct for one in differs)
 
 
-def _pretend_a_gpu() -> _CpuMode:
-    """Replaces the properties of a GPU by those of an Ampere; returns the mode that moves its tensors to the CPU."""
-    properties.get_compute_capability = lambda device: (8, 0)
+def _pretend_a_gpu(capability) -> _CpuMode:
+    """Replaces the properties of a GPU by those of a small one; returns the mode that moves its tensors to the CPU."""
+    properties.get_compute_capability = lambda device: capability
     torch.cuda.is_available = lambda: True
     torch.cuda.synchronize = lambda *args: None
-    torch.cuda.get_device_capability = lambda *args: (8, 0)
+    torch.cuda.get_device_capability = lambda *args: capability
     torch.cuda.empty_cache = lambda: None
     torch.cuda.device_count = lambda: 1
     torch.cuda.get_device_properties = lambda *args: types.SimpleNamespace(
-        multi_processor_count=4, total_memory=8 << 30, major=8, minor=0, name="cpu")
+        multi_processor_count=4, total_memory=8 << 30, major=capability[0], minor=capability[1], name="cpu")
     torch.cuda.mem_get_info = lambda *args: (0, 0)  # cases that need gigabytes are skipped
     torch.Generator = _Generator
     return _CpuMode()
@@ -117,9 +118,11 @@ def pytest_configure(config):
     sys.modules["flashinfer.jit.utils"].filename_safe_dtype_map = dict.fromkeys((torch.float16, torch.bfloat16), "dtype")
     sys.modules["flashinfer.trace"].default_check = _check_8_bits
     tilewright.flashinfer.jit = sys.modules["flashinfer.jit"]
+    tilewright.flashinfer.SfLayout = types.SimpleNamespace
     topk.can_implement_filtered_topk = lambda: True
     gpu = config.getoption("--gpu")
-    config._device_mode = contextlib.nullcontext() if gpu else _pretend_a_gpu()
+    capability = tuple(int(part) for part in config.getoption("--capability").split("."))
+    config._device_mode = contextlib.nullcontext() if gpu else _pretend_a_gpu(capability)
     config._device_mode.__enter__()
     config._outcomes = {}
     config._expected = json.loads(pathlib.Path(config.getoption("--expected")).read_text(encoding="utf-8"))

@@ -19,6 +19,7 @@ from . import (
     prefill,
     properties,
     quantization,
+    ragged,
     rope,
     sampling,
     sparse,
@@ -39,6 +40,7 @@ from .cascade import (
     merge_states,
 )
 from .decode import (
+    BatchDecodeMlaWithPagedKVCacheWrapper,
     BatchDecodeWithPagedKVCacheWrapper,
     CUDAGraphBatchDecodeWithPagedKVCacheWrapper,
     fast_decode_plan,
@@ -98,5 +100,6 @@ from .sampling import (
 from .sparse import BlockSparseAttentionWrapper, VariableBlockSparseAttentionWrapper
 from .stateless import trtllm_batch_decode_with_kv_cache, xqa_batch_decode_with_kv_cache
 from .topk import TopKTieBreak, top_k, top_k_page_table_transform, top_k_ragged_transform
+from .xqa import xqa, xqa_mla
 
 __all__ = sorted(name for name in globals() if not name.startswith("_"))

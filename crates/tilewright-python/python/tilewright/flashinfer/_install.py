@@ -47,8 +47,12 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.machinery.ModuleSpec(fullname, self, is_package=fullname == _PACKAGE)
 
     def create_module(self, spec):
-        """Our module itself."""
-        return importlib.import_module(_ours(spec.name))
+        """Our module itself. With the package come its modules, so that importing one later does not replace a function of its name."""
+        module = importlib.import_module(_ours(spec.name))
+        if spec.name == _PACKAGE:
+            for name in [name for name in sys.modules if name.startswith(_OURS + ".")]:
+                sys.modules.setdefault(_PACKAGE + name.removeprefix(_OURS), sys.modules[name])
+        return module
 
     def exec_module(self, module):
         """Does nothing: the module is loaded."""

@@ -9,6 +9,11 @@ from ..attention import Capacity
 from ._pages import run_cache
 from ._planned import BatchWrapper, Settings, check_output_dtype, dtype_names, sinks_of, split_of
 from ._refuse import refuse
+from .mla import (  # noqa: F401
+    BatchDecodeMlaWithPagedKVCacheWrapper,
+    trtllm_batch_decode_with_kv_cache_mla,
+    xqa_batch_decode_with_kv_cache_mla,
+)
 from .prefill import single_prefill_with_kv_cache
 from .stateless import trtllm_batch_decode_with_kv_cache, xqa_batch_decode_with_kv_cache  # noqa: F401
 

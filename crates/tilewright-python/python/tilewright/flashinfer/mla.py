@@ -1,17 +1,19 @@
 """Multi-head latent attention over a paged cache."""
 
+import functools
 import math
 
 import numpy
 import torch
 
-from .._core import Error
+from .._core import Error, Unsupported
 from .._tensors import dtype_name
-from ..attention import Attention, Batch, Capacity, DeviceBatch, PageTable, Problem
+from ..attention import Attention, Batch, BlockTable, Capacity, DeviceBatch, PageTable, Problem
 from ..device_batch import pages_on_device
 from ._pages import host_array
 from ._planned import in_e4m3, is_on_gpu, planned_device
-from ._refuse import check_backend, check_output, positive, refuse, torch_dtype
+from ._refuse import check_backend, check_choice, check_output, number, positive, refuse, torch_dtype
+from .stateless import plan_lengths
 
 
 class BatchMLAPagedAttentionWrapper:
@@ -144,3 +146,116 @@ class BatchMLAPagedAttentionWrapper:
         if not return_lse:
             return out
         return out, lse.mul_(math.log(2.0)) if return_lse_base_on_e else lse
+
+
+class BatchDecodeMlaWithPagedKVCacheWrapper:
+    """A deprecated wrapper of FlashInfer that runs on SM80 only."""
+
+    def __init__(self, *args, **kwargs):
+        raise Unsupported("flashinfer.BatchDecodeMlaWithPagedKVCacheWrapper: FlashInfer runs it on SM80 only, expected "
+                          "BatchMLAPagedAttentionWrapper")
+
+
+def trtllm_batch_decode_with_kv_cache_mla(
+    query, kv_cache, workspace_buffer, qk_nope_head_dim, kv_lora_rank, qk_rope_head_dim, block_tables, seq_lens, max_seq_len,
+    sparse_mla_top_k=0, out=None, bmm1_scale=1.0, bmm2_scale=1.0, sinks=None, skip_softmax_threshold_scale_factor=None,
+    enable_pdl=None, backend="auto", is_var_seq=True, uses_shared_paged_kv_idx=True, lse=None, return_lse=False,
+    cute_dsl_impl="auto", kv_scale_format="auto", cum_seq_lens_q=None, max_q_len=None, multi_ctas_kv_counter_buffer=None,
+    sparse_mla_top_k_lens=None, enable_dcp=False, cp_world=1, cp_rank=0, causal_seqlens_kv_global=None, use_fp16_softmax=None,
+):
+    """Causal latent attention of the last rows of each request over a paged cache, without ``plan``.
+
+    ``query`` ``[batch_size, q_len, num_heads, kv_lora_rank + qk_rope_head_dim]``, or ``[num_tokens, num_heads, ...]`` with
+    ``cum_seq_lens_q`` bounds. ``kv_cache`` ``[num_pages, page_size, kv_lora_rank + qk_rope_head_dim]``, also with an axis of 1
+    before the page. Both bfloat16 or float16; the cache, or both, also float8_e4m3fn. ``block_tables``, ``seq_lens`` and
+    ``workspace_buffer`` are those of :func:`~tilewright.flashinfer.decode.trtllm_batch_decode_with_kv_cache`. ``bmm1_scale`` is the
+    factor of ``q · k``, ``bmm2_scale`` that of outputs; reading a tensor on a GPU waits for it, and so does ``cum_seq_lens_q``
+    without ``max_q_len``. Outputs have the dtype of queries, bfloat16 for those of 8 bits. Returns the output, with
+    ``kv_lora_rank`` elements per head, or ``(output, lse)`` in base 2 with ``lse`` ``[num_rows, num_heads]``.
+    ``qk_nope_head_dim``, ``max_seq_len``, ``enable_pdl``, ``backend``, ``is_var_seq``, ``cute_dsl_impl``, ``kv_scale_format`` and
+    ``multi_ctas_kv_counter_buffer`` are hints without effect.
+    """
+    function = "trtllm_batch_decode_with_kv_cache_mla"
+    check_choice(function, "backend", backend, ("auto", "xqa", "trtllm-gen", "cute-dsl"))
+    refuse(function, "0", sparse_mla_top_k=sparse_mla_top_k or None)
+    refuse(function, sinks=sinks, skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor,
+           sparse_mla_top_k_lens=sparse_mla_top_k_lens, enable_dcp=enable_dcp, use_fp16_softmax=use_fp16_softmax,
+           causal_seqlens_kv_global=causal_seqlens_kv_global)
+    refuse(function, "1", cp_world=None if cp_world == 1 else cp_world)
+    refuse(function, "0", cp_rank=cp_rank or None)
+    refuse(function, "True", uses_shared_paged_kv_idx=None if uses_shared_paged_kv_idx else "False")
+    if seq_lens is None:
+        raise Error(f"flashinfer.{function}: seq_lens = None, expected [batch_size]")
+    axes, width = 4 if cum_seq_lens_q is None else 3, kv_lora_rank + qk_rope_head_dim
+    if query.dim() != axes or query.shape[-1] != width:
+        raise Error(f"flashinfer.{function}: query has shape {tuple(query.shape)}, expected {axes} axes, the last of "
+                    f"kv_lora_rank + qk_rope_head_dim = {width}")
+    if kv_cache.dim() == 4:
+        kv_cache = kv_cache.squeeze(1)
+    if kv_cache.dim() != 3 or kv_cache.shape[2] != width:
+        raise Error(f"flashinfer.{function}: kv_cache has shape {tuple(kv_cache.shape)}, expected [num_pages, page_size, {width}]")
+    shape = (*query.shape[:-1], kv_lora_rank)
+    if out is not None and tuple(out.shape) not in (shape, (shape[0], *shape[2:])):
+        raise Error(f"flashinfer.{function}: out has shape {tuple(out.shape)}, expected {shape}")
+    if cum_seq_lens_q is None:
+        if max_q_len is not None:
+            raise Error(f"flashinfer.{function}: max_q_len = {max_q_len}, expected it together with cum_seq_lens_q")
+        rows = None, query.shape[1]
+    else:
+        rows = cum_seq_lens_q, int(cum_seq_lens_q.diff().max()) if max_q_len is None else max_q_len
+    heads = query.shape[-2]
+    found, states = attend_latent(
+        function, (query.reshape(-1, heads, width), kv_cache, workspace_buffer), (block_tables, seq_lens, rows), kv_lora_rank,
+        scales=(bmm1_scale, bmm2_scale),
+        outputs=(None if out is None else out.view(-1, heads, kv_lora_rank), None if lse is None else lse.view(-1, heads), return_lse),
+    )
+    found = found.view(shape) if out is None else out
+    return (found, states if lse is None else lse) if return_lse else found
+
+
+def xqa_batch_decode_with_kv_cache_mla(
+    query, kv_cache, workspace_buffer, qk_nope_head_dim, kv_lora_rank, qk_rope_head_dim, block_tables, seq_lens, max_seq_len,
+    out=None, bmm1_scale=1.0, bmm2_scale=1.0, sinks=None, enable_pdl=None,
+):
+    """:func:`trtllm_batch_decode_with_kv_cache_mla` of its first arguments."""
+    return trtllm_batch_decode_with_kv_cache_mla(
+        query, kv_cache, workspace_buffer, qk_nope_head_dim, kv_lora_rank, qk_rope_head_dim, block_tables, seq_lens, max_seq_len,
+        out=out, bmm1_scale=bmm1_scale, bmm2_scale=bmm2_scale, sinks=sinks, enable_pdl=enable_pdl,
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _latent_operator(heads, dims, scale, dtypes, device):
+    """The operator of stateless calls."""
+    return Attention(Problem.latent(heads, *dims, scale=scale, dtype=dtypes[0], kv_dtype=dtypes[1], causal=True), device=device)
+
+
+def attend_latent(function, tensors, lengths, head_dim_ckv, *, scales, outputs):
+    """Latent attention over block tables: the output and the LSE, or None. ``tensors``: query rows, the joined cache and the
+    workspace. ``lengths``: ``block_tables``, ``seq_lens``, and ``(bounds, maximum)`` of query rows, or ``(None, rows)`` per request.
+    ``outputs``: ``out``, ``lse`` and ``return_lse``."""
+    (query, cache, workspace), (block_tables, seq_lens, (bounds, qo_len)), (out, lse, return_lse) = tensors, lengths, outputs
+    query = query.to(torch.bfloat16) if query.dtype == torch.float8_e4m3fn else query  # exact
+    dtypes = dtype_name(query.dtype), dtype_name(cache.dtype)
+    if dtypes[0] != dtypes[1] and not dtypes[1].startswith("float8"):
+        refuse(function, f"kv_cache of {dtypes[0]} or 8 bits", kv_cache=dtypes[1])
+    (rows, heads, width), requests, page_size = query.shape, seq_lens.shape[0], cache.shape[1]
+    if bounds is None and rows != requests * qo_len:
+        raise Error(f"flashinfer.{function}: query has {rows} rows, expected batch_size * q_len = {requests * qo_len}")
+    shape, device = (rows, heads, head_dim_ckv), planned_device(query)
+    if out is not None:
+        check_output(function, "out", out, shape, query.dtype, query.device)
+    if lse is not None:
+        check_output(function, "lse", lse, shape[:2], torch.float32, query.device)
+    key = (heads, (head_dim_ckv, width - head_dim_ckv), positive(function, "bmm1_scale", scales[0]), dtypes)
+    operator = _latent_operator(*key, device)
+    batch = DeviceBatch(qo_len if bounds is None else bounds, BlockTable(block_tables, seq_lens, page_size))
+    key = (workspace.data_ptr(), device.current_stream(), id(device), key, requests, rows, qo_len, page_size, bounds is None)
+    plan = plan_lengths(operator, batch, key, workspace, Capacity(requests, rows, 0, qo_len=qo_len))
+    out = torch.empty(shape, dtype=query.dtype, device=query.device) if out is None else out
+    if lse is None and return_lse:
+        lse = torch.empty(shape[:2], dtype=torch.float32, device=query.device)
+    operator.run_latent(plan, query[..., :head_dim_ckv], query[..., head_dim_ckv:], cache[..., :head_dim_ckv],
+                        cache[..., head_dim_ckv:], out=out, lse=lse)
+    factor = number(function, "bmm2_scale", scales[1])
+    return (out if factor == 1.0 else out.mul_(factor)), lse

@@ -22,6 +22,8 @@ from ._planned import (
     split_of,
 )
 from ._refuse import check_backend, check_layout, positive, refuse
+from .ragged import trtllm_ragged_attention_deepseek  # noqa: F401
+from .stateless import trtllm_batch_context_with_kv_cache  # noqa: F401
 
 
 def single_prefill_with_kv_cache(

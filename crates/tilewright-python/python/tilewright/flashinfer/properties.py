@@ -83,3 +83,35 @@ def determine_attention_backend(device, *args, **kwargs) -> str:
 def next_positive_power_of_2(x: int) -> int:
     """The smallest power of two that is at least ``x`` and 1."""
     return 1 if x < 1 else 1 << (x - 1).bit_length()
+
+
+def ceil_div(x: int, y: int) -> int:
+    """The quotient, rounded up."""
+    return -(-x // y)
+
+
+def round_up(x: int, y: int) -> int:
+    """The smallest multiple of ``y`` that is at least ``x``."""
+    return ceil_div(x, y) * y
+
+
+def get_device_sm_count(device) -> int:
+    """The number of streaming multiprocessors of a GPU."""
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def determine_gemm_backend(device) -> str:
+    """``"sm90"`` on Hopper, else ``"sm80"``: names only."""
+    return "sm90" if is_sm90a_supported(device) else "sm80"
+
+
+def get_trtllm_gen_multi_ctas_kv_counter_bytes(batch_size: int, num_qo_heads: int, sm_count: int) -> int:
+    """A size for ``multi_ctas_kv_counter_buffer``, which is not read: plans own their counters."""
+    return 4 * max(batch_size * num_qo_heads, sm_count)
+
+
+class FP4Tensor:
+    """FlashInfer's tensor of FP4 with its scales, for GPUs after Hopper. Engines import the name."""
+
+    def __init__(self, *args, **kwargs):
+        raise Unsupported("flashinfer.FP4Tensor: FP4 needs SM100, expected tensors of at least 8 bits")

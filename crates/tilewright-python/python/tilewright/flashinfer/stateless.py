@@ -1,4 +1,4 @@
-"""Stateless decode: attention over block tables with lengths on the device, without ``plan``.
+"""Stateless attention over block tables with lengths on the device, without ``plan``.
 
 1. A plan per shape of the call and ``workspace_buffer`` is made by the first call, which allocates; make it before a capture.
 2. Each call plans the current lengths with one launch, which a CUDA graph can record, and runs. Nothing waits for the GPU.
@@ -7,12 +7,13 @@
 
 import math
 
+import numpy
 import torch
 
-from .._core import Error
+from .._core import Error, segment_packbits
 from .._tensors import dtype_name
-from ..attention import BlockTable, Capacity, DeviceBatch
-from ._pages import split_cache
+from ..attention import Batch, BlockTable, Capacity, DeviceBatch, PageTable
+from ._pages import host_array, split_cache
 from ._planned import FP8, Settings, check_output_dtype, dtype_names, in_e4m3, planned_device, sinks_of
 from ._refuse import check_choice, check_layout, check_output, number, positive, refuse
 
@@ -29,19 +30,21 @@ def trtllm_batch_decode_with_kv_cache(
     kv_cache_sf=None, uses_shared_paged_kv_idx=True, lse=None, return_lse=False, bmm1_scale_log2=None,
     multi_ctas_kv_counter_buffer=None, enable_block_sparse_attention=False, bf16q_fp8kv_transform_mode=None,
 ):
-    """Causal attention of the last rows of each request over a paged cache.
+    """Attention of the last rows of each request over a paged cache, causal unless ``mask`` says otherwise.
 
     ``query`` ``[num_tokens, num_qo_heads, head_dim]``: ``q_len_per_req`` rows per request, or ``cum_seq_lens_q`` bounds with at
     most ``max_q_len``. ``kv_cache``: keys and values ``[num_pages, num_kv_heads, page_size, head_dim]`` (HND), a pair or one tensor
     with both along axis 1. ``block_tables`` ``[batch_size, max_pages]``, ``seq_lens`` ``[batch_size]``. ``bmm1_scale`` is the
     factor of ``q · k``, ``bmm2_scale`` that of outputs, over the scale of outputs of e4m3: numbers, or tensors of one element, which
     stay on the GPU. Outputs have ``out_dtype``, by default that of ``out`` or of queries. Returns the output, or ``(output, lse)``
-    in base 2. ``max_seq_len``, ``enable_pdl``, ``backend``, ``o_scale``, ``multi_ctas_kv_counter_buffer`` and
+    in base 2. ``mask``, uint16 ``[rows, ceil(q_len_per_req / 32) · 2]``: bit ``j`` of a row shows draft token ``j`` of its request,
+    and all keys before the drafts are visible. A mask on a GPU is copied to the host, which waits; a causal one changes nothing
+    else, another one is planned there. ``max_seq_len``, ``enable_pdl``, ``backend``, ``o_scale``, ``multi_ctas_kv_counter_buffer`` and
     ``bf16q_fp8kv_transform_mode`` are hints without effect.
     """
     function = "trtllm_batch_decode_with_kv_cache"
     check_choice(function, "backend", backend, ("auto", "xqa", "trtllm-gen"))
-    refuse(function, o_sf_scale=o_sf_scale, o_sf_vec_size=o_sf_vec_size, mask=mask, kv_cache_sf=kv_cache_sf,
+    refuse(function, o_sf_scale=o_sf_scale, o_sf_vec_size=o_sf_vec_size, kv_cache_sf=kv_cache_sf,
            skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor, bmm1_scale_log2=bmm1_scale_log2,
            enable_block_sparse_attention=enable_block_sparse_attention)
     refuse(function, "True", uses_shared_paged_kv_idx=None if uses_shared_paged_kv_idx else "False")
@@ -49,9 +52,38 @@ def trtllm_batch_decode_with_kv_cache(
     if (max_q_len is None) != (cum_seq_lens_q is None):
         raise Error(f"flashinfer.{function}: max_q_len = {max_q_len}, expected it together with cum_seq_lens_q")
     rows = (cum_seq_lens_q, max_q_len) if cum_seq_lens_q is not None else (None, q_len_per_req)
-    return _decode(function, (query, kv_cache, workspace_buffer), (block_tables, seq_lens, rows), kv_layout=kv_layout,
-                   scales=(bmm1_scale, bmm2_scale), window_left=window_left, sinks=sinks,
-                   outputs=(out, lse, return_lse, out_dtype))
+    return attend_pages(function, (query, kv_cache, workspace_buffer), (block_tables, seq_lens, rows), kv_layout=kv_layout,
+                        scales=(bmm1_scale, bmm2_scale), window_left=window_left, sinks=sinks, mask=mask,
+                        outputs=(out, lse, return_lse, out_dtype))
+
+
+def trtllm_batch_context_with_kv_cache(
+    query, kv_cache, workspace_buffer, block_tables, seq_lens, max_q_len, max_kv_len, bmm1_scale, bmm2_scale, batch_size,
+    cum_seq_lens_q, cum_seq_lens_kv, window_left=-1, out=None, out_dtype=None, o_sf_scale=None, o_sf_vec_size=None,
+    kv_layout="HND", enable_pdl=None, sinks=None, kv_cache_sf=None, skip_softmax_threshold_scale_factor=None,
+    uses_shared_paged_kv_idx=True, use_fp16_softmax=None, uses_spcompress=None, causal=True, lse=None, return_lse=False,
+    multi_ctas_kv_counter_buffer=None,
+):
+    """Attention of the last rows of each request over a paged cache: prefill, or append to a cached context.
+
+    ``query`` ``[cum_seq_lens_q[-1], num_qo_heads, head_dim]``; ``cum_seq_lens_q`` ``[batch_size + 1]`` bounds of at most
+    ``max_q_len`` rows. The cache, ``block_tables``, ``seq_lens``, the scales, outputs and hints are those of
+    :func:`trtllm_batch_decode_with_kv_cache`. Rows are causal bottom-right, or see all keys of their request with
+    ``causal=False``. ``max_kv_len`` and ``cum_seq_lens_kv`` repeat what ``seq_lens`` says and are not read.
+    """
+    function = "trtllm_batch_context_with_kv_cache"
+    refuse(function, o_sf_scale=o_sf_scale, o_sf_vec_size=o_sf_vec_size, kv_cache_sf=kv_cache_sf,
+           skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor, use_fp16_softmax=use_fp16_softmax,
+           uses_spcompress=uses_spcompress)
+    refuse(function, "True", uses_shared_paged_kv_idx=None if uses_shared_paged_kv_idx else "False")
+    if not causal and window_left >= 0:
+        refuse(function, "-1 with causal = False", window_left=window_left)
+    for name, count in (("seq_lens", seq_lens.shape[0]), ("cum_seq_lens_q", cum_seq_lens_q.shape[0] - 1)):
+        if count != batch_size:
+            raise Error(f"flashinfer.{function}: {name} has {count} requests, expected batch_size = {batch_size}")
+    return attend_pages(function, (query, kv_cache, workspace_buffer), (block_tables, seq_lens, (cum_seq_lens_q, max_q_len)),
+                        kv_layout=kv_layout, scales=(bmm1_scale, bmm2_scale), window_left=window_left, sinks=sinks,
+                        outputs=(out, lse, return_lse, out_dtype), causal=causal)
 
 
 def xqa_batch_decode_with_kv_cache(
@@ -60,16 +92,21 @@ def xqa_batch_decode_with_kv_cache(
     q_cu_seq_lens=None,
 ):
     """:func:`trtllm_batch_decode_with_kv_cache` with ``NHD`` by default; ``q_cu_seq_lens`` are bounds of at most
-    ``q_len_per_req`` rows."""
+    ``q_len_per_req`` rows, and rows of ``mask`` follow them."""
     function = "xqa_batch_decode_with_kv_cache"
-    refuse(function, mask=mask, kv_cache_sf=kv_cache_sf)
+    refuse(function, kv_cache_sf=kv_cache_sf)
     positive(function, "o_scale", o_scale)
-    return _decode(function, (query, kv_cache, workspace_buffer), (block_tables, seq_lens, (q_cu_seq_lens, q_len_per_req)),
-                   kv_layout=kv_layout, scales=(bmm1_scale, bmm2_scale), window_left=window_left, sinks=sinks,
-                   outputs=(out, None, False, None))
+    return attend_pages(function, (query, kv_cache, workspace_buffer),
+                        (block_tables, seq_lens, (q_cu_seq_lens, q_len_per_req)), kv_layout=kv_layout,
+                        scales=(bmm1_scale, bmm2_scale), window_left=window_left, sinks=sinks, mask=mask,
+                        outputs=(out, None, False, None))
 
 
-def _decode(function, tensors, lengths, *, kv_layout, scales, window_left, sinks, outputs):
+def attend_pages(function, tensors, lengths, *, kv_layout, scales, window_left, sinks, outputs, causal=True, mask=None):
+    """Attention over block tables. ``tensors``: queries, cache and workspace. ``lengths``: ``block_tables``, ``seq_lens``, and
+    ``(bounds, maximum)`` of query rows, or ``(None, rows)`` per request. ``scales`` of logits and outputs. ``outputs``: ``out``,
+    ``lse``, ``return_lse`` and ``out_dtype``. ``mask``: packed bits of draft tokens, as :func:`xqa_batch_decode_with_kv_cache`
+    has them."""
     (query, kv_cache, workspace), (block_tables, seq_lens, (bounds, qo_len)) = tensors, lengths
     check_layout(function, kv_layout)
     keys, values = split_cache(function, kv_cache, kv_layout)
@@ -83,15 +120,21 @@ def _decode(function, tensors, lengths, *, kv_layout, scales, window_left, sinks
     check_output_dtype(function, dtypes, "out_dtype" if out is None else "out")
     if out_dtype is not None and dtype_name(out_dtype) != dtypes[0]:
         raise Error(f"flashinfer.{function}: out is {out.dtype}, expected out_dtype = {dtype_name(out_dtype)}")
-    settings = Settings(heads=(query.shape[1], heads), dims=(query.shape[2], values.shape[3]), layout=kv_layout, causal=True,
+    settings = Settings(heads=(query.shape[1], heads), dims=(query.shape[2], values.shape[3]), layout=kv_layout, causal=causal,
                         dtypes=dtypes, window_left=window_left,
                         sinks=None if sinks is None else sinks_of(sinks))
     device = planned_device(query)
-    operator = settings.operator(device)
     batch = DeviceBatch(qo_len if bounds is None else bounds, BlockTable(block_tables, seq_lens, page_size))
+    drafts = None if mask is None else _draft_batch(function, mask, batch, qo_len)
+    if drafts is not None:
+        settings = settings.replace(causal=False)
+    operator = settings.operator(device)
     key = (workspace.data_ptr(), device.current_stream(), id(device), settings.plan_key(), requests, rows, qo_len, page_size,
            bounds is None)
-    plan = _plan(operator, batch, key, workspace, Capacity(requests, rows, 0, qo_len=qo_len))
+    if drafts is None:
+        plan = plan_lengths(operator, batch, key, workspace, Capacity(requests, rows, 0, qo_len=qo_len))
+    else:
+        plan = operator.plan(drafts)
     if out is not None:
         check_output(function, "out", out, (*query.shape[:2], values.shape[3]), out.dtype, query.device)
     factors = [_factor(function, name, scale, times, (keys.shape[0], heads)) for name, scale, times in
@@ -104,7 +147,28 @@ def _decode(function, tensors, lengths, *, kv_layout, scales, window_left, sinks
     return (in_e4m3(found[0], out), found[1]) if return_lse else in_e4m3(found, out)
 
 
-def _plan(operator, batch, key, workspace, capacity):
+def _draft_batch(function, mask, batch, qo_len):
+    """The batch with the draft mask of its rows, planned on the host, or ``None`` if the mask is causal."""
+    if mask.is_cuda and torch.cuda.is_current_stream_capturing():
+        refuse(function, "None in a capture", mask=mask)
+    bounds, arrays = batch._host_arrays()
+    bounds = host_array(bounds)
+    words = -(-qo_len // 32) * 2
+    if mask.dtype != torch.uint16 or mask.numel() != bounds[-1] * words:
+        raise Error(f"flashinfer.{function}: mask is {mask.dtype} of shape {tuple(mask.shape)}, expected torch.uint16 "
+                    f"[{bounds[-1]}, {words}]")
+    packed = host_array(mask.contiguous().view(torch.uint8)).reshape(-1, 2 * words)
+    flags = numpy.unpackbits(packed, axis=1, bitorder="little").astype(bool)
+    counts = numpy.diff(bounds)
+    blocks = [flags[begin : begin + count, :count] for begin, count in zip(bounds, counts)]
+    if all((block == numpy.tri(len(block), dtype=bool)).all() for block in blocks):
+        return None
+    ends = numpy.concatenate([[0], numpy.cumsum(counts * counts)])
+    bits, _ = segment_packbits(numpy.concatenate([block.reshape(-1) for block in blocks]), ends, "little")
+    return Batch.paged(bounds, PageTable(*arrays), mask=numpy.frombuffer(bits, dtype=numpy.uint8), mask_columns=counts)
+
+
+def plan_lengths(operator, batch, key, workspace, capacity):
     """The plan of a call of this shape, with the current lengths."""
     plan = _recorded.get(key) or _plans.get(key)
     if plan is None:
