@@ -140,6 +140,49 @@ def test_custom_masks_replace_causal(host, rng):
     close(single, attention(q[:3], cache.rows[0][0], cache.rows[1][0], visible=flags[0])[0])
 
 
+@pytest.mark.parametrize("is_ragged", [False, True])
+def test_multi_item_scoring(host, rng, is_ragged):
+    cache, items = Paged(rng, [14, 11]), ([3, 4], [2, 3])
+    q = rng.standard_normal((17, 4, 32)).astype("float32")
+    bounds, heads = torch.tensor([0, 10, 17], dtype=torch.int32), (4, 2, 32)
+    places, expected = [], []
+    for r, (prefix, lens) in enumerate(zip((4, 3), items)):
+        # a delimiter before each item and after the last one; its position is 0
+        item = numpy.concatenate([numpy.full(prefix, -1), *(numpy.full(n + 1, at) for at, n in enumerate(lens)), [len(lens)]])
+        places.append([*(x for n in lens for x in range(n + 1)), 0])
+        kv_len = cache.kv_lens[r]
+        assert len(item) == kv_len
+        own = numpy.arange(kv_len)
+        is_delimiter = numpy.concatenate([numpy.full(prefix, False), numpy.array(places[r]) == 0])
+        visible = (own <= own[:, None]) & ((item[:, None] == item) & ~is_delimiter & ~is_delimiter[:, None] | (own < prefix))
+        rows = slice(bounds[r], bounds[r + 1])
+        expected.append(attention(q[rows], cache.rows[0][r], cache.rows[1][r], visible=visible[kv_len - len(q[rows]) :]))
+    width = 12
+    given = {"prefix_len_ptr": torch.tensor([4, 3], dtype=torch.uint32), "token_pos_in_items_len": width,
+             "token_pos_in_items_ptr": torch.tensor([*places[0], *[0] * (width - len(places[0])), *places[1]], dtype=torch.uint16),
+             "max_item_len_ptr": torch.tensor([4, 3], dtype=torch.uint16)}
+    if is_ragged:
+        wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace())
+        arrays = bounds, torch.tensor([0, 14, 25], dtype=torch.int32), *heads
+        kv = tuple(tensor(numpy.concatenate(rows)) for rows in cache.rows)
+    else:
+        wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace())
+        arrays, kv = (bounds, cache.indptr, cache.indices, cache.last, *heads, 4), (cache.pair,)
+    wrapper.plan(*arrays, causal=True, q_data_type="float32", **given)
+    o, lse = wrapper.run(tensor(q), *kv, return_lse=True)
+    for r, (start, stop) in enumerate(((0, 10), (10, 17))):
+        close(o[start:stop], expected[r][0])
+        close(lse[start:stop], expected[r][1])
+    one = {name: value for name, value in given.items() if name == "token_pos_in_items_len"}
+    for changes, text in ((one, "token_pos_in_items_len = 12, expected None without prefix_len_ptr"),
+                          ({**given, "token_pos_in_items_ptr": None}, "expected both or none"),
+                          ({**given, "prefix_len_ptr": torch.tensor([4])}, "prefix_len_ptr has 1 lengths, expected 2"),
+                          ({**given, "token_pos_in_items_len": 8}, "request 0: .*expected 10 of the tokens after the prefix"),
+                          ({**given, "custom_mask": torch.ones(3)}, "custom_mask = .*, expected None with prefix_len_ptr")):
+        with pytest.raises(tw.Error if "expected None" not in text else tw.Unsupported, match=text):
+            wrapper.plan(*arrays, q_data_type="float32", **changes)
+
+
 def test_single_requests_with_encodings(host, rng):
     q, k, v = (rng.standard_normal(shape).astype("float32") for shape in ((4, 2, 32), (9, 2, 32), (9, 2, 32)))
     position = numpy.arange(9)[None] - (numpy.arange(4)[:, None] + 5)

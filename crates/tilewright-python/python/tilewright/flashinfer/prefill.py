@@ -9,6 +9,7 @@ from .._core import Error
 from .._core import segment_packbits as pack_segments
 from ..attention import Batch, Capacity
 from ._compiled import is_compiling, operator
+from ._items import pack_items
 from ._pages import host_array, page_table, run_cache
 from ._planned import (
     FP8,
@@ -153,8 +154,15 @@ class _PrefillWrapper(BatchWrapper):
         self._pos_encoding_mode = settings.pos_encoding_mode
         self._rope_scale, self._rope_theta = settings.rope_scale, settings.rope_theta
 
-    def _mask(self, custom_mask, packed_custom_mask, qo_indptr, kv_lens):
-        """The packed bits of all requests, or None."""
+    def _mask(self, custom_mask, packed_custom_mask, items, qo_indptr, kv_lens):
+        """The packed bits of all requests, or None. ``items``: the arguments of multi-item scoring."""
+        function = f"{self._name}.plan"
+        if items[0] is None:
+            refuse(function, "None without prefix_len_ptr", token_pos_in_items_len=items[2] or None, max_item_len_ptr=items[3])
+        bits = pack_items(function, qo_indptr, kv_lens, *items[:3])
+        if bits is not None:
+            refuse(function, "None with prefix_len_ptr", custom_mask=custom_mask, packed_custom_mask=packed_custom_mask)
+            return bits
         if packed_custom_mask is not None:
             return host_array(packed_custom_mask)
         if custom_mask is None:
@@ -162,7 +170,7 @@ class _PrefillWrapper(BatchWrapper):
         sizes = (qo_indptr[1:] - qo_indptr[:-1]).astype(numpy.int64) * kv_lens
         bounds = numpy.concatenate([[0], numpy.cumsum(sizes)])
         if custom_mask.numel() != bounds[-1]:
-            raise Error(f"flashinfer.{self._name}.plan: custom_mask has {custom_mask.numel()} flags, expected {int(bounds[-1])}")
+            raise Error(f"flashinfer.{function}: custom_mask has {custom_mask.numel()} flags, expected {int(bounds[-1])}")
         return pack_mask(custom_mask, bounds)
 
     def _schedule(self, batch, split, capacity):
@@ -205,12 +213,6 @@ class _PrefillWrapper(BatchWrapper):
         self._override_rope(*rope)
 
 
-def _refuse_items(function, prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr):
-    refuse(function, "tilewright.variants.multi_item", prefix_len_ptr=prefix_len_ptr,
-           token_pos_in_items_ptr=token_pos_in_items_ptr, token_pos_in_items_len=token_pos_in_items_len or None,
-           max_item_len_ptr=max_item_len_ptr)
-
-
 class BatchPrefillWithPagedKVCacheWrapper(_PrefillWrapper):
     """Batch prefill and append over a paged cache. With ``use_cuda_graph`` a plan is rewritten in place, for as many requests
     and pages as the buffers have."""
@@ -237,13 +239,16 @@ class BatchPrefillWithPagedKVCacheWrapper(_PrefillWrapper):
         block_tables=None, max_token_per_sequence=None, max_sequence_kv=None, fixed_split_size=None, disable_split_kv=False,
     ):
         """Plans a batch. A custom mask, bool flags or packed bits of each request's ``qo_len × kv_len``, replaces ``causal``.
-        ``seq_lens``, ``seq_lens_q``, ``block_tables`` and the maxima repeat what the other arrays say and are not read."""
+        Multi-item scoring: with ``prefix_len_ptr`` ``[num_requests]`` and ``token_pos_in_items_ptr``, rows of
+        ``token_pos_in_items_len`` integers, a token after the prefix sees the prefix and its item up to itself; the mask is made on
+        the host. ``max_item_len_ptr``, ``seq_lens``, ``seq_lens_q``, ``block_tables`` and the maxima repeat what the other arrays
+        say and are not read."""
         function = f"{self._name}.plan"
         refuse(function, use_fp16_qk_reduction=use_fp16_qk_reduction)
-        _refuse_items(function, prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr)
+        items = prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
         dtypes = dtype_names(q_data_type, kv_data_type, o_data_type)
         check_output_dtype(function, dtypes)
-        has_mask = custom_mask is not None or packed_custom_mask is not None
+        has_mask = any(x is not None for x in (custom_mask, packed_custom_mask, *items[:2], items[2] or None, items[3]))
         self._keep(non_blocking, qo_indptr_buf=qo_indptr, paged_kv_indptr_buf=paged_kv_indptr,
                    paged_kv_indices_buf=paged_kv_indices, paged_kv_last_page_len_buf=paged_kv_last_page_len)
         settings = Settings(
@@ -263,7 +268,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_PrefillWrapper):
         bounds = host_array(qo_indptr)
         pages = numpy.diff(host_array(table.indptr))
         kv_lens = numpy.where(pages > 0, (pages - 1) * page_size + host_array(table.last_page_len), 0)
-        mask = self._mask(custom_mask, packed_custom_mask, bounds, kv_lens)
+        mask = self._mask(custom_mask, packed_custom_mask, items, bounds, kv_lens)
         self._schedule((Batch.paged(bounds, table, mask=mask), mask is not None), split, self._capacity(bounds, mask))
 
     begin_forward = plan
@@ -336,15 +341,16 @@ class BatchPrefillWithRaggedKVCacheWrapper(_PrefillWrapper):
         max_token_per_sequence=None, max_sequence_kv=None, v_indptr=None, o_indptr=None,
     ):
         """Plans a batch. A custom mask, bool flags or packed bits of each request's ``qo_len × kv_len``, replaces ``causal``.
-        ``fixed_split_size`` is in tokens here. ``seq_lens``, ``seq_lens_q`` and the maxima repeat what the bounds say."""
+        ``fixed_split_size`` is in tokens here. Multi-item scoring is that of the paged wrapper. ``seq_lens``, ``seq_lens_q`` and
+        the maxima repeat what the bounds say."""
         function = f"{self._name}.plan"
         refuse(function, use_fp16_qk_reduction=use_fp16_qk_reduction, v_indptr=v_indptr, o_indptr=o_indptr)
-        _refuse_items(function, prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr)
+        items = prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
         dtypes = dtype_names(q_data_type, kv_data_type, o_data_type)
         check_output_dtype(function, dtypes)
         self._keep(non_blocking, qo_indptr_buf=qo_indptr, kv_indptr_buf=kv_indptr)
         bounds, kv_bounds = host_array(qo_indptr), host_array(kv_indptr)
-        mask = self._mask(custom_mask, packed_custom_mask, bounds, kv_bounds[1:] - kv_bounds[:-1])
+        mask = self._mask(custom_mask, packed_custom_mask, items, bounds, kv_bounds[1:] - kv_bounds[:-1])
         settings = Settings(
             heads=(num_qo_heads, num_kv_heads), dims=(head_dim_qk, head_dim_vo or head_dim_qk), dtypes=dtypes,
             layout=self._kv_layout, causal=causal and mask is None, window_left=window_left, soft_cap=logits_soft_cap,
