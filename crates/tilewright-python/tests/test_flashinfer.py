@@ -961,3 +961,81 @@ def test_stateless_prefill_of_ragged_keys(host, rng):
                         ("use_fp16_softmax", True), ("out", o.half())):
         with pytest.raises(tw.Unsupported, match=f"{name} = "):
             run(**{name: value})
+
+
+@pytest.mark.parametrize("next_n, compress_ratio", [(1, 1), (2, 1), (2, 4)])
+def test_top_k_of_rows_with_lengths(host, rng, next_n, compress_ratio):
+    logits = tensor(rng.standard_normal((4, 40)).astype("float32")) + torch.arange(40)  # the last ones of a row are the largest
+    lens = torch.tensor([37, 90, 5, 160][: 4 // next_n], dtype=torch.int32)
+    out = torch.empty(4, 6, dtype=torch.int32)
+    indices, values = flashinfer.top_k_varlen(logits, lens, 6, compress_ratio=compress_ratio, next_n=next_n, return_values=True,
+                                              out_indices=out)
+    assert indices is out
+    for row in range(4):
+        length = int(lens[row // next_n]) - (next_n - 1 - row % next_n)
+        visible = logits[row, : min(length // compress_ratio, 40)]
+        expected = visible.topk(min(6, len(visible)))[1].sort()[0].tolist()
+        assert indices[row].tolist() == expected + [-1] * (6 - len(expected))
+        assert values[row].tolist() == [*logits[row, expected].tolist(), *[0.0] * (6 - len(expected))]
+    assert flashinfer.top_k_varlen(logits, lens, 6, next_n=next_n)[1] is None
+    for wrong, text in (({"next_n": 3}, r"logits has shape \(4, 40\)"), ({"backend": "x"}, "backend = 'x'"),
+                        ({"out_indices": out.long()}, "out_indices is torch.int64"),
+                        ({"return_values": True, "out_values": out}, "out_values is torch.int32")):
+        with pytest.raises(tw.Error, match=text):
+            flashinfer.top_k_varlen(logits, lens, 6, **{"next_n": next_n, **wrong})
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
+def test_keys_of_deepseek_are_joined(rng, dtype):
+    nope, rope = (tensor(rng.standard_normal(shape).astype("float32")).to(dtype) for shape in ((5, 4, 24), (5, 1, 8)))
+    k = torch.zeros(5, 4, 40, dtype=dtype)
+    flashinfer.concat_ops.concat_mla_k(k[..., :24], nope[..., :16], rope)
+    assert torch.equal(k.float(), torch.cat([nope[..., :16].float(), rope.float().expand(5, 4, 8), torch.zeros(5, 4, 16)], dim=2))
+    for given, text in (((k, nope, rope), r"k is .* of shape \(5, 4, 40\), expected .* of \(5, 4, 32\)"),
+                        ((k[..., :32], nope, rope.half()), "k_rope is torch.float16")):
+        with pytest.raises(tw.Error, match=text):
+            flashinfer.concat_ops.concat_mla_k(*given)
+
+
+def test_dense_products(rng):
+    def operand(*shape):
+        return tensor(rng.standard_normal(shape).astype("float32")).to(torch.bfloat16)
+
+    a, b, bias = operand(3, 5, 32), operand(3, 7, 32).transpose(1, 2), operand(7)
+    expected = a.float() @ b.float()
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        for found, exact in ((flashinfer.bmm_bf16(a, b, out_dtype=dtype), expected),
+                             (flashinfer.mm_bf16(a[0], b[0], out_dtype=dtype), expected[0]),
+                             (flashinfer.mm_bf16(a[0], b[0], bias, out_dtype=dtype), expected[0] + bias.float())):
+            assert found.dtype == dtype
+            close(found, exact.numpy(), {torch.bfloat16: 2e-2, torch.float16: 2e-3, torch.float32: 1e-5}[dtype])
+    out = torch.empty(5, 7, dtype=torch.bfloat16)
+    flashinfer.gemm.tinygemm_bf16(a[0], b[0].t(), out, bias)
+    assert torch.equal(out, flashinfer.mm_bf16(a[0], b[0], bias))
+    narrow = a.to(torch.float8_e5m2), b.to(torch.float8_e4m3fn)
+    found = flashinfer.bmm_fp8(*narrow, torch.tensor(0.5), torch.tensor([0.25]), torch.float16)
+    close(found, (narrow[0].float() @ narrow[1].float() / 8).numpy(), 2e-3)
+    bounds = torch.tensor([0, 2, 2, 5])
+    weights = b.transpose(1, 2).contiguous()
+    grouped = flashinfer.grouped_mm.grouped_mm_bf16(a[1], weights, bounds, out_dtype=torch.float32)
+    segments = flashinfer.SegmentGEMMWrapper(workspace())
+    moved = segments.run(a[1], weights, 3, True, seg_indptr=bounds, weight_indices=torch.tensor([2, 0, 1]))
+    for segment, weight in enumerate((2, 0, 1)):
+        rows = slice(bounds[segment], bounds[segment + 1])
+        close(grouped[rows], (a[1, rows].float() @ weights[segment].float().t()).numpy(), 2e-2)
+        close(moved[rows], (a[1, rows].float() @ weights[weight].float().t()).numpy(), 2e-2)
+    with flashinfer.autotune(True):
+        assert torch.equal(segments.run(a[1], b, 3, False, seg_lens=torch.tensor([2, 0, 3])), grouped.to(torch.bfloat16))
+    assert flashinfer.bmm_bf16.is_backend_supported("cudnn", 90) and not flashinfer.bmm_bf16.is_backend_supported("tgv")
+    assert flashinfer.mm_bf16.is_compute_capability_supported(90)
+    scale = torch.ones(1)
+    for call, text in ((lambda: flashinfer.bmm_bf16(a.half(), b), "bmm_bf16: a is torch.float16"),
+                       (lambda: flashinfer.mm_bf16(a[0], b[0].t()), r"b has shape \(7, 32\), expected \(32, 'n'\)"),
+                       (lambda: flashinfer.mm_bf16(a[0], b[0], out_dtype=torch.int8), "out_dtype = torch.int8"),
+                       (lambda: flashinfer.mm_bf16(a[0], b[0], backend="tgv"), "backend = 'tgv'"),
+                       (lambda: flashinfer.bmm_fp8(*narrow, torch.ones(3), scale, torch.float16), "A_scale has shape"),
+                       (lambda: flashinfer.bmm_fp8(*narrow, scale, scale, torch.float32), "dtype = torch.float32"),
+                       (lambda: flashinfer.grouped_mm.grouped_mm_bf16(a[1], weights, bounds[1:]), "m_indptr has 3 bounds"),
+                       (lambda: segments.run(a[1], weights, 3, True, seg_indptr=bounds + 1), "the bounds of segments are")):
+        with pytest.raises(tw.Error, match=text):
+            call()

@@ -20,7 +20,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import tilewright.flashinfer
-from tilewright.flashinfer import properties, topk
+from tilewright.flashinfer import gemm, properties, topk
 
 
 def pytest_addoption(parser):
@@ -72,7 +72,9 @@ _COMPILER = (
     "flashinfer.jit", "flashinfer.jit.core", "flashinfer.jit.env", "flashinfer.jit.utils", "flashinfer.jit.attention",
     "flashinfer.jit.attention.variants", "flashinfer.fp4_quantization", "flashinfer.quantization.nvfp4_quantization_utils",
     "flashinfer.trace", "flashinfer.triton", "flashinfer.triton.cascade", "flashinfer.cutile", "flashinfer.cutile.cutile_common",
-    "tests.test_helpers.jit_utils",
+    "tests.test_helpers.jit_utils", "flashinfer.jit.gemm", "flashinfer.gemm.kernels", "flashinfer.gemm.kernels.cutile",
+    "flashinfer.gemm.kernels.cutile.bmm_bf16_cutile", "flashinfer.topk_varlen.kernels", "flashinfer.topk_varlen.kernels.config",
+    "flashinfer.cute_dsl", "flashinfer.cute_dsl.utils",
 )
 
 
@@ -120,6 +122,7 @@ def pytest_configure(config):
     tilewright.flashinfer.jit = sys.modules["flashinfer.jit"]
     tilewright.flashinfer.SfLayout = types.SimpleNamespace
     topk.can_implement_filtered_topk = lambda: True
+    gemm.CUDNN_AVAILABLE, gemm.is_cuda_tile_available = True, lambda: False
     gpu = config.getoption("--gpu")
     capability = tuple(int(part) for part in config.getoption("--capability").split("."))
     config._device_mode = contextlib.nullcontext() if gpu else _pretend_a_gpu(capability)

@@ -9,9 +9,12 @@ An argument that has no meaning here raises ``tilewright.Unsupported`` with its 
 from . import (
     activation,
     attention,
+    autotuner,
     cascade,
+    concat_ops,
     decode,
     gemm,
+    grouped_mm,
     mla,
     norm,
     page,
@@ -31,6 +34,7 @@ from ._install import VERSION as __version__
 from ._install import install, uninstall
 from .activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
 from .attention import BatchAttention, BatchAttentionWithAttentionSinkWrapper
+from .autotuner import autotune
 from .cascade import (
     BatchDecodeWithSharedPrefixPagedKVCacheWrapper,
     BatchPrefillWithSharedPrefixPagedKVCacheWrapper,
@@ -46,7 +50,7 @@ from .decode import (
     fast_decode_plan,
     single_decode_with_kv_cache,
 )
-from .gemm import SegmentGEMMWrapper
+from .gemm import SegmentGEMMWrapper, bmm_bf16, bmm_fp8, grouped_mm_bf16, mm_bf16
 from .mla import BatchMLAPagedAttentionWrapper
 from .norm import (
     fused_add_rmsnorm,
@@ -99,7 +103,7 @@ from .sampling import (
 )
 from .sparse import BlockSparseAttentionWrapper, VariableBlockSparseAttentionWrapper
 from .stateless import trtllm_batch_decode_with_kv_cache, xqa_batch_decode_with_kv_cache
-from .topk import TopKTieBreak, top_k, top_k_page_table_transform, top_k_ragged_transform
+from .topk import TopKTieBreak, top_k, top_k_page_table_transform, top_k_ragged_transform, top_k_varlen
 from .xqa import xqa, xqa_mla
 
 __all__ = sorted(name for name in globals() if not name.startswith("_"))

@@ -15,7 +15,8 @@ _PACKAGE = "flashinfer"
 _OURS = "tilewright.flashinfer"
 #: Modules with another name here.
 _RENAMED = {"utils": "properties", "version": "_install", "attention._core": "attention", "mla._core": "mla",
-            "gemm.gemm_base": "gemm", "quantization.packbits": "quantization"}
+            "gemm.gemm_base": "gemm", "quantization.packbits": "quantization", "topk_varlen": "topk",
+            "topk_varlen.topk_varlen": "topk"}
 _DISTRIBUTIONS = ("flashinfer", "flashinfer-python", "flashinfer_python")
 
 __version__ = VERSION
@@ -44,14 +45,16 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         ours = _ours(fullname)
         if importlib.util.find_spec(ours) is None:
             return None
-        return importlib.machinery.ModuleSpec(fullname, self, is_package=fullname == _PACKAGE)
+        below = fullname.removeprefix(_PACKAGE + ".") + "."
+        is_package = fullname == _PACKAGE or any(name.startswith(below) for name in _RENAMED)
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=is_package)
 
     def create_module(self, spec):
-        """Our module itself. With the package come its modules, so that importing one later does not replace a function of its name."""
+        """Our module itself. With the package come the modules with the name of a function, which an import would replace."""
         module = importlib.import_module(_ours(spec.name))
         if spec.name == _PACKAGE:
-            for name in [name for name in sys.modules if name.startswith(_OURS + ".")]:
-                sys.modules.setdefault(_PACKAGE + name.removeprefix(_OURS), sys.modules[name])
+            for name in ("xqa",):
+                sys.modules.setdefault(f"{_PACKAGE}.{name}", sys.modules[f"{_OURS}.{name}"])
         return module
 
     def exec_module(self, module):

@@ -78,3 +78,15 @@ def one_number(function: str, name: str, value, like):
     if value.numel() != 1:
         raise Error(f"flashinfer.{function}: {name} has shape {tuple(value.shape)}, expected one number")
     return value.to(like.device, torch.float32).reshape(1)
+
+
+def served(*backends):
+    """Marks a function with the queries of FlashInfer: the backends that it accepts, which all select the same kernels."""
+
+    def mark(function):
+        function.is_compute_capability_supported = lambda capability: capability >= 80
+        function.is_backend_supported = lambda backend, capability=None: backend in backends
+        function._backends = backends
+        return function
+
+    return mark

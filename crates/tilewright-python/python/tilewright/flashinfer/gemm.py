@@ -1,10 +1,117 @@
-"""Products with one weight per segment of rows."""
+"""Dense products through torch, and products with one weight per segment of rows."""
 
 import torch
 
 from .. import operators
 from .._core import Error
-from ._refuse import check_choice, check_output
+from ._refuse import check_choice, check_output, one_number, served
+
+_E4M3, _E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+
+
+def _output(function, out, shape, dtype, like):
+    """The output of a product, of 16 bits or float32."""
+    check_choice(function, "out_dtype", dtype, (torch.bfloat16, torch.float16, torch.float32))
+    if out is None:
+        return torch.empty(shape, dtype=dtype, device=like.device)
+    check_output(function, "out", out, shape, dtype, like.device)
+    return out
+
+
+def _check_operands(function, a, b, axes, dtypes):
+    """Rejects operands of other axes, sizes and dtypes."""
+    for name, x in (("a", a), ("b", b)):
+        if x.dim() != axes or x.dtype not in dtypes:
+            raise Error(f"flashinfer.{function}: {name} is {x.dtype} of shape {tuple(x.shape)}, expected {axes} axes of "
+                        f"{' or '.join(map(str, dtypes))}")
+    if a.shape[:-2] != b.shape[:-2] or a.shape[-1] != b.shape[-2]:
+        raise Error(f"flashinfer.{function}: b has shape {tuple(b.shape)}, expected {(*a.shape[:-2], a.shape[-1], 'n')}")
+
+
+def _in_float32(a, b):
+    """The product of matrices of 16 bits in float32."""
+    if a.is_cuda and "dtype" in torch.ops.aten.bmm.overloads():
+        return torch.bmm(a, b, out_dtype=torch.float32) if a.dim() == 3 else torch.mm(a, b, out_dtype=torch.float32)
+    return torch.matmul(a.float(), b.float())
+
+
+@served("auto", "cudnn", "cublaslt", "tinygemm", "cutile")
+def mm_bf16(a, b, bias=None, pdl=False, out=None, out_dtype=torch.bfloat16, backend="cudnn"):
+    """``a · b + bias``: ``a`` ``[m, k]``, ``b`` ``[k, n]``, ``bias`` ``[n]`` of bfloat16, in ``out_dtype``: bfloat16, float16 or
+    float32. ``backend`` and ``pdl`` are hints without effect."""
+    check_choice("mm_bf16", "backend", backend, mm_bf16._backends)
+    _check_operands("mm_bf16", a, b, 2, (torch.bfloat16,))
+    out = _output("mm_bf16", out, (a.shape[0], b.shape[1]), out_dtype if out is None else out.dtype, a)
+    if out.dtype == a.dtype:
+        return torch.mm(a, b, out=out) if bias is None else torch.addmm(bias, a, b, out=out)
+    product = _in_float32(a, b)
+    return out.copy_(product if bias is None else product.add_(bias))
+
+
+@served("auto", "cudnn", "cutile")
+def bmm_bf16(A, B, out=None, out_dtype=torch.bfloat16, backend="cudnn"):
+    """``A · B``: ``A`` ``[b, m, k]``, ``B`` ``[b, k, n]`` of bfloat16, in ``out_dtype``: bfloat16, float16 or float32. ``backend``
+    is a hint without effect."""
+    check_choice("bmm_bf16", "backend", backend, bmm_bf16._backends)
+    _check_operands("bmm_bf16", A, B, 3, (torch.bfloat16,))
+    out = _output("bmm_bf16", out, (*A.shape[:2], B.shape[2]), out_dtype if out is None else out.dtype, A)
+    return torch.bmm(A, B, out=out) if out.dtype == A.dtype else out.copy_(_in_float32(A, B))
+
+
+@served("auto", "cudnn", "cublas")
+def bmm_fp8(A, B, A_scale, B_scale, dtype, out=None, backend="cublas"):
+    """``A · B · A_scale · B_scale`` in ``dtype``, bfloat16 or float16: ``A`` ``[b, m, k]``, ``B`` ``[b, k, n]`` of float8_e4m3fn or
+    float8_e5m2; scales of one element. One product on a GPU uses ``torch._scaled_mm`` where it has the shape; others are converted
+    to bfloat16, exactly. ``backend`` is a hint without effect."""
+    check_choice("bmm_fp8", "backend", backend, bmm_fp8._backends)
+    check_choice("bmm_fp8", "dtype", dtype, (torch.bfloat16, torch.float16))
+    _check_operands("bmm_fp8", A, B, 3, (_E4M3, _E5M2))
+    out = _output("bmm_fp8", out, (*A.shape[:2], B.shape[2]), dtype, A)
+    scales = [one_number("bmm_fp8", name, scale, A) for name, scale in (("A_scale", A_scale), ("B_scale", B_scale))]
+    if A.is_cuda and A.shape[0] == 1 and _has_scaled_product(A[0], B[0]):
+        torch._scaled_mm(A[0], B[0], *scales, out_dtype=dtype, out=out[0])
+        return out
+    return out.copy_(_in_float32(A.to(torch.bfloat16), B.to(torch.bfloat16)).mul_(scales[0] * scales[1]))
+
+
+def _has_scaled_product(a, b) -> bool:
+    """Whether ``torch._scaled_mm`` takes the operands: one of e4m3 at least, rows of A and columns of B of multiples of 16 bytes."""
+    return (_E4M3 in (a.dtype, b.dtype) and a.is_contiguous() and b.t().is_contiguous() and a.shape[1] % 16 == 0
+            and b.shape[1] % 16 == 0)
+
+
+def tinygemm_bf16(input, weight, out, bias=None, use_pdl=False):
+    """Writes ``input · weightᵀ + bias`` to ``out`` ``[rows, out_features]``: ``input`` ``[rows, in_features]``, ``weight``
+    ``[out_features, in_features]``, ``bias`` ``[out_features]``, all bfloat16. ``use_pdl`` is a hint without effect."""
+    mm_bf16(input, weight.t(), bias, out=out, backend="tinygemm")
+
+
+def grouped_mm_bf16(a, b, m_indptr, out=None, out_dtype=torch.bfloat16, *, backend="cudnn", tactic=-1):
+    """``a[e] · b[e]ᵀ`` for the rows ``m_indptr[e]..m_indptr[e + 1]`` of each expert: ``a`` ``[rows, k]``, ``b`` ``[experts, n, k]``
+    of bfloat16 or float16, in ``out_dtype``: also float32. Bounds on a GPU are copied to the host, which waits. ``tactic`` is a hint
+    without effect."""
+    check_choice("grouped_mm_bf16", "backend", backend, ("cudnn",))
+    if len(m_indptr) != b.shape[0] + 1:
+        raise Error(f"flashinfer.grouped_mm_bf16: m_indptr has {len(m_indptr)} bounds, expected experts + 1 = {b.shape[0] + 1}")
+    out = _output("grouped_mm_bf16", out, (a.shape[0], b.shape[1]), out_dtype if out is None else out.dtype, a)
+    if out.dtype == a.dtype:
+        return _segment_products(a, b, m_indptr, None, out)
+    return out.copy_(_segment_products(a, b, m_indptr, None, None))
+
+
+def _segment_products(x, weights, indptr, ids, out):
+    """``x · weights[ids[s]]ᵀ`` of each segment, on the CPU through torch."""
+    indptr, ids = indptr.int(), None if ids is None else ids.int()
+    if x.is_cuda:
+        return operators.segment_gemm(x, weights, indptr, ids, out=out)
+    out = torch.empty(x.shape[0], weights.shape[1], dtype=x.dtype) if out is None else out
+    bounds = indptr.tolist()
+    if bounds[0] != 0 or bounds[-1] != x.shape[0] or bounds != sorted(bounds):
+        raise Error(f"flashinfer.gemm: the bounds of segments are {bounds[:8]}, expected 0 to {x.shape[0]}, ascending")
+    for segment, (begin, end) in enumerate(zip(bounds, bounds[1:])):
+        weight = weights[segment if ids is None else int(ids[segment])]
+        torch.mm(x[begin:end], weight.t(), out=out[begin:end])
+    return out
 
 
 class SegmentGEMMWrapper:
@@ -33,7 +140,6 @@ class SegmentGEMMWrapper:
             weights = weights.transpose(1, 2).contiguous()
         if out is not None:
             check_output("SegmentGEMMWrapper.run", "out", out, (x.shape[0], weights.shape[1]), x.dtype, x.device)
-        return operators.segment_gemm(x, weights, seg_indptr.int(), None if weight_indices is None else weight_indices.int(),
-                                      out=out)
+        return _segment_products(x, weights, seg_indptr, weight_indices, out)
 
     forward = run

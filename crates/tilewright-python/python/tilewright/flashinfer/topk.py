@@ -7,7 +7,7 @@ import torch
 from .. import sampling
 from .._core import Error
 from ._compiled import is_compiling, operator
-from ._refuse import check_choice, check_output
+from ._refuse import check_choice, check_output, served
 
 
 class TopKTieBreak(enum.IntEnum):
@@ -37,7 +37,7 @@ def _transform(input, lengths, k, starts, offsets, table, table_rows, table_star
 def _transformed(function, input, lengths, k, tie_break, out=None, raw=None, **mapping):
     check_choice(function, "tie_break", int(tie_break), (0, 1, 2))
     shape = (input.shape[0], k)
-    for name, one in (("out", out), ("out_raw_indices", raw)):
+    for name, one in (("out_indices" if function == "top_k_varlen" else "out", out), ("out_raw_indices", raw)):
         if one is not None:
             check_output(function, name, one, shape, torch.int32, input.device)
     out = torch.empty(shape, dtype=torch.int32, device=input.device) if out is None else out
@@ -69,3 +69,31 @@ def top_k_ragged_transform(
 ):
     """The indices of the ``k`` largest scores of each window plus the offset of its row, int32 ``[rows, k]``: ascending, then -1."""
     return _transformed("top_k_ragged_transform", input, lengths, k, tie_break, starts=row_starts, offsets=offsets)
+
+
+@served("auto", "radix_cutlass")
+def top_k_varlen(
+    logits, seq_lens, top_k, pre_idx=None, compress_ratio=1, next_n=1, return_values=False, out_indices=None, out_values=None,
+    backend="auto", load_balance=True, workspace=None,
+):
+    """The indices of the ``top_k`` largest of the first logits of each row, int32 ``[rows, top_k]``: ascending, then -1; and their
+    values, 0 for -1, with ``return_values``, else ``None``.
+
+    ``logits`` ``[rows, max_seq_len]``; ``seq_lens`` int32 ``[rows / next_n]`` tokens of each request, of which row ``i`` of its
+    ``next_n`` has ``next_n - 1 - i`` fewer; a row has a logit per ``compress_ratio`` tokens. Ties go to the lowest index.
+    ``pre_idx``, ``backend``, ``load_balance`` and ``workspace`` are hints without effect."""
+    check_choice("top_k_varlen", "backend", backend, top_k_varlen._backends)
+    if logits.dim() != 2 or logits.shape[0] != seq_lens.numel() * next_n:
+        raise Error(f"flashinfer.top_k_varlen: logits has shape {tuple(logits.shape)}, expected [len(seq_lens) * next_n, max_seq_len] "
+                    f"= [{seq_lens.numel() * next_n}, max_seq_len]")
+    if next_n > 1:
+        seq_lens = (seq_lens[:, None] - torch.arange(next_n - 1, -1, -1, dtype=seq_lens.dtype, device=seq_lens.device)).reshape(-1)
+    lengths = torch.div(seq_lens, compress_ratio, rounding_mode="floor").clamp(min=0, max=logits.shape[1]).int()
+    indices = _transformed("top_k_varlen", logits, lengths, top_k, TopKTieBreak.NONE, out_indices, offsets=torch.zeros_like(lengths))
+    if not return_values:
+        return indices, None
+    values = logits.gather(1, indices.clamp(min=0).long()).masked_fill_(indices < 0, 0)
+    if out_values is None:
+        return indices, values
+    check_output("top_k_varlen", "out_values", out_values, values.shape, values.dtype, values.device)
+    return indices, out_values.copy_(values)

@@ -1,0 +1,5 @@
+"""Products of the experts of a mixture."""
+
+from .gemm import grouped_mm_bf16
+
+__all__ = ["grouped_mm_bf16"]
