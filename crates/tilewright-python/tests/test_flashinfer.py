@@ -1039,3 +1039,80 @@ def test_dense_products(rng):
                        (lambda: segments.run(a[1], weights, 3, True, seg_indptr=bounds + 1), "the bounds of segments are")):
         with pytest.raises(tw.Error, match=text):
             call()
+
+
+def test_pipelines_of_logits(host, rng):
+    pipes = importlib.import_module("tilewright.flashinfer.logits_processor")
+    logits = tensor(rng.standard_normal((4, 50)).astype("float32"))
+    probs = torch.softmax(logits, 1)
+    k, p, temperatures = torch.tensor([3, 1, 50, 7], dtype=torch.int32), torch.tensor([0.5, 0.9, 0.1, 0.7]), torch.tensor([0.5, 1, 2, 3])
+
+    def outputs(processors, x, input_type=None, **kwargs):
+        return [pipes.LogitsPipe(processors, compile, input_type)(x, **kwargs) for compile in (True, False)]
+
+    for found in outputs([pipes.Temperature(), pipes.Softmax()], logits, temperature=temperatures):
+        close(found, torch.softmax(logits / temperatures[:, None], 1).numpy())
+    for found in outputs([pipes.TopK(), pipes.Softmax(), pipes.TopP()], logits, pipes.TensorType.LOGITS, top_k=k, top_p=p):
+        kept = logits.masked_fill(logits < logits.sort(1, descending=True)[0].gather(1, k[:, None].long() - 1), -math.inf)
+        close(found, flashinfer.top_p_renorm_probs(torch.softmax(kept, 1), p).numpy())
+    for found in outputs([pipes.MinP()], probs, min_p=p):
+        kept = probs * (probs >= probs.amax(1, keepdim=True) * p[:, None])
+        close(found, (kept / kept.sum(1, keepdim=True)).numpy())
+    for found in outputs([pipes.TopK(), pipes.Sample()], probs, pipes.TensorType.PROBS, top_k=1):
+        assert torch.equal(found.long(), probs.argmax(1))
+    both = [pipes.TopK(joint_topk_topp=True), pipes.TopP(), pipes.Sample(deterministic=False)]
+    pipe = pipes.LogitsPipe([pipes.Temperature(), pipes.Softmax(), *both])
+    assert repr(pipe) == ("LogitsPipe([Temperature -> Softmax -> TopK -> TopP -> Sample], "
+                          "ops=[TemperatureOp -> SoftmaxOp -> ProbsTopKOp -> TopPOp -> ProbsSampleOp], "
+                          "compiled_ops=[FusedTemperatureSoftmaxOp -> FusedProbsTopKTopPSampleOp])")
+    assert pipe.initial_type == pipes.TensorType.LOGITS
+    tokens = pipe(logits.repeat(20, 1), temperature=temperatures.repeat(20), top_k=k.repeat(20), top_p=p.repeat(20),
+                  generator=torch.Generator().manual_seed(3))
+    ranks = (logits[:, None] > logits.gather(1, tokens.view(20, 4).t().long())[..., None]).sum(2)
+    assert (ranks.amax(1) < k).all() and (ranks > 0).any()
+    for order in ("joint", "top_k_first"):
+        same = flashinfer.top_k_top_p_sampling_from_probs(
+            flashinfer.softmax(logits.repeat(20, 1), temperatures.repeat(20)), k.repeat(20), p.repeat(20), filter_apply_order=order,
+            generator=torch.Generator().manual_seed(3))
+        assert torch.equal(tokens, same) == (order == "joint")
+    names = [type(op).__name__ for one in ("TopK", "TopP", "MinP")
+             for op in pipes.LogitsPipe([getattr(pipes, one)(), pipes.Sample()], True, pipes.TensorType.PROBS).compiled_ops]
+    assert names == ["FusedProbsTopKSampleOp", "FusedProbsTopPSampleOp", "FusedProbsMinPSampleOp"]
+
+    class Double(pipes.Op):
+        IN = OUT = pipes.TensorType.LOGITS
+
+        def __call__(self, tensor, **kwargs):
+            return pipes.TaggedTensor(tensor.data * kwargs["factor"], self._validate_input_type(tensor))
+
+    class Doubled(pipes.LogitsProcessor):
+        def legalize(self, input_type):
+            return [Double()]
+
+    rule = pipes.FusionRule((Double, Double), lambda ops: True, lambda ops: ops[0])
+    once = pipes.LogitsPipe([Doubled()] * 3, input_type=pipes.TensorType.LOGITS, custom_fusion_rules=[rule])
+    assert torch.equal(once(logits, factor=2), logits * 2) and len(once.ops) == 3
+    for prio, name in ((11, "MinPOp"), (9, "FusedProbsTopPSampleOp")):
+        rule = pipes.FusionRule((pipes.TopPOp, pipes.ProbsSampleOp), lambda ops: True, lambda ops: pipes.MinPOp(), prio)
+        assert name in repr(pipes.LogitsPipe([pipes.TopP(), pipes.Sample()], custom_fusion_rules=[rule]))
+
+    def refuse(ops):
+        raise pipes.CompileError("refused")
+
+    for call, text in ((lambda: pipes.LogitsPipe([]), "processors is empty"),
+                       (lambda: pipes.LogitsPipe([pipes.Sample()]), "Sample takes LOGITS and PROBS, expected input_type"),
+                       (lambda: pipes.LogitsPipe([pipes.Softmax(), pipes.Temperature()]), "input_type = PROBS, expected LOGITS"),
+                       (lambda: pipes.LogitsPipe([pipes.TopP(), pipes.Sample(), pipes.TopP()]), "input_type = INDICES"),
+                       (lambda: pipes.LogitsPipe([pipes.TopP()], custom_validity_checks=[refuse]), "refused"),
+                       (lambda: pipes.LogitsPipe([pipes.TopP()])(probs), "top_p is missing"),
+                       (lambda: pipes.LogitsPipe([pipes.TopP()])(probs, top_p=1.5), r"top_p = 1.5, expected a number in \(0, 1\]"),
+                       (lambda: pipes.LogitsPipe([pipes.TopP()])(probs, top_p=0.5, top_k=3), "top_k is read by no operator"),
+                       (lambda: pipes.LogitsPipe([pipes.TopP()])(pipes.TaggedTensor.logits(probs), top_p=0.5),
+                        "tensor has type LOGITS, expected PROBS"),
+                       (lambda: pipes.Op(), "IN = None, OUT = None")):
+        with pytest.raises(ValueError, match=text):
+            call()
+    with pytest.raises(pipes.CompileError, match="2 operators are a softmax"):
+        pipes.single_softmax_rule([pipes.SoftmaxOp(), pipes.SoftmaxOp()])
+    with pytest.raises(pipes.CompileError, match="TopPOp follows ProbsSampleOp"):
+        pipes.indices_terminal_rule([pipes.ProbsSampleOp(), pipes.TopPOp()])

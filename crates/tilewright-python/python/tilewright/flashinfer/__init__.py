@@ -15,6 +15,7 @@ from . import (
     decode,
     gemm,
     grouped_mm,
+    logits_processor,
     mla,
     norm,
     page,

@@ -16,7 +16,9 @@ _OURS = "tilewright.flashinfer"
 #: Modules with another name here.
 _RENAMED = {"utils": "properties", "version": "_install", "attention._core": "attention", "mla._core": "mla",
             "gemm.gemm_base": "gemm", "quantization.packbits": "quantization", "topk_varlen": "topk",
-            "topk_varlen.topk_varlen": "topk"}
+            "topk_varlen.topk_varlen": "topk",
+            **{f"logits_processor.{name}": "logits_processor" for name in (
+                "compiler", "fusion_rules", "legalization", "op", "operators", "pipeline", "processors", "types", "validators")}}
 _DISTRIBUTIONS = ("flashinfer", "flashinfer-python", "flashinfer_python")
 
 __version__ = VERSION
