@@ -681,6 +681,10 @@ def test_engines_find_this_package_as_flashinfer():
         decode = importlib.import_module("flashinfer.decode")
         assert decode.BatchDecodeWithPagedKVCacheWrapper is flashinfer.BatchDecodeWithPagedKVCacheWrapper
         assert importlib.import_module("flashinfer.utils").next_positive_power_of_2(5) == 8
+        assert importlib.import_module("flashinfer.gemm.gemm_base").bmm_fp8 is flashinfer.bmm_fp8
+        assert importlib.import_module("flashinfer.triton.cascade").merge_states is flashinfer.merge_states
+        assert importlib.import_module("flashinfer.logits_processor.types") is flashinfer.logits_processor
+        assert importlib.import_module("flashinfer.xqa").xqa is found.xqa  # importing the module does not replace the function
         with pytest.raises(ModuleNotFoundError):
             importlib.import_module("flashinfer.fused_moe")
     finally:
@@ -1116,3 +1120,43 @@ def test_pipelines_of_logits(host, rng):
         pipes.single_softmax_rule([pipes.SoftmaxOp(), pipes.SoftmaxOp()])
     with pytest.raises(pipes.CompileError, match="TopPOp follows ProbsSampleOp"):
         pipes.indices_terminal_rule([pipes.ProbsSampleOp(), pipes.TopPOp()])
+
+
+def test_merges_of_variable_numbers_of_states(host, rng):
+    merge = importlib.import_module("tilewright.flashinfer.triton").cascade.variable_length_merge_states
+    counts = [3, 0, 1, *[2] * 70]
+    indptr = torch.tensor([0, *counts]).cumsum(0).int()
+    v, s = (tensor(rng.standard_normal(shape).astype("float32")) for shape in ((int(indptr[-1]), 2, 8), (int(indptr[-1]), 2)))
+    o, lse = merge(v, s, indptr)
+    for row, (begin, end) in enumerate(zip(indptr[:-1], indptr[1:])):
+        weights = torch.exp2(s[begin:end])
+        expected = (weights[..., None] * v[begin:end]).sum(0) / weights.sum(0)[:, None].clamp(min=1e-9)
+        close(o[row], expected.numpy())
+        close(lse[row], weights.sum(0).log2().numpy())
+    assert torch.equal(merge(v[:0], s[:0], indptr[:1].repeat(3))[0], torch.zeros(2, 2, 8))
+    with pytest.raises(tw.Error, match="expected ascending bounds of 3 states"):
+        merge(v[:3], s[:3], indptr)
+
+
+def test_workspaces_have_sizes_and_alignment():
+    wrapper = planned()
+    assert wrapper._plan_info is not None
+    assert flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace())._plan_info is None
+    sizes = wrapper.workspace_size(torch.zeros(2), torch.zeros(1), torch.ones(1), 2, 1, 16, 4)
+    wrapper.reset_workspace_buffer(*(torch.empty(size, dtype=torch.uint8) for size in sizes))
+    for at, name in enumerate(("float_workspace_buffer", "int_workspace_buffer")):
+        buffers = [workspace(), workspace()]
+        buffers[at] = buffers[at][1:]
+        with pytest.raises(ValueError, match=f"{name} must be 16-byte aligned"):
+            wrapper.reset_workspace_buffer(*buffers)
+
+
+def test_names_of_what_is_not_served_are_there():
+    with pytest.raises(tw.Unsupported, match="flashinfer.jit.gen_batch_prefill_module: no compiler"):
+        flashinfer.jit.gen_batch_prefill_module(1, name=2)
+    with pytest.raises(tw.Unsupported, match="FP4 needs SM100"):
+        flashinfer.utils.FP4Tensor(torch.ones(1))
+    assert not hasattr(flashinfer, "comm") and not hasattr(flashinfer.jit, "__wrapped__")
+    properties = flashinfer.utils
+    assert properties.ceil_div(7, 4) == 2 and properties.round_up(7, 4) == 8
+    assert properties.get_trtllm_gen_multi_ctas_kv_counter_bytes(3, 4, 5) >= 48

@@ -71,7 +71,7 @@ class _Generator(torch.Generator):
 _COMPILER = (
     "flashinfer.jit", "flashinfer.jit.core", "flashinfer.jit.env", "flashinfer.jit.utils", "flashinfer.jit.attention",
     "flashinfer.jit.attention.variants", "flashinfer.fp4_quantization", "flashinfer.quantization.nvfp4_quantization_utils",
-    "flashinfer.trace", "flashinfer.triton", "flashinfer.triton.cascade", "flashinfer.cutile", "flashinfer.cutile.cutile_common",
+    "flashinfer.trace", "flashinfer.cutile", "flashinfer.cutile.cutile_common",
     "tests.test_helpers.jit_utils", "flashinfer.jit.gemm", "flashinfer.gemm.kernels", "flashinfer.gemm.kernels.cutile",
     "flashinfer.gemm.kernels.cutile.bmm_bf16_cutile", "flashinfer.topk_varlen.kernels", "flashinfer.topk_varlen.kernels.config",
     "flashinfer.cute_dsl", "flashinfer.cute_dsl.utils",

@@ -15,6 +15,7 @@ from . import (
     decode,
     gemm,
     grouped_mm,
+    jit,
     logits_processor,
     mla,
     norm,

@@ -168,8 +168,20 @@ class BatchWrapper:
 
     def reset_workspace_buffer(self, float_workspace_buffer, int_workspace_buffer):
         """Keeps other buffers, which are unused."""
+        for name, buffer in (("float_workspace_buffer", float_workspace_buffer), ("int_workspace_buffer", int_workspace_buffer)):
+            if buffer.data_ptr() % 16 != 0:
+                raise Error(f"flashinfer.{self._name}: {name} must be 16-byte aligned, its address is {buffer.data_ptr():#x}")
         self._float_workspace_buffer = float_workspace_buffer
         self._int_workspace_buffer = int_workspace_buffer
+
+    def workspace_size(self, *arguments, **options):
+        """The bytes of the two buffers that any batch needs: the least, because plans own their memory."""
+        return 16, 16
+
+    @property
+    def _plan_info(self):
+        """The last plan, or None."""
+        return None if self._attention is None else self._attention.batch
 
     def end_forward(self):
         """Does nothing, as in FlashInfer."""
