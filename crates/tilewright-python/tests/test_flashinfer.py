@@ -772,8 +772,14 @@ def test_queries_keys_and_values_of_e4m3(paged):
         torch.testing.assert_close(found[at].float(), expected, rtol=1e-2, atol=2e-2)
     one = flashinfer.single_prefill_with_kv_cache(q[:5], k[:32], v[:32], *scales, o_dtype=torch.bfloat16, causal=True)
     assert torch.equal(one, found[:5])
-    with pytest.raises(tw.Unsupported, match="q_scale differs within a group of 2 query heads"):
-        run(torch.tensor([0.5, 1.0, 2.0, 2.0]), *scales[1:])
+    # scales that differ within a group of heads: queries are multiplied, and rounded to 16 bits
+    other = run(torch.tensor([0.5, 1.5, 2.0, 2.0]), *scales[1:])
+    torch.testing.assert_close(other[:, [0, 2, 3]], found[:, [0, 2, 3]], rtol=1e-2, atol=2e-2)
+    equal = run(torch.tensor([1.5, 1.5, 2.0, 2.0]), *scales[1:])
+    torch.testing.assert_close(other[:, 1], equal[:, 1], rtol=1e-2, atol=2e-2)
+    assert (equal[:, 0] - found[:, 0]).abs().max() > 0.1
+    with pytest.raises(tw.Error, match=r"q_scale has shape \(3,\), expected \(4,\)"):
+        run(torch.ones(3), *scales[1:])
     with pytest.raises(tw.Unsupported, match="o_data_type = 'float32', expected float16 or bfloat16 or float8_e4m3fn"):
         flashinfer.single_prefill_with_kv_cache(q[:5], k[:32], v[:32], o_dtype=torch.float32, causal=True)
     wide, narrow = (flashinfer.single_prefill_with_kv_cache(q[:5], k[:32], v[:32], o_dtype=dtype, causal=True)
@@ -1160,3 +1166,40 @@ def test_names_of_what_is_not_served_are_there():
     properties = flashinfer.utils
     assert properties.ceil_div(7, 4) == 2 and properties.round_up(7, 4) == 8
     assert properties.get_trtllm_gen_multi_ctas_kv_counter_bytes(3, 4, 5) >= 48
+
+
+def test_queries_of_e5m2(rng):
+    """Queries of e5m2 are converted to 16 bits, exactly: the same bits as theirs."""
+    e5m2 = torch.float8_e5m2
+    q, k, v = (tensor(rng.standard_normal((n, h, 32)).astype("float32")).to(e5m2) for n, h in ((6, 4), (16, 2), (16, 2)))
+    scales = [torch.tensor([0.5, 0.5, 2.0, 2.0]), torch.tensor([0.25, 1.5]), torch.tensor([3.0, 0.5])]
+    expected = attention(*((x.float() * s[:, None]).numpy() for x, s in zip((q, k, v), scales)), visible=causal(6, 16))[0]
+    bounds, options = torch.tensor([0, 6]).int(), {"causal": True, "q_data_type": e5m2, "kv_data_type": e5m2}
+    ragged = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace())
+    ragged.plan(bounds, torch.tensor([0, 16]).int(), 4, 2, 32, o_data_type=torch.float16, **options)
+    paged = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace())
+    paged.plan(bounds, torch.tensor([0, 2]).int(), torch.tensor([0, 1]).int(), torch.tensor([8]).int(), 4, 2, 32, 8,
+               o_data_type=torch.float16, **options)
+    found = ragged.run(q, k, v, *scales)
+    close(found, expected, 5e-3)
+    assert torch.equal(paged.run(q, tuple(x.view(2, 8, 2, 32) for x in (k, v)), *scales), found)
+    assert torch.equal(flashinfer.single_prefill_with_kv_cache(q, k, v, *scales, o_dtype=torch.float16, causal=True), found)
+    with pytest.raises(tw.Unsupported, match="o_data_type = 'float8_e5m2', expected float16 or bfloat16 or float8_e4m3fn"):
+        ragged.plan(bounds, bounds, 4, 2, 32, **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_sparse_blocks_of_8_bits(rng, dtype):
+    q, k, v = (tensor(rng.standard_normal((n, 2, 32)).astype("float32")).to(dtype) for n in (8, 16, 16))
+    scales = [torch.tensor([0.5, 2.0]), torch.tensor([0.25, 1.5]), torch.tensor([3.0, 0.5])]
+    blocks = numpy.array([[True, False, True, False], [False, True, True, True]])
+    expected = attention(*((x.float() * s[:, None]).numpy() for x, s in zip((q, k, v), scales)),
+                         visible=numpy.repeat(numpy.repeat(blocks, 4, 0), 4, 1))[0]
+    wrapper = flashinfer.BlockSparseAttentionWrapper(workspace(), backend="fa3")
+    arrays = torch.tensor([0, 2, 5], dtype=torch.int32), torch.tensor([0, 2, 1, 2, 3], dtype=torch.int32)
+    wrapper.plan(*arrays, 8, 16, 4, 4, 2, 2, 32, q_data_type=dtype, kv_data_type=dtype, o_data_type=torch.float16)
+    found = wrapper.run(q, k, v, *scales)
+    close(found, expected, 2e-2)
+    assert torch.equal(wrapper.forward(q, k, v, *scales), found)
+    with pytest.raises(tw.Unsupported, match="o_data_type = 'float32', expected float16 or bfloat16 or float8_e4m3fn"):
+        wrapper.plan(*arrays, 8, 16, 4, 4, 2, 2, 32, q_data_type=dtype, kv_data_type=dtype, o_data_type=torch.float32)

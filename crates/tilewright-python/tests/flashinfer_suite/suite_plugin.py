@@ -103,6 +103,7 @@ def _pretend_a_gpu(capability) -> _CpuMode:
     torch.cuda.get_device_capability = lambda *args: capability
     torch.cuda.empty_cache = lambda: None
     torch.cuda.device_count = lambda: 1
+    torch.cuda.current_device = lambda: 0
     torch.cuda.get_device_properties = lambda *args: types.SimpleNamespace(
         multi_processor_count=4, total_memory=8 << 30, major=capability[0], minor=capability[1], name="cpu")
     torch.cuda.mem_get_info = lambda *args: (0, 0)  # cases that need gigabytes are skipped

@@ -45,11 +45,10 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if fullname != _PACKAGE and not fullname.startswith(_PACKAGE + "."):
             return None
         ours = _ours(fullname)
-        found = importlib.util.find_spec(ours)
-        if found is None:
+        if importlib.util.find_spec(ours) is None:
             return None
         below = fullname.removeprefix(_PACKAGE + ".") + "."
-        is_package = found.submodule_search_locations is not None or any(name.startswith(below) for name in _RENAMED)
+        is_package = fullname == _PACKAGE or any(name.startswith(below) for name in _RENAMED)
         return importlib.machinery.ModuleSpec(fullname, self, is_package=is_package)
 
     def create_module(self, spec):

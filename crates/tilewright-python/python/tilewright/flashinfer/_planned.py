@@ -16,6 +16,9 @@ from ._refuse import check_backend, check_choice, check_layout, check_output, nu
 
 #: The dtype of FP8 attention.
 FP8 = "float8_e4m3fn"
+#: Queries of this dtype are converted to 16 bits, exactly.
+E5M2 = "float8_e5m2"
+_WIDE = ("float16", "bfloat16")
 #: Settings that callers may change after ``plan``, as attributes of a wrapper or arguments of a run.
 _CHANGEABLE = ("sm_scale", "soft_cap", "window_left", "pos_encoding_mode", "causal", "sinks")
 #: Operators kept for reuse; each is a few kilobytes.
@@ -110,15 +113,18 @@ class Settings:
 
 
 def dtype_names(q, kv, out=None) -> tuple:
-    """The names of the dtypes of outputs, keys and queries. Missing ones are that of queries."""
+    """The names of the dtypes of outputs, keys and queries. Missing ones are that of queries. Queries of e5m2 get 16 bits."""
     q_name = dtype_name(q)
-    return (q_name if out is None else dtype_name(out)), (q_name if kv is None else dtype_name(kv)), q_name
+    out_name, kv_name = (q_name if out is None else dtype_name(out)), (q_name if kv is None else dtype_name(kv))
+    if q_name == E5M2 and out_name in (FP8, *_WIDE):
+        q_name = out_name if out_name in _WIDE else "float16"
+    return out_name, kv_name, q_name
 
 
 def check_output_dtype(function: str, dtypes: tuple, name: str = "o_data_type") -> None:
     """Rejects outputs that are neither of e4m3 nor of the dtype of queries; those of queries of e4m3 may have 16 bits."""
     out, _, q = dtypes
-    others = (q,) if q != FP8 else ("float16", "bfloat16")
+    others = (q,) if q not in (FP8, E5M2) else _WIDE
     if out not in (FP8, *others):
         refuse(function, " or ".join((*others, FP8)), **{name: out})
 
@@ -285,6 +291,11 @@ class PlannedAttention:
     def run(self, settings: Settings, q, kv, out, lse=None, return_lse=False, scales=(None, None, None)):
         """Runs the batch. ``scales``: of queries, keys and values."""
         function = "run"
+        if q.dtype is torch.float8_e5m2 and settings.dtypes[2] in _WIDE:
+            q = q.to(torch_dtype(settings.dtypes[2]))
+        if scales[0] is not None and _differs_in_groups(function, scales[0], settings.heads):
+            settings, q, q_scale = _scale_queries(settings, q, scales[0])
+            scales = (q_scale, *scales[1:])
         last, plan, operator, k_scale = self._last
         if last is not settings:
             plan, operator = self.plan_for(settings), settings.operator(self.device)
@@ -346,16 +357,30 @@ def _product(function: str, factor: float, scale):
     return factor * number(function, "scale", scale)
 
 
-def _of_groups(function: str, scale, heads):
-    """The scale of queries: a number, or one per KV head if it is equal for the query heads of each group."""
+def _differs_in_groups(function: str, scale, heads) -> bool:
+    """Whether the scale of queries differs for the query heads of a KV head."""
     if not isinstance(scale, torch.Tensor) or scale.numel() <= 1:
-        return number(function, "q_scale", scale)
+        return False
     if tuple(scale.shape) != heads[:1]:
         raise Error(f"flashinfer.{function}: q_scale has shape {tuple(scale.shape)}, expected ({heads[0]},)")
     values, group = scale.tolist(), heads[0] // heads[1]
-    if any(value != values[at - at % group] for at, value in enumerate(values)):
-        raise Unsupported(f"flashinfer.{function}: q_scale differs within a group of {group} query heads, expected one per KV head")
-    return values[::group]
+    return any(value != values[at - at % group] for at, value in enumerate(values))
+
+
+def _scale_queries(settings: Settings, q, scale):
+    """Settings and queries of 16 bits, multiplied by the ratio of their scale to the largest of their KV head, and that one."""
+    dtype = next((name for name in (settings.dtypes[2], settings.dtypes[0]) if name in (*_WIDE, "float32")), "float16")
+    largest = scale.float().view(settings.heads[1], -1).amax(1, keepdim=True)
+    largest = largest.repeat(1, settings.heads[0] // settings.heads[1]).reshape(-1)
+    q = (q.float() * (scale / largest)[:, None].to(q.device)).to(torch_dtype(dtype))
+    return settings.replace(dtypes=(*settings.dtypes[:2], dtype)), q, largest
+
+
+def _of_groups(function: str, scale, heads):
+    """The scale of queries: a number, or one per KV head of a tensor with one per query head."""
+    if not isinstance(scale, torch.Tensor) or scale.numel() <= 1:
+        return number(function, "q_scale", scale)
+    return scale.tolist()[:: heads[0] // heads[1]]
 
 
 def _times(a, b):

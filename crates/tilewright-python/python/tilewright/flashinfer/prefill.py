@@ -7,11 +7,13 @@ import torch
 
 from .._core import Error
 from .._core import segment_packbits as pack_segments
+from .._tensors import dtype_name
 from ..attention import Batch, Capacity
 from ._compiled import is_compiling, operator
 from ._items import pack_items
 from ._pages import host_array, page_table, run_cache
 from ._planned import (
+    E5M2,
     FP8,
     BatchWrapper,
     PlannedAttention,
@@ -40,7 +42,7 @@ def single_prefill_with_kv_cache(
     check_layout(function, kv_layout)
     check_backend(function, backend)
     refuse(function, kv_cache_sf=kv_cache_sf, use_fp16_qk_reduction=use_fp16_qk_reduction)
-    if q.dtype == torch.float8_e4m3fn:
+    if q.dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
         return _single_fp8(
             (q, k, v), (scale_q, scale_k, scale_v), o_dtype, return_lse,
             (custom_mask, packed_custom_mask, causal, kv_layout, pos_encoding_mode, sm_scale, window_left, logits_soft_cap,
@@ -148,8 +150,9 @@ class _PrefillWrapper(BatchWrapper):
             else:
                 setattr(self, f"_{name}", array)
 
-    def _set(self, settings, causal):
+    def _set(self, settings, causal, q_data_type):
         self._settings, self._causal = settings, causal
+        self._has_8_bits = dtype_name(q_data_type) in (FP8, E5M2)
         self._window_left, self._logits_soft_cap, self._sm_scale = settings.window_left, settings.soft_cap, settings.sm_scale
         self._pos_encoding_mode = settings.pos_encoding_mode
         self._rope_scale, self._rope_theta = settings.rope_scale, settings.rope_theta
@@ -191,7 +194,7 @@ class _PrefillWrapper(BatchWrapper):
     def _scales(self, args, scales):
         """The scales of queries, keys and values, by keyword or, with queries of 8 bits, as three further arguments; and the
         other arguments."""
-        if len(args) != 3 or self._settings is None or self._settings.dtypes[2] != FP8:
+        if len(args) != 3 or self._settings is None or not self._has_8_bits:
             return scales, args
         if any(scale is not None for scale in scales):
             raise Error(f"flashinfer.{self._name}.run: scales are passed twice, expected them by keyword or as arguments")
@@ -256,7 +259,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_PrefillWrapper):
             layout=self._kv_layout, causal=causal and not has_mask, window_left=window_left, soft_cap=logits_soft_cap,
             sm_scale=sm_scale, pos_encoding_mode=pos_encoding_mode, rope_scale=rope_scale, rope_theta=rope_theta,
         )
-        self._set(settings, causal)
+        self._set(settings, causal, q_data_type)
         split = split_of(function, fixed_split_size, disable_split_kv, page_size)
         lengths = (qo_indptr, paged_kv_indptr, paged_kv_last_page_len)
         # the first plan fixes the rows of the capacity
@@ -356,7 +359,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(_PrefillWrapper):
             layout=self._kv_layout, causal=causal and mask is None, window_left=window_left, soft_cap=logits_soft_cap,
             sm_scale=sm_scale, pos_encoding_mode=pos_encoding_mode, rope_scale=rope_scale, rope_theta=rope_theta,
         )
-        self._set(settings, causal)
+        self._set(settings, causal, q_data_type)
         split = split_of(function, fixed_split_size, disable_split_kv, 1)
         capacity = None
         if self._use_cuda_graph:

@@ -5,7 +5,7 @@ import torch
 from .._core import Error
 from ..attention import Batch
 from ._pages import host_array
-from ._planned import PlannedAttention, Settings, dtype_names, planned_device
+from ._planned import E5M2, FP8, PlannedAttention, Settings, check_output_dtype, dtype_names, planned_device
 from ._refuse import check_backend, refuse
 
 
@@ -27,11 +27,11 @@ class _SparseWrapper:
         self._attention = PlannedAttention(planned_device(self._float_workspace_buffer))
         self._attention.plan(settings, batch)
 
-    def _run(self, q, k, v, out, lse, return_lse, changes=None):
+    def _run(self, q, k, v, out, lse, return_lse, changes=None, scales=(None, None, None)):
         if self._settings is None:
             raise Error("flashinfer.run: plan() has not been called")
         settings = self._settings.replace(**changes) if changes else self._settings
-        return self._attention.run(settings, q, (k, v), out, lse=lse, return_lse=return_lse)
+        return self._attention.run(settings, q, (k, v), out, lse=lse, return_lse=return_lse, scales=scales)
 
     def end_forward(self):
         """Does nothing, as in FlashInfer."""
@@ -51,12 +51,15 @@ class BlockSparseAttentionWrapper(_SparseWrapper):
         rope_theta=None, q_data_type="float16", kv_data_type=None, o_data_type="float16", non_blocking=True, block_mask=None,
     ):
         """Plans ``M`` rows over ``N`` keys. ``mask``: bool ``[nnz, R, C]`` inside blocks. ``o_data_type`` must be
-        ``q_data_type`` or its default."""
+        ``q_data_type`` or its default; for queries of 8 bits float16, bfloat16 or float8_e4m3fn."""
         function = "BlockSparseAttentionWrapper.plan"
         refuse(function, use_fp16_qk_reduction=use_fp16_qk_reduction, packed_mask=packed_mask, block_mask=block_mask,
                causal=causal)
         dtypes = dtype_names(q_data_type, kv_data_type)
-        if dtype_names(o_data_type, None)[0] not in (dtypes[0], "float16"):
+        if dtypes[0] in (FP8, E5M2):
+            dtypes = dtype_names(q_data_type, kv_data_type, o_data_type)
+            check_output_dtype(function, dtypes)
+        elif dtype_names(o_data_type, None)[0] not in (dtypes[0], "float16"):
             refuse(function, f"q_data_type = {dtypes[0]}", o_data_type=o_data_type)
         if len(indptr) - 1 != -(-M // R):
             raise Error(f"flashinfer.{function}: indptr has {len(indptr)} bounds, expected M / R + 1 = {-(-M // R) + 1}")
@@ -73,19 +76,18 @@ class BlockSparseAttentionWrapper(_SparseWrapper):
         self, q, k, v, scale_q=None, scale_k=None, scale_v=None, out=None, lse=None, return_lse=False, enable_pdl=None
     ):
         """Attention of the planned blocks: ``q`` ``[M, num_qo_heads, head_dim]``, ``k``, ``v`` ``[N, num_kv_heads,
-        head_dim]``."""
-        refuse("BlockSparseAttentionWrapper.run", scale_q=scale_q, scale_k=scale_k, scale_v=scale_v)
-        return self._run(q, k, v, out, lse, return_lse)
+        head_dim]``; scales are numbers or tensors of one per head."""
+        return self._run(q, k, v, out, lse, return_lse, scales=(scale_q, scale_k, scale_v))
 
     def forward(
         self, q, k, v, scale_q=None, scale_k=None, scale_v=None, pos_encoding_mode="NONE", use_fp16_qk_reduction=False,
         logits_soft_cap=None, sm_scale=None, rope_scale=None, rope_theta=None,
     ):
         """``run`` with settings of its own."""
-        refuse("BlockSparseAttentionWrapper.forward", scale_q=scale_q, scale_k=scale_k, scale_v=scale_v,
-               use_fp16_qk_reduction=use_fp16_qk_reduction)
+        refuse("BlockSparseAttentionWrapper.forward", use_fp16_qk_reduction=use_fp16_qk_reduction)
         return self._run(q, k, v, None, None, False,
-                         _changes(pos_encoding_mode, logits_soft_cap, sm_scale, rope_scale, rope_theta))
+                         _changes(pos_encoding_mode, logits_soft_cap, sm_scale, rope_scale, rope_theta),
+                         (scale_q, scale_k, scale_v))
 
 
 class VariableBlockSparseAttentionWrapper(_SparseWrapper):
