@@ -29,19 +29,23 @@ const IMPORT_TIME: &str = "import subprocess, sys
 code = 'import time; t = time.perf_counter(); import tilewright; print((time.perf_counter() - t) * 1e3)'
 print(min(float(subprocess.check_output([sys.executable, '-c', code])) for _ in range(5)))";
 
-/// Files of FlashInfer's tests that concern this package.
-const SUITE: [&str; 26] = [
+/// Files of FlashInfer's tests that concern this package. docs/from-flashinfer.md lists the others of these subjects with reasons.
+const SUITE: [&str; 44] = [
     "attention/test_alibi.py",
     "attention/test_attention_sink.py",
     "attention/test_batch_attention.py",
     "attention/test_batch_decode_kernels.py",
     "attention/test_batch_invariant_fa2.py",
+    "attention/test_batch_prefill.py",
     "attention/test_batch_prefill_kernels.py",
     "attention/test_block_sparse.py",
     "attention/test_decode_fp8_calibration_scale.py",
     "attention/test_decode_prefill_lse.py",
     "attention/test_deepseek_mla.py",
     "attention/test_fp8_prefill.py",
+    "attention/test_hopper.py",
+    "attention/test_hopper_fp8_attention.py",
+    "attention/test_hopper_fp8_sliding_window.py",
     "attention/test_logits_cap.py",
     "attention/test_mla_page.py",
     "attention/test_non_contiguous_decode.py",
@@ -51,12 +55,26 @@ const SUITE: [&str; 26] = [
     "attention/test_shared_prefix_kernels.py",
     "attention/test_single_prefill.py",
     "attention/test_sliding_window.py",
+    "attention/test_tensor_cores_decode.py",
+    "attention/test_trtllm_gen_attention_decode_xqa.py",
+    "attention/test_workspace_size.py",
+    "attention/test_xqa.py",
+    "attention/test_xqa_batch_decode.py",
+    "gemm/test_bmm_bf16.py",
+    "gemm/test_bmm_fp8.py",
+    "gemm/test_group_gemm.py",
+    "gemm/test_mm_bf16.py",
+    "topk_varlen/test_topk_varlen.py",
     "utils/test_activation.py",
+    "utils/test_concat_mla.py",
+    "utils/test_jit_example.py",
+    "utils/test_logits_processor.py",
     "utils/test_norm.py",
     "utils/test_pod_kernels.py",
     "utils/test_quantization.py",
     "utils/test_sampling.py",
     "utils/test_topk.py",
+    "utils/test_triton_cascade.py",
 ];
 
 /// Builds the wheels of a release in `target/wheels/wheel`, or for another processor than the machine's in `target/wheels/<processor>`.

@@ -212,7 +212,8 @@ def test_stateless_decode(host, rng, layout, monkeypatch):
     for changes, error, text in (
         ({"out_dtype": "nvfp4"}, tw.Unsupported, "out_dtype = 'nvfp4', expected float32 or float8_e4m3fn"),
         ({"out": o, "out_dtype": torch.float8_e4m3fn}, tw.Error, "out is torch.float32, expected out_dtype = float8_e4m3fn"),
-        ({"mask": lens}, tw.Unsupported, "mask = a tensor"), ({"o_scale": 0.0}, tw.Error, "o_scale = 0.0, expected a finite number"),
+        ({"mask": lens}, tw.Error, r"mask is torch.int32 of shape \(3,\), expected torch.uint16 \[6, 2\]"),
+        ({"o_scale": 0.0}, tw.Error, "o_scale = 0.0, expected a finite number"),
         ({"max_q_len": 2}, tw.Error, "max_q_len = 2"), ({"q_len_per_req": 3}, tw.Error, "query has 6 rows"),
         ({"kv_layout": "HDN"}, KeyError, "kv_layout"), ({"backend": "cudnn"}, tw.Error, "backend = 'cudnn'"),
         ({"out": o[:2]}, tw.Error, "out has shape"), ({"uses_shared_paged_kv_idx": False}, tw.Unsupported, "expected True"),

@@ -159,7 +159,7 @@ def test_multi_item_scoring(host, rng, is_ragged):
         expected.append(attention(q[rows], cache.rows[0][r], cache.rows[1][r], visible=visible[kv_len - len(q[rows]) :]))
     width = 12
     given = {"prefix_len_ptr": torch.tensor([4, 3], dtype=torch.uint32), "token_pos_in_items_len": width,
-             "token_pos_in_items_ptr": torch.tensor([*places[0], *[0] * (width - len(places[0])), *places[1]], dtype=torch.uint16),
+             "token_pos_in_items_ptr": torch.tensor([*places[0], *[0] * (width - len(places[0])), *places[1]]).to(torch.uint16),
              "max_item_len_ptr": torch.tensor([4, 3], dtype=torch.uint16)}
     if is_ragged:
         wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace())
@@ -839,7 +839,7 @@ def packed_drafts(blocks, longest):
 def test_stateless_prefill(host, rng, layout, is_causal, window_left):
     cache = Paged(rng, [5, 9], layout)
     table, lens = block_table(cache)
-    q, bounds, sinks = tensor(rng.standard_normal((7, 4, 32)).astype("float32")), torch.tensor([0, 3, 7], dtype=torch.int32), None
+    q, bounds = tensor(rng.standard_normal((7, 4, 32)).astype("float32")), torch.tensor([0, 3, 7], dtype=torch.int32)
     arguments = (table, lens, 4, 9, 0.25, 2.0, 2, bounds, torch.tensor([0, 5, 14], dtype=torch.int32))
     call = flashinfer.prefill.trtllm_batch_context_with_kv_cache
     options = {"kv_layout": layout, "causal": is_causal, "window_left": window_left}
@@ -913,7 +913,8 @@ def test_stateless_latent_attention(rng, dtype):
     assert o.dtype == torch.bfloat16 and o.shape == (2, q_len, 3, 128) and lse.shape == (4, 3)
     for r, kv_len in enumerate(lens):
         keys = cache.float()[table[r, : -(-kv_len // 4)]].reshape(-1, 1, 192)[:kv_len]
-        expected = attention(q[r].float().numpy(), keys.numpy(), keys[..., :128].numpy(), scale=0.125, visible=causal(q_len, kv_len))
+        expected = attention(q[r].float().numpy(), keys.numpy(), keys[..., :128].numpy(), scale=0.125,
+                             visible=causal(q_len, kv_len))
         close(o[r], 2 * expected[0], 0.03)
         close(lse[2 * r : 2 * r + 2], expected[1], 2e-3)
     bounds, out = torch.tensor([0, 2, 4], dtype=torch.int32), torch.empty(4, 3, 128, dtype=torch.bfloat16)
@@ -922,14 +923,16 @@ def test_stateless_latent_attention(rng, dtype):
     one = call(q[:, 1:], cache, *arguments, bmm1_scale=0.125, bmm2_scale=2.0)
     assert torch.equal(one, flashinfer.decode.xqa_batch_decode_with_kv_cache_mla(q[:, 1:], cache, *arguments, None, 0.125, 2.0))
     output = torch.empty(2, 1, 3, 128, dtype=torch.bfloat16)
-    flashinfer.xqa_mla(q[:, 1:], cache.view(20, 192), cache, table, lens_tensor[:, None], output, workspace(), None, 4, 0.0625, 2.0)
+    flashinfer.xqa_mla(q[:, 1:], cache.view(20, 192), cache, table, lens_tensor[:, None], output, workspace(), None, 4, 0.0625,
+                       2.0)
     close(output, one.float().numpy(), 0.03)
     for wrong, text in (({"sparse_mla_top_k": 128}, "sparse_mla_top_k = 128, expected 0"), ({"cp_world": 2}, "cp_world = 2"),
                         ({"sinks": q}, "sinks = a tensor"), ({"uses_shared_paged_kv_idx": False}, "expected True")):
         with pytest.raises(tw.Unsupported, match=text):
             call(q, cache, *arguments, **wrong)
-    for wrong, text in (({"max_q_len": 2}, "expected it together with cum_seq_lens_q"), ({"bmm1_scale": 0.0}, "bmm1_scale = 0.0"),
-                        ({"out": o[..., 1:]}, "out has shape"), ({"backend": "cudnn"}, "backend = 'cudnn'")):
+    for wrong, text in (({"max_q_len": 2}, "expected it together with cum_seq_lens_q"),
+                        ({"bmm1_scale": 0.0}, "bmm1_scale = 0.0"), ({"out": o[..., 1:]}, "out has shape"),
+                        ({"backend": "cudnn"}, "backend = 'cudnn'")):
         with pytest.raises(tw.Error, match=text):
             call(q, cache, *arguments, **wrong)
     with pytest.raises(tw.Unsupported, match="expected BatchMLAPagedAttentionWrapper"):
@@ -943,8 +946,8 @@ def test_stateless_prefill_of_ragged_keys(host, rng):
     call, memory = flashinfer.prefill.trtllm_ragged_attention_deepseek, workspace()
 
     def run(is_causal=True, window_left=-1, sinks=None, at=(bounds, kv_bounds), **options):
-        return call(q, k, v, memory, None, 4, 9, torch.tensor(0.25), 2.0, 1.0, 4, window_left, *at, None, is_causal, True, sinks,
-                    **options)
+        return call(q, k, v, memory, None, 4, 9, torch.tensor(0.25), 2.0, 1.0, 4, window_left, *at, None, is_causal, True,
+                    sinks, **options)
 
     for is_causal, window_left in ((True, -1), (False, -1), (True, 2)):
         o, lse = run(is_causal, window_left)
@@ -1000,7 +1003,8 @@ def test_keys_of_deepseek_are_joined(rng, dtype):
     nope, rope = (tensor(rng.standard_normal(shape).astype("float32")).to(dtype) for shape in ((5, 4, 24), (5, 1, 8)))
     k = torch.zeros(5, 4, 40, dtype=dtype)
     flashinfer.concat_ops.concat_mla_k(k[..., :24], nope[..., :16], rope)
-    assert torch.equal(k.float(), torch.cat([nope[..., :16].float(), rope.float().expand(5, 4, 8), torch.zeros(5, 4, 16)], dim=2))
+    parts = [nope[..., :16].float(), rope.float().expand(5, 4, 8), torch.zeros(5, 4, 16)]
+    assert torch.equal(k.float(), torch.cat(parts, dim=2))
     for given, text in (((k, nope, rope), r"k is .* of shape \(5, 4, 40\), expected .* of \(5, 4, 32\)"),
                         ((k[..., :32], nope, rope.half()), "k_rope is torch.float16")):
         with pytest.raises(tw.Error, match=text):
@@ -1055,7 +1059,8 @@ def test_pipelines_of_logits(host, rng):
     pipes = importlib.import_module("tilewright.flashinfer.logits_processor")
     logits = tensor(rng.standard_normal((4, 50)).astype("float32"))
     probs = torch.softmax(logits, 1)
-    k, p, temperatures = torch.tensor([3, 1, 50, 7], dtype=torch.int32), torch.tensor([0.5, 0.9, 0.1, 0.7]), torch.tensor([0.5, 1, 2, 3])
+    k, p = torch.tensor([3, 1, 50, 7], dtype=torch.int32), torch.tensor([0.5, 0.9, 0.1, 0.7])
+    temperatures = torch.tensor([0.5, 1, 2, 3])
 
     def outputs(processors, x, input_type=None, **kwargs):
         return [pipes.LogitsPipe(processors, compile, input_type)(x, **kwargs) for compile in (True, False)]
@@ -1082,8 +1087,8 @@ def test_pipelines_of_logits(host, rng):
     assert (ranks.amax(1) < k).all() and (ranks > 0).any()
     for order in ("joint", "top_k_first"):
         same = flashinfer.top_k_top_p_sampling_from_probs(
-            flashinfer.softmax(logits.repeat(20, 1), temperatures.repeat(20)), k.repeat(20), p.repeat(20), filter_apply_order=order,
-            generator=torch.Generator().manual_seed(3))
+            flashinfer.softmax(logits.repeat(20, 1), temperatures.repeat(20)), k.repeat(20), p.repeat(20),
+            filter_apply_order=order, generator=torch.Generator().manual_seed(3))
         assert torch.equal(tokens, same) == (order == "joint")
     names = [type(op).__name__ for one in ("TopK", "TopP", "MinP")
              for op in pipes.LogitsPipe([getattr(pipes, one)(), pipes.Sample()], True, pipes.TensorType.PROBS).compiled_ops]
@@ -1111,11 +1116,13 @@ def test_pipelines_of_logits(host, rng):
 
     for call, text in ((lambda: pipes.LogitsPipe([]), "processors is empty"),
                        (lambda: pipes.LogitsPipe([pipes.Sample()]), "Sample takes LOGITS and PROBS, expected input_type"),
-                       (lambda: pipes.LogitsPipe([pipes.Softmax(), pipes.Temperature()]), "input_type = PROBS, expected LOGITS"),
+                       (lambda: pipes.LogitsPipe([pipes.Softmax(), pipes.Temperature()]),
+                        "input_type = PROBS, expected LOGITS"),
                        (lambda: pipes.LogitsPipe([pipes.TopP(), pipes.Sample(), pipes.TopP()]), "input_type = INDICES"),
                        (lambda: pipes.LogitsPipe([pipes.TopP()], custom_validity_checks=[refuse]), "refused"),
                        (lambda: pipes.LogitsPipe([pipes.TopP()])(probs), "top_p is missing"),
-                       (lambda: pipes.LogitsPipe([pipes.TopP()])(probs, top_p=1.5), r"top_p = 1.5, expected a number in \(0, 1\]"),
+                       (lambda: pipes.LogitsPipe([pipes.TopP()])(probs, top_p=1.5),
+                        r"top_p = 1.5, expected a number in \(0, 1\]"),
                        (lambda: pipes.LogitsPipe([pipes.TopP()])(probs, top_p=0.5, top_k=3), "top_k is read by no operator"),
                        (lambda: pipes.LogitsPipe([pipes.TopP()])(pipes.TaggedTensor.logits(probs), top_p=0.5),
                         "tensor has type LOGITS, expected PROBS"),
@@ -1160,6 +1167,9 @@ def test_workspaces_have_sizes_and_alignment():
 def test_names_of_what_is_not_served_are_there():
     with pytest.raises(tw.Unsupported, match="flashinfer.jit.gen_batch_prefill_module: no compiler"):
         flashinfer.jit.gen_batch_prefill_module(1, name=2)
+    for module, name in ((flashinfer.decode, "decode"), (flashinfer.prefill, "prefill")):
+        with pytest.raises(tw.Unsupported, match=f"single_{name}_with_kv_cache_with_jit_module: no compiler"):
+            getattr(module, f"single_{name}_with_kv_cache_with_jit_module")()
     with pytest.raises(tw.Unsupported, match="FP4 needs SM100"):
         flashinfer.utils.FP4Tensor(torch.ones(1))
     assert not hasattr(flashinfer, "comm") and not hasattr(flashinfer.jit, "__wrapped__")

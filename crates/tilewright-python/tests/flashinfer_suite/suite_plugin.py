@@ -26,7 +26,8 @@ from tilewright.flashinfer import gemm, properties, topk
 def pytest_addoption(parser):
     """The sample and the file of outcomes."""
     parser.addoption("--gpu", action="store_true", help="leave tensors of CUDA on the GPU")
-    parser.addoption("--capability", default="9.0", metavar="MAJOR.MINOR", help="the compute capability of a GPU that the CPU pretends")
+    parser.addoption("--capability", default="9.0", metavar="MAJOR.MINOR",
+                     help="the compute capability that tests see on the CPU")
     parser.addoption("--per-file", type=int, default=40, help="cases of each file")
     parser.addoption("--sample-seed", type=int, default=1, help="seed of the sample")
     parser.addoption("--largest", type=int, default=600, help="the largest number in the parameters of a case")

@@ -18,7 +18,8 @@ _RENAMED = {"utils": "properties", "version": "_install", "attention._core": "at
             "gemm.gemm_base": "gemm", "quantization.packbits": "quantization", "topk_varlen": "topk",
             "topk_varlen.topk_varlen": "topk",
             **{f"logits_processor.{name}": "logits_processor" for name in (
-                "compiler", "fusion_rules", "legalization", "op", "operators", "pipeline", "processors", "types", "validators")}}
+                "compiler", "fusion_rules", "legalization", "op", "operators", "pipeline", "processors", "types",
+                "validators")}}
 _DISTRIBUTIONS = ("flashinfer", "flashinfer-python", "flashinfer_python")
 
 __version__ = VERSION

@@ -9,9 +9,10 @@ from ._pages import host_array
 def pack_items(function: str, bounds, kv_lens, prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len):
     """The packed bits of all requests, each from a new byte, or ``None`` without ``prefix_len_ptr``.
 
-    ``bounds`` of query rows, ``kv_lens``, and ``prefix_len_ptr`` ``[num_requests]``. Row ``r`` of ``token_pos_in_items_ptr``, of
-    ``token_pos_in_items_len`` integers, has the position of each token after the prefix in its item, 0 for delimiters. A row at
-    position ``p`` sees the keys up to its own, of which those after the prefix are the last ``token_pos_in_items[p - prefix]``."""
+    ``bounds`` of query rows, ``kv_lens``, and ``prefix_len_ptr`` ``[num_requests]``. Row ``r`` of ``token_pos_in_items_ptr``,
+    of ``token_pos_in_items_len`` integers, has the position of each token after the prefix in its item, 0 for delimiters. A row
+    at position ``p`` sees the keys up to its own, of which those after the prefix are the last ``token_pos_in_items[p -
+    prefix]``."""
     if (prefix_len_ptr is None) != (token_pos_in_items_ptr is None):
         raise Error(f"flashinfer.{function}: one of prefix_len_ptr and token_pos_in_items_ptr is None, expected both or none")
     if prefix_len_ptr is None:
@@ -31,8 +32,8 @@ def pack_items(function: str, bounds, kv_lens, prefix_len_ptr, token_pos_in_item
         hidden[prefix:] = tokens[prefix:] - places[begin : begin + count]
         rows = slice(int(kv_len) - int(bounds[request + 1] - bounds[request]), None)
         if rows.start < 0:
-            raise Error(f"flashinfer.{function}: request {request} has {-rows.start} query rows more than keys, expected at most "
-                        f"{kv_len} with prefix_len_ptr")
+            raise Error(f"flashinfer.{function}: request {request} has {-rows.start} query rows more than keys, expected at "
+                        f"most {kv_len} with prefix_len_ptr")
         visible = (tokens <= tokens[rows, None]) & ((tokens < prefix) | (tokens > hidden[rows, None]))
         bits.append(numpy.packbits(visible.reshape(-1), bitorder="little"))
     return numpy.concatenate(bits) if bits else numpy.zeros(0, dtype=numpy.uint8)

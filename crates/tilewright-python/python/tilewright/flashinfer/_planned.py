@@ -174,7 +174,8 @@ class BatchWrapper:
 
     def reset_workspace_buffer(self, float_workspace_buffer, int_workspace_buffer):
         """Keeps other buffers, which are unused."""
-        for name, buffer in (("float_workspace_buffer", float_workspace_buffer), ("int_workspace_buffer", int_workspace_buffer)):
+        for name, buffer in (("float_workspace_buffer", float_workspace_buffer),
+                             ("int_workspace_buffer", int_workspace_buffer)):
             if buffer.data_ptr() % 16 != 0:
                 raise Error(f"flashinfer.{self._name}: {name} must be 16-byte aligned, its address is {buffer.data_ptr():#x}")
         self._float_workspace_buffer = float_workspace_buffer

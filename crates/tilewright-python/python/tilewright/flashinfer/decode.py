@@ -9,6 +9,7 @@ from ..attention import Capacity
 from ._pages import run_cache
 from ._planned import BatchWrapper, Settings, check_output_dtype, dtype_names, sinks_of, split_of
 from ._refuse import refuse
+from .jit import single_decode_with_kv_cache_with_jit_module  # noqa: F401
 from .mla import (  # noqa: F401
     BatchDecodeMlaWithPagedKVCacheWrapper,
     trtllm_batch_decode_with_kv_cache_mla,

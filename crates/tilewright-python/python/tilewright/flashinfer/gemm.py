@@ -37,8 +37,8 @@ def _in_float32(a, b):
 
 @served("auto", "cudnn", "cublaslt", "tinygemm", "cutile")
 def mm_bf16(a, b, bias=None, pdl=False, out=None, out_dtype=torch.bfloat16, backend="cudnn"):
-    """``a · b + bias``: ``a`` ``[m, k]``, ``b`` ``[k, n]``, ``bias`` ``[n]`` of bfloat16, in ``out_dtype``: bfloat16, float16 or
-    float32. ``backend`` and ``pdl`` are hints without effect."""
+    """``a · b + bias``: ``a`` ``[m, k]``, ``b`` ``[k, n]``, ``bias`` ``[n]`` of bfloat16, in ``out_dtype``: bfloat16, float16
+    or float32. ``backend`` and ``pdl`` are hints without effect."""
     check_choice("mm_bf16", "backend", backend, mm_bf16._backends)
     _check_operands("mm_bf16", a, b, 2, (torch.bfloat16,))
     out = _output("mm_bf16", out, (a.shape[0], b.shape[1]), out_dtype if out is None else out.dtype, a)
@@ -50,8 +50,8 @@ def mm_bf16(a, b, bias=None, pdl=False, out=None, out_dtype=torch.bfloat16, back
 
 @served("auto", "cudnn", "cutile")
 def bmm_bf16(A, B, out=None, out_dtype=torch.bfloat16, backend="cudnn"):
-    """``A · B``: ``A`` ``[b, m, k]``, ``B`` ``[b, k, n]`` of bfloat16, in ``out_dtype``: bfloat16, float16 or float32. ``backend``
-    is a hint without effect."""
+    """``A · B``: ``A`` ``[b, m, k]``, ``B`` ``[b, k, n]`` of bfloat16, in ``out_dtype``: bfloat16, float16 or float32.
+    ``backend`` is a hint without effect."""
     check_choice("bmm_bf16", "backend", backend, bmm_bf16._backends)
     _check_operands("bmm_bf16", A, B, 3, (torch.bfloat16,))
     out = _output("bmm_bf16", out, (*A.shape[:2], B.shape[2]), out_dtype if out is None else out.dtype, A)
@@ -60,9 +60,9 @@ def bmm_bf16(A, B, out=None, out_dtype=torch.bfloat16, backend="cudnn"):
 
 @served("auto", "cudnn", "cublas")
 def bmm_fp8(A, B, A_scale, B_scale, dtype, out=None, backend="cublas"):
-    """``A · B · A_scale · B_scale`` in ``dtype``, bfloat16 or float16: ``A`` ``[b, m, k]``, ``B`` ``[b, k, n]`` of float8_e4m3fn or
-    float8_e5m2; scales of one element. One product on a GPU uses ``torch._scaled_mm`` where it has the shape; others are converted
-    to bfloat16, exactly. ``backend`` is a hint without effect."""
+    """``A · B · A_scale · B_scale`` in ``dtype``, bfloat16 or float16: ``A`` ``[b, m, k]``, ``B`` ``[b, k, n]`` of
+    float8_e4m3fn or float8_e5m2; scales of one element. One product on a GPU uses ``torch._scaled_mm`` where it has the shape;
+    others are converted to bfloat16, exactly. ``backend`` is a hint without effect."""
     check_choice("bmm_fp8", "backend", backend, bmm_fp8._backends)
     check_choice("bmm_fp8", "dtype", dtype, (torch.bfloat16, torch.float16))
     _check_operands("bmm_fp8", A, B, 3, (_E4M3, _E5M2))
@@ -75,7 +75,8 @@ def bmm_fp8(A, B, A_scale, B_scale, dtype, out=None, backend="cublas"):
 
 
 def _has_scaled_product(a, b) -> bool:
-    """Whether ``torch._scaled_mm`` takes the operands: one of e4m3 at least, rows of A and columns of B of multiples of 16 bytes."""
+    """Whether ``torch._scaled_mm`` takes the operands: one of e4m3 at least, rows of A and columns of B of multiples of 16
+    bytes."""
     return (_E4M3 in (a.dtype, b.dtype) and a.is_contiguous() and b.t().is_contiguous() and a.shape[1] % 16 == 0
             and b.shape[1] % 16 == 0)
 
@@ -87,9 +88,9 @@ def tinygemm_bf16(input, weight, out, bias=None, use_pdl=False):
 
 
 def grouped_mm_bf16(a, b, m_indptr, out=None, out_dtype=torch.bfloat16, *, backend="cudnn", tactic=-1):
-    """``a[e] · b[e]ᵀ`` for the rows ``m_indptr[e]..m_indptr[e + 1]`` of each expert: ``a`` ``[rows, k]``, ``b`` ``[experts, n, k]``
-    of bfloat16 or float16, in ``out_dtype``: also float32. Bounds on a GPU are copied to the host, which waits. ``tactic`` is a hint
-    without effect."""
+    """``a[e] · b[e]ᵀ`` for the rows ``m_indptr[e]..m_indptr[e + 1]`` of each expert: ``a`` ``[rows, k]``, ``b`` ``[experts, n,
+    k]`` of bfloat16 or float16, in ``out_dtype``: also float32. Bounds on a GPU are copied to the host, which waits. ``tactic``
+    is a hint without effect."""
     check_choice("grouped_mm_bf16", "backend", backend, ("cudnn",))
     if len(m_indptr) != b.shape[0] + 1:
         raise Error(f"flashinfer.grouped_mm_bf16: m_indptr has {len(m_indptr)} bounds, expected experts + 1 = {b.shape[0] + 1}")

@@ -8,7 +8,7 @@ def __getattr__(name):
         raise AttributeError(name)
 
     def unsupported(*args, **kwargs):
-        raise Unsupported(f"flashinfer.jit.{name}: no compiler of CUDA source exists here, expected a variant written in Python "
-                          "(tilewright.Variant)")
+        raise Unsupported(f"flashinfer.jit.{name}: no compiler of CUDA source exists here, expected a variant written in "
+                          "Python (tilewright.Variant)")
 
     return unsupported

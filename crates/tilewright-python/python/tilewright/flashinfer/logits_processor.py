@@ -1,7 +1,8 @@
 """Pipelines from logits to tokens: processors become operators, which are checked and fused.
 
 1. Each processor gives the operators of its input type (``legalize``): logits, probabilities or indices.
-2. ``compile`` checks that types fit, that there is one softmax, and that nothing follows indices; rules replace operators by fused ones.
+2. ``compile`` checks that types fit, that there is one softmax, and that nothing follows indices; rules replace operators by
+   fused ones.
 3. A call passes the tensor through the operators; their parameters are its keyword arguments.
 """
 
@@ -371,8 +372,8 @@ def infer_initial_type(processors) -> TensorType:
             continue
         types.append(kind)
     if len(types) != 1:
-        raise LegalizationError(f"{type(processors[0]).__name__} takes {' and '.join(map(str, types)) or 'neither LOGITS nor PROBS'}, "
-                                "expected input_type")
+        found = " and ".join(map(str, types)) or "neither LOGITS nor PROBS"
+        raise LegalizationError(f"{type(processors[0]).__name__} takes {found}, expected input_type")
     return types[0]
 
 
@@ -412,7 +413,7 @@ def indices_terminal_rule(ops) -> None:
     """Rejects operators after tokens."""
     for op, after in zip(ops, ops[1:]):
         if op.OUT == TensorType.INDICES:
-            raise CompileError(f"{type(after).__name__} follows {type(op).__name__}, which gives tokens, expected nothing after it")
+            raise CompileError(f"{type(after).__name__} follows {type(op).__name__}, which gives tokens, expected nothing")
 
 
 def get_default_validity_checks() -> list:
@@ -512,7 +513,8 @@ class LogitsPipe:
         if all(isinstance(op, _Builtin) for op in ops):
             read = {name for op in ops for name in (*op._REQUIRED, *op._OPTIONAL)}
             for name in kwargs.keys() - read:
-                raise Error(f"flashinfer.LogitsPipe: {name} is read by no operator, expected {', '.join(sorted(read)) or 'none'}")
+                raise Error(f"flashinfer.LogitsPipe: {name} is read by no operator, expected "
+                            f"{', '.join(sorted(read)) or 'none'}")
         tensor = x if isinstance(x, TaggedTensor) else TaggedTensor(x, self._initial_type)
         for at, op in enumerate(ops):
             try:

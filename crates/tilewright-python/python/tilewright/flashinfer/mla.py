@@ -168,12 +168,12 @@ def trtllm_batch_decode_with_kv_cache_mla(
     ``query`` ``[batch_size, q_len, num_heads, kv_lora_rank + qk_rope_head_dim]``, or ``[num_tokens, num_heads, ...]`` with
     ``cum_seq_lens_q`` bounds. ``kv_cache`` ``[num_pages, page_size, kv_lora_rank + qk_rope_head_dim]``, also with an axis of 1
     before the page. Both bfloat16 or float16; the cache, or both, also float8_e4m3fn. ``block_tables``, ``seq_lens`` and
-    ``workspace_buffer`` are those of :func:`~tilewright.flashinfer.decode.trtllm_batch_decode_with_kv_cache`. ``bmm1_scale`` is the
-    factor of ``q · k``, ``bmm2_scale`` that of outputs; reading a tensor on a GPU waits for it, and so does ``cum_seq_lens_q``
-    without ``max_q_len``. Outputs have the dtype of queries, bfloat16 for those of 8 bits. Returns the output, with
-    ``kv_lora_rank`` elements per head, or ``(output, lse)`` in base 2 with ``lse`` ``[num_rows, num_heads]``.
-    ``qk_nope_head_dim``, ``max_seq_len``, ``enable_pdl``, ``backend``, ``is_var_seq``, ``cute_dsl_impl``, ``kv_scale_format`` and
-    ``multi_ctas_kv_counter_buffer`` are hints without effect.
+    ``workspace_buffer`` are those of :func:`~tilewright.flashinfer.decode.trtllm_batch_decode_with_kv_cache`. ``bmm1_scale`` is
+    the factor of ``q · k``, ``bmm2_scale`` that of outputs; reading a tensor on a GPU waits for it, and so does
+    ``cum_seq_lens_q`` without ``max_q_len``. Outputs have the dtype of queries, bfloat16 for those of 8 bits. Returns the
+    output, with ``kv_lora_rank`` elements per head, or ``(output, lse)`` in base 2 with ``lse`` ``[num_rows, num_heads]``.
+    ``qk_nope_head_dim``, ``max_seq_len``, ``enable_pdl``, ``backend``, ``is_var_seq``, ``cute_dsl_impl``, ``kv_scale_format``
+    and ``multi_ctas_kv_counter_buffer`` are hints without effect.
     """
     function = "trtllm_batch_decode_with_kv_cache_mla"
     check_choice(function, "backend", backend, ("auto", "xqa", "trtllm-gen", "cute-dsl"))
@@ -193,7 +193,8 @@ def trtllm_batch_decode_with_kv_cache_mla(
     if kv_cache.dim() == 4:
         kv_cache = kv_cache.squeeze(1)
     if kv_cache.dim() != 3 or kv_cache.shape[2] != width:
-        raise Error(f"flashinfer.{function}: kv_cache has shape {tuple(kv_cache.shape)}, expected [num_pages, page_size, {width}]")
+        raise Error(f"flashinfer.{function}: kv_cache has shape {tuple(kv_cache.shape)}, expected "
+                    f"[num_pages, page_size, {width}]")
     shape = (*query.shape[:-1], kv_lora_rank)
     if out is not None and tuple(out.shape) not in (shape, (shape[0], *shape[2:])):
         raise Error(f"flashinfer.{function}: out has shape {tuple(out.shape)}, expected {shape}")
@@ -204,10 +205,10 @@ def trtllm_batch_decode_with_kv_cache_mla(
     else:
         rows = cum_seq_lens_q, int(cum_seq_lens_q.diff().max()) if max_q_len is None else max_q_len
     heads = query.shape[-2]
+    flat = None if out is None else out.view(-1, heads, kv_lora_rank), None if lse is None else lse.view(-1, heads)
     found, states = attend_latent(
         function, (query.reshape(-1, heads, width), kv_cache, workspace_buffer), (block_tables, seq_lens, rows), kv_lora_rank,
-        scales=(bmm1_scale, bmm2_scale),
-        outputs=(None if out is None else out.view(-1, heads, kv_lora_rank), None if lse is None else lse.view(-1, heads), return_lse),
+        scales=(bmm1_scale, bmm2_scale), outputs=(*flat, return_lse),
     )
     found = found.view(shape) if out is None else out
     return (found, states if lse is None else lse) if return_lse else found
@@ -219,8 +220,8 @@ def xqa_batch_decode_with_kv_cache_mla(
 ):
     """:func:`trtllm_batch_decode_with_kv_cache_mla` of its first arguments."""
     return trtllm_batch_decode_with_kv_cache_mla(
-        query, kv_cache, workspace_buffer, qk_nope_head_dim, kv_lora_rank, qk_rope_head_dim, block_tables, seq_lens, max_seq_len,
-        out=out, bmm1_scale=bmm1_scale, bmm2_scale=bmm2_scale, sinks=sinks, enable_pdl=enable_pdl,
+        query, kv_cache, workspace_buffer, qk_nope_head_dim, kv_lora_rank, qk_rope_head_dim, block_tables, seq_lens,
+        max_seq_len, out=out, bmm1_scale=bmm1_scale, bmm2_scale=bmm2_scale, sinks=sinks, enable_pdl=enable_pdl,
     )
 
 
@@ -232,8 +233,8 @@ def _latent_operator(heads, dims, scale, dtypes, device):
 
 def attend_latent(function, tensors, lengths, head_dim_ckv, *, scales, outputs):
     """Latent attention over block tables: the output and the LSE, or None. ``tensors``: query rows, the joined cache and the
-    workspace. ``lengths``: ``block_tables``, ``seq_lens``, and ``(bounds, maximum)`` of query rows, or ``(None, rows)`` per request.
-    ``outputs``: ``out``, ``lse`` and ``return_lse``."""
+    workspace. ``lengths``: ``block_tables``, ``seq_lens``, and ``(bounds, maximum)`` of query rows, or ``(None, rows)`` per
+    request. ``outputs``: ``out``, ``lse`` and ``return_lse``."""
     (query, cache, workspace), (block_tables, seq_lens, (bounds, qo_len)), (out, lse, return_lse) = tensors, lengths, outputs
     query = query.to(torch.bfloat16) if query.dtype == torch.float8_e4m3fn else query  # exact
     dtypes = dtype_name(query.dtype), dtype_name(cache.dtype)

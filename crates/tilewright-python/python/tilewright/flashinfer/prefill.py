@@ -25,6 +25,7 @@ from ._planned import (
     split_of,
 )
 from ._refuse import check_backend, check_layout, positive, refuse
+from .jit import single_prefill_with_kv_cache_with_jit_module  # noqa: F401
 from .ragged import trtllm_ragged_attention_deepseek  # noqa: F401
 from .stateless import trtllm_batch_context_with_kv_cache  # noqa: F401
 
@@ -243,9 +244,9 @@ class BatchPrefillWithPagedKVCacheWrapper(_PrefillWrapper):
     ):
         """Plans a batch. A custom mask, bool flags or packed bits of each request's ``qo_len × kv_len``, replaces ``causal``.
         Multi-item scoring: with ``prefix_len_ptr`` ``[num_requests]`` and ``token_pos_in_items_ptr``, rows of
-        ``token_pos_in_items_len`` integers, a token after the prefix sees the prefix and its item up to itself; the mask is made on
-        the host. ``max_item_len_ptr``, ``seq_lens``, ``seq_lens_q``, ``block_tables`` and the maxima repeat what the other arrays
-        say and are not read."""
+        ``token_pos_in_items_len`` integers, a token after the prefix sees the prefix and its item up to itself; the mask is
+        made on the host. ``max_item_len_ptr``, ``seq_lens``, ``seq_lens_q``, ``block_tables`` and the maxima repeat what the
+        other arrays say and are not read."""
         function = f"{self._name}.plan"
         refuse(function, use_fp16_qk_reduction=use_fp16_qk_reduction)
         items = prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
@@ -344,8 +345,8 @@ class BatchPrefillWithRaggedKVCacheWrapper(_PrefillWrapper):
         max_token_per_sequence=None, max_sequence_kv=None, v_indptr=None, o_indptr=None,
     ):
         """Plans a batch. A custom mask, bool flags or packed bits of each request's ``qo_len × kv_len``, replaces ``causal``.
-        ``fixed_split_size`` is in tokens here. Multi-item scoring is that of the paged wrapper. ``seq_lens``, ``seq_lens_q`` and
-        the maxima repeat what the bounds say."""
+        ``fixed_split_size`` is in tokens here. Multi-item scoring is that of the paged wrapper. ``seq_lens``, ``seq_lens_q``
+        and the maxima repeat what the bounds say."""
         function = f"{self._name}.plan"
         refuse(function, use_fp16_qk_reduction=use_fp16_qk_reduction, v_indptr=v_indptr, o_indptr=o_indptr)
         items = prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr

@@ -25,12 +25,13 @@ def trtllm_ragged_attention_deepseek(
     head_dim_qk]``, ``value`` ``[num_tokens, num_kv_heads, head_dim_vo]``, bounds ``[batch_size + 1]`` in ``cum_seq_lens_q`` and
     ``cum_seq_lens_kv``, and causal bottom-right if ``is_causal``.
 
-    ``bmm1_scale`` is the factor of ``q · k``, ``bmm2_scale`` that of outputs: numbers, or tensors of one element. Outputs have the
-    dtype of ``out``, else that of queries, bfloat16 for those of float8_e4m3fn. Returns the output, or ``(output, lse)`` in base 2
-    with ``lse`` ``[num_rows, num_qo_heads]``. A request without keys gives 0 and -inf. The batch is planned on the host: bounds on
-    a GPU are copied, which waits, unless ``q_seq_lens_cpu`` and ``kv_seq_lens_cpu`` ``[batch_size]`` are there; equal bounds in the
-    next call are not planned again. ``seq_lens``, ``max_q_len`` and ``max_kv_len`` repeat the bounds, ``o_sf_scale`` belongs to
-    outputs of FP4, and ``enable_pdl``, ``backend`` and ``skip_all_rows_active_check`` are hints without effect.
+    ``bmm1_scale`` is the factor of ``q · k``, ``bmm2_scale`` that of outputs: numbers, or tensors of one element. Outputs have
+    the dtype of ``out``, else that of queries, bfloat16 for those of float8_e4m3fn. Returns the output, or ``(output, lse)`` in
+    base 2 with ``lse`` ``[num_rows, num_qo_heads]``. A request without keys gives 0 and -inf. The batch is planned on the host:
+    bounds on a GPU are copied, which waits, unless ``q_seq_lens_cpu`` and ``kv_seq_lens_cpu`` ``[batch_size]`` are there; equal
+    bounds in the next call are not planned again. ``seq_lens``, ``max_q_len`` and ``max_kv_len`` repeat the bounds,
+    ``o_sf_scale`` belongs to outputs of FP4, and ``enable_pdl``, ``backend`` and ``skip_all_rows_active_check`` are hints
+    without effect.
     """
     function = "trtllm_ragged_attention_deepseek"
     check_choice(function, "backend", backend, ("auto", "trtllm-gen", "cute-dsl"))
@@ -54,7 +55,8 @@ def trtllm_ragged_attention_deepseek(
     settings = Settings(
         heads=(query.shape[1], key.shape[1]), dims=(query.shape[2], value.shape[2]),
         dtypes=dtype_names(query.dtype, key.dtype, dtype), layout="NHD", causal=is_causal, window_left=window_left,
-        sm_scale=number(function, "bmm1_scale", bmm1_scale), sinks=None if attention_sinks is None else sinks_of(attention_sinks),
+        sm_scale=number(function, "bmm1_scale", bmm1_scale),
+        sinks=None if attention_sinks is None else sinks_of(attention_sinks),
     )
     planned = _planned(settings, bounds, device, workspace_buffer)
     return planned.run(settings, query, (key, value), out, lse=lse, return_lse=return_lse, scales=(None, None, bmm2_scale))
@@ -68,7 +70,8 @@ def _bounds(function, lens_name, lens, bounds_name, bounds, batch_size):
                         f"({batch_size},) on the host")
         return [0, *lens.cumsum(0).tolist()]
     if len(bounds) != batch_size + 1:
-        raise Error(f"flashinfer.{function}: {bounds_name} has {len(bounds)} bounds, expected batch_size + 1 = {batch_size + 1}")
+        raise Error(f"flashinfer.{function}: {bounds_name} has {len(bounds)} bounds, expected batch_size + 1 = "
+                    f"{batch_size + 1}")
     return host_array(bounds).tolist()
 
 

@@ -33,14 +33,14 @@ def trtllm_batch_decode_with_kv_cache(
     """Attention of the last rows of each request over a paged cache, causal unless ``mask`` says otherwise.
 
     ``query`` ``[num_tokens, num_qo_heads, head_dim]``: ``q_len_per_req`` rows per request, or ``cum_seq_lens_q`` bounds with at
-    most ``max_q_len``. ``kv_cache``: keys and values ``[num_pages, num_kv_heads, page_size, head_dim]`` (HND), a pair or one tensor
-    with both along axis 1. ``block_tables`` ``[batch_size, max_pages]``, ``seq_lens`` ``[batch_size]``. ``bmm1_scale`` is the
-    factor of ``q · k``, ``bmm2_scale`` that of outputs, over the scale of outputs of e4m3: numbers, or tensors of one element, which
-    stay on the GPU. Outputs have ``out_dtype``, by default that of ``out`` or of queries. Returns the output, or ``(output, lse)``
-    in base 2. ``mask``, uint16 ``[rows, ceil(q_len_per_req / 32) · 2]``: bit ``j`` of a row shows draft token ``j`` of its request,
-    and all keys before the drafts are visible. A mask on a GPU is copied to the host, which waits; a causal one changes nothing
-    else, another one is planned there. ``max_seq_len``, ``enable_pdl``, ``backend``, ``o_scale``, ``multi_ctas_kv_counter_buffer`` and
-    ``bf16q_fp8kv_transform_mode`` are hints without effect.
+    most ``max_q_len``. ``kv_cache``: keys and values ``[num_pages, num_kv_heads, page_size, head_dim]`` (HND), a pair or one
+    tensor with both along axis 1. ``block_tables`` ``[batch_size, max_pages]``, ``seq_lens`` ``[batch_size]``. ``bmm1_scale``
+    is the factor of ``q · k``, ``bmm2_scale`` that of outputs, over the scale of outputs of e4m3: numbers, or tensors of one
+    element, which stay on the GPU. Outputs have ``out_dtype``, by default that of ``out`` or of queries. Returns the output, or
+    ``(output, lse)`` in base 2. ``mask``, uint16 ``[rows, ceil(q_len_per_req / 32) · 2]``: bit ``j`` of a row shows draft token
+    ``j`` of its request, and all keys before the drafts are visible. A mask on a GPU is copied to the host, which waits; a
+    causal one changes nothing else, another one is planned there. ``max_seq_len``, ``enable_pdl``, ``backend``, ``o_scale``,
+    ``multi_ctas_kv_counter_buffer`` and ``bf16q_fp8kv_transform_mode`` are hints without effect.
     """
     function = "trtllm_batch_decode_with_kv_cache"
     check_choice(function, "backend", backend, ("auto", "xqa", "trtllm-gen"))
@@ -104,9 +104,9 @@ def xqa_batch_decode_with_kv_cache(
 
 def attend_pages(function, tensors, lengths, *, kv_layout, scales, window_left, sinks, outputs, causal=True, mask=None):
     """Attention over block tables. ``tensors``: queries, cache and workspace. ``lengths``: ``block_tables``, ``seq_lens``, and
-    ``(bounds, maximum)`` of query rows, or ``(None, rows)`` per request. ``scales`` of logits and outputs. ``outputs``: ``out``,
-    ``lse``, ``return_lse`` and ``out_dtype``. ``mask``: packed bits of draft tokens, as :func:`xqa_batch_decode_with_kv_cache`
-    has them."""
+    ``(bounds, maximum)`` of query rows, or ``(None, rows)`` per request. ``scales`` of logits and outputs. ``outputs``:
+    ``out``, ``lse``, ``return_lse`` and ``out_dtype``. ``mask``: packed bits of draft tokens, as
+    :func:`xqa_batch_decode_with_kv_cache` has them."""
     (query, kv_cache, workspace), (block_tables, seq_lens, (bounds, qo_len)) = tensors, lengths
     check_layout(function, kv_layout)
     keys, values = split_cache(function, kv_cache, kv_layout)

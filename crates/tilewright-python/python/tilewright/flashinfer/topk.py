@@ -76,20 +76,22 @@ def top_k_varlen(
     logits, seq_lens, top_k, pre_idx=None, compress_ratio=1, next_n=1, return_values=False, out_indices=None, out_values=None,
     backend="auto", load_balance=True, workspace=None,
 ):
-    """The indices of the ``top_k`` largest of the first logits of each row, int32 ``[rows, top_k]``: ascending, then -1; and their
-    values, 0 for -1, with ``return_values``, else ``None``.
+    """The indices of the ``top_k`` largest of the first logits of each row, int32 ``[rows, top_k]``: ascending, then -1; and
+    their values, 0 for -1, with ``return_values``, else ``None``.
 
     ``logits`` ``[rows, max_seq_len]``; ``seq_lens`` int32 ``[rows / next_n]`` tokens of each request, of which row ``i`` of its
     ``next_n`` has ``next_n - 1 - i`` fewer; a row has a logit per ``compress_ratio`` tokens. Ties go to the lowest index.
     ``pre_idx``, ``backend``, ``load_balance`` and ``workspace`` are hints without effect."""
     check_choice("top_k_varlen", "backend", backend, top_k_varlen._backends)
     if logits.dim() != 2 or logits.shape[0] != seq_lens.numel() * next_n:
-        raise Error(f"flashinfer.top_k_varlen: logits has shape {tuple(logits.shape)}, expected [len(seq_lens) * next_n, max_seq_len] "
-                    f"= [{seq_lens.numel() * next_n}, max_seq_len]")
+        raise Error(f"flashinfer.top_k_varlen: logits has shape {tuple(logits.shape)}, expected "
+                    f"[len(seq_lens) * next_n, max_seq_len] = [{seq_lens.numel() * next_n}, max_seq_len]")
     if next_n > 1:
-        seq_lens = (seq_lens[:, None] - torch.arange(next_n - 1, -1, -1, dtype=seq_lens.dtype, device=seq_lens.device)).reshape(-1)
+        fewer = torch.arange(next_n - 1, -1, -1, dtype=seq_lens.dtype, device=seq_lens.device)
+        seq_lens = (seq_lens[:, None] - fewer).reshape(-1)
     lengths = torch.div(seq_lens, compress_ratio, rounding_mode="floor").clamp(min=0, max=logits.shape[1]).int()
-    indices = _transformed("top_k_varlen", logits, lengths, top_k, TopKTieBreak.NONE, out_indices, offsets=torch.zeros_like(lengths))
+    indices = _transformed("top_k_varlen", logits, lengths, top_k, TopKTieBreak.NONE, out_indices,
+                           offsets=torch.zeros_like(lengths))
     if not return_values:
         return indices, None
     values = logits.gather(1, indices.clamp(min=0).long()).masked_fill_(indices < 0, 0)

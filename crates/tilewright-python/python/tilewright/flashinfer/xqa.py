@@ -15,13 +15,13 @@ def xqa(
 ):
     """Writes attention to ``output``, which has the shape of ``q``.
 
-    ``q`` ``[batch_size, 1, num_qo_heads, head_dim]``, with drafts ``[batch_size, 1, q_seq_len, num_qo_heads, head_dim]``, or with
-    bounds ``q_cu_seq_lens`` ``[num_tokens, num_qo_heads, head_dim]``. Caches ``[num_pages, page_size, num_kv_heads, head_dim]``
-    (NHD) of the dtype of ``q`` or float8_e4m3fn; ``page_table`` ``[batch_size, max_pages]``; ``seq_lens`` ``[batch_size, 1]``;
-    ``sinks`` ``[num_kv_heads, group]``. Logits have the factor ``q_scale · kv_scale / sqrt(head_dim)``, outputs
-    ``kv_scale · rcp_out_scale``; scales are numbers or tensors of one element. ``sliding_win_size`` counts a row's own key, 0 is no
-    window. ``mask`` is that of :func:`~tilewright.flashinfer.xqa_batch_decode_with_kv_cache`. ``semaphores``, ``sm_count`` and
-    ``enable_pdl`` are hints without effect.
+    ``q`` ``[batch_size, 1, num_qo_heads, head_dim]``, with drafts ``[batch_size, 1, q_seq_len, num_qo_heads, head_dim]``, or
+    with bounds ``q_cu_seq_lens`` ``[num_tokens, num_qo_heads, head_dim]``. Caches ``[num_pages, page_size, num_kv_heads,
+    head_dim]`` (NHD) of the dtype of ``q`` or float8_e4m3fn; ``page_table`` ``[batch_size, max_pages]``; ``seq_lens``
+    ``[batch_size, 1]``; ``sinks`` ``[num_kv_heads, group]``. Logits have the factor ``q_scale · kv_scale / sqrt(head_dim)``,
+    outputs ``kv_scale · rcp_out_scale``; scales are numbers or tensors of one element. ``sliding_win_size`` counts a row's own
+    key, 0 is no window. ``mask`` is that of :func:`~tilewright.flashinfer.xqa_batch_decode_with_kv_cache`. ``semaphores``,
+    ``sm_count`` and ``enable_pdl`` are hints without effect.
     """
     refuse("xqa", k_sf_cache=k_sf_cache, v_sf_cache=v_sf_cache)
     positive("xqa", "rcp_out_scale", rcp_out_scale)

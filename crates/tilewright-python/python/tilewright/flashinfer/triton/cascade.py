@@ -13,9 +13,9 @@ _ROWS = 64
 
 
 def variable_length_merge_states(v, s, indptr):
-    """Merges the states ``indptr[r]..indptr[r + 1]`` of each row: ``v`` ``[num_states, heads, dim]``, ``s`` ``[num_states, heads]``
-    in base 2, ``indptr`` ``[rows + 1]``. Returns ``v`` ``[rows, heads, dim]`` and ``s`` ``[rows, heads]`` float32; a row without
-    states gives 0 and -inf. Bounds on a GPU are copied to the host, which waits."""
+    """Merges the states ``indptr[r]..indptr[r + 1]`` of each row: ``v`` ``[num_states, heads, dim]``, ``s`` ``[num_states,
+    heads]`` in base 2, ``indptr`` ``[rows + 1]``. Returns ``v`` ``[rows, heads, dim]`` and ``s`` ``[rows, heads]`` float32; a
+    row without states gives 0 and -inf. Bounds on a GPU are copied to the host, which waits."""
     bounds = torch.from_numpy(host_array(indptr)).long()
     if len(bounds) == 0 or int(bounds[0]) < 0 or int(bounds[-1]) > v.shape[0] or (bounds.diff() < 0).any():
         raise Error(f"flashinfer.variable_length_merge_states: indptr = {bounds[:8].tolist()}, expected ascending bounds of "
@@ -32,6 +32,7 @@ def variable_length_merge_states(v, s, indptr):
         if v.shape[0] == 0:
             out[begin : begin + _ROWS], out_s[begin : begin + _ROWS] = 0.0, -torch.inf
             continue
-        states = v[index].masked_fill_(~known[..., None, None], 0.0), s[index].float().masked_fill_(~known[..., None], -torch.inf)
-        out[begin : begin + _ROWS], out_s[begin : begin + _ROWS] = merge_states(*states)
+        padded = v[index].masked_fill_(~known[..., None, None], 0.0)
+        padded_s = s[index].float().masked_fill_(~known[..., None], -torch.inf)
+        out[begin : begin + _ROWS], out_s[begin : begin + _ROWS] = merge_states(padded, padded_s)
     return out, out_s
