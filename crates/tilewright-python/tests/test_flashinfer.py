@@ -902,7 +902,7 @@ def test_xqa_of_one_row_with_a_window(host, rng):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
-def test_stateless_latent_attention(rng, dtype):
+def test_stateless_latent_attention(host, rng, dtype):
     lens, q_len = [5, 9], 2
     table, lens_tensor = torch.tensor([[3, 1, 7], [4, 0, 2]], dtype=torch.int32), torch.tensor(lens, dtype=torch.int32)
     cache = tensor(rng.standard_normal((5, 4, 128 + 64)).astype("float32")).to(dtype)
@@ -1178,7 +1178,7 @@ def test_names_of_what_is_not_served_are_there():
     assert properties.get_trtllm_gen_multi_ctas_kv_counter_bytes(3, 4, 5) >= 48
 
 
-def test_queries_of_e5m2(rng):
+def test_queries_of_e5m2(host, rng):
     """Queries of e5m2 are converted to 16 bits, exactly: the same bits as theirs."""
     e5m2 = torch.float8_e5m2
     q, k, v = (tensor(rng.standard_normal((n, h, 32)).astype("float32")).to(e5m2) for n, h in ((6, 4), (16, 2), (16, 2)))
@@ -1199,7 +1199,7 @@ def test_queries_of_e5m2(rng):
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
-def test_sparse_blocks_of_8_bits(rng, dtype):
+def test_sparse_blocks_of_8_bits(host, rng, dtype):
     q, k, v = (tensor(rng.standard_normal((n, 2, 32)).astype("float32")).to(dtype) for n in (8, 16, 16))
     scales = [torch.tensor([0.5, 2.0]), torch.tensor([0.25, 1.5]), torch.tensor([3.0, 0.5])]
     blocks = numpy.array([[True, False, True, False], [False, True, True, True]])
