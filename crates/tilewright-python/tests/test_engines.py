@@ -132,6 +132,14 @@ def test_reloaded_sinks_are_read(driver):
     assert engine.step([(0, 1)]) < limit(engine.case)
 
 
+def test_sinks_of_inference_mode_are_read():
+    with torch.inference_mode():  # changes of such a tensor are not counted
+        engine = SglangDriver(Case(has_sinks=True))
+        assert engine.step([(0, 20)]) < limit(engine.case)
+        engine.sinks[0].add_(3.0)
+        assert engine.step([(0, 1)]) < limit(engine.case)
+
+
 def test_vllm_finds_the_backend():
     engine_standins.ensure_vllm()
     from vllm.v1.attention.backends.registry import AttentionBackendEnum

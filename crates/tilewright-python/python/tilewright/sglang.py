@@ -176,8 +176,9 @@ class TilewrightAttnBackend(AttentionBackend):
                        scale=layer.scaling)
 
     def _operator(self, layer, sinks):
-        """The operator of a layer. Sinks are read at the first step, and after they have changed."""
-        version = None if sinks is None else sinks._version
+        """The operator of a layer. Sinks are read at the first step, and after they have changed; in every step if they are an
+        inference tensor, whose changes are not counted."""
+        version = None if sinks is None else sinks.tolist() if sinks.is_inference() else sinks._version
         known = self._operators.get(layer.layer_id)
         if known is not None and known[0] is sinks and known[1] == version:
             return known[2]

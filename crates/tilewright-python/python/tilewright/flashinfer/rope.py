@@ -144,12 +144,15 @@ def apply_llama31_rope_pos_ids(
 
 
 def _table(cos_sin_cache, is_neox):
-    """The table, copied once: as long as the tensor is alive and unchanged."""
+    """The table, copied once: as long as the tensor is alive and unchanged. Changes of inference tensors are not counted, so these
+    are copied in every call."""
+    if cos_sin_cache.dtype != torch.float32:
+        raise ValueError("cos_sin_cache should be float32")
+    if cos_sin_cache.is_inference():
+        return CosSinCache(cos_sin_cache, interleaved=not is_neox)
     key = (cos_sin_cache.data_ptr(), tuple(cos_sin_cache.shape), cos_sin_cache._version, is_neox)
     known = _caches.get(key)
     if known is None:
-        if cos_sin_cache.dtype != torch.float32:
-            raise ValueError("cos_sin_cache should be float32")
         if len(_caches) >= _LIMIT:
             _caches.clear()
         # the reference keeps the address from being reused
