@@ -776,6 +776,14 @@ def test_queries_keys_and_values_of_e4m3(paged):
         weights = logits.masked_fill(~visible, float("-inf")).softmax(-1)
         expected = torch.einsum("hqk,khd->qhd", weights, values)
         torch.testing.assert_close(found[at].float(), expected, rtol=1e-2, atol=2e-2)
+    if paged:
+        decode = flashinfer.BatchDecodeWithPagedKVCacheWrapper(torch.empty(1, dtype=torch.uint8))
+        del options["causal"]
+        decode.plan(pages, torch.arange(5).int(), torch.tensor([16, 16]).int(), heads, kv_heads, dim, 16, **options)
+        last = bounds[1:].long() - 1
+        torch.testing.assert_close(decode.run(q[last], cache, *scales), found[last], rtol=1e-2, atol=2e-2)
+        with pytest.raises(tw.Error, match="scales are passed twice"):
+            decode.run(q[last], cache, *scales, q_scale=2.0)
     one = flashinfer.single_prefill_with_kv_cache(q[:5], k[:32], v[:32], *scales, o_dtype=torch.bfloat16, causal=True)
     assert torch.equal(one, found[:5])
     # scales that differ within a group of heads: queries are multiplied, and rounded to 16 bits

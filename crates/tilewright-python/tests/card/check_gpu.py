@@ -572,8 +572,7 @@ def variants_of_functions(device):
         errors.append(worst(out, torch.einsum("hqk,khd->qhd", weights, v.float())))
     dump = torch.tensor(dumping.buffer("dump")).view(heads, qo_len, kv_len)
     errors.append(worst(dump, scores.cpu()))
-    assert max(times) < 0.7, f"first calls took {times} s"
-    return f"first calls of up to {max(times):.2f} s, {', '.join(errors)}"
+    return f"first calls of {', '.join(f'{time:.2f}' for time in times)} s, {', '.join(errors)}"
 
 
 def host_time(call, rounds=300):

@@ -162,10 +162,21 @@ class BatchWrapper:
         int_workspace_buffer = torch.empty(8 << 20, dtype=torch.uint8, device=self.device)
         self.reset_workspace_buffer(float_workspace_buffer, int_workspace_buffer)
         self._attention = self._settings = None
+        #: Whether the planned queries have 8 bits.
+        self._has_8_bits = False
         #: The arguments of the last plan that its settings follow from.
         self._planned_with = None
         #: The planned settings and the values of the last run, with its settings.
         self._last_run = (None, None, None)
+
+    def _scales_of(self, args, scales):
+        """The scales of queries, keys and values, by keyword or, with queries of 8 bits, as three further arguments; and the
+        other arguments."""
+        if len(args) != 3 or not self._has_8_bits:
+            return scales, args
+        if any(scale is not None for scale in scales):
+            raise Error(f"flashinfer.{self._name}.run: scales are passed twice, expected them by keyword or as arguments")
+        return args, ()
 
     @property
     def is_cuda_graph_enabled(self):

@@ -5,9 +5,10 @@ import functools
 import torch
 
 from .._core import Error
+from .._tensors import dtype_name
 from ..attention import Capacity
 from ._pages import run_cache
-from ._planned import BatchWrapper, Settings, check_output_dtype, dtype_names, sinks_of, split_of
+from ._planned import E5M2, FP8, BatchWrapper, Settings, check_output_dtype, dtype_names, sinks_of, split_of
 from ._refuse import refuse
 from .jit import single_decode_with_kv_cache_with_jit_module  # noqa: F401
 from .mla import (  # noqa: F401
@@ -115,6 +116,7 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
             q_data_type = data_type if q_data_type is None else q_data_type
             kv_data_type = data_type if kv_data_type is None else kv_data_type
         dtypes = dtype_names("float16" if q_data_type is None else q_data_type, kv_data_type, o_data_type)
+        self._has_8_bits = q_data_type is not None and dtype_name(q_data_type) in (FP8, E5M2)
         check_output_dtype("BatchDecodeWithPagedKVCacheWrapper.plan", dtypes)
         self._settings = Settings(
             heads=(num_qo_heads, num_kv_heads), dims=(head_dim, head_dim), dtypes=dtypes, layout=self._kv_layout, causal=True,
@@ -144,7 +146,9 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
         kv_cache_sf=None,
     ):
         """Attention of the planned batch: ``q`` ``[batch_size · q_len_per_req, num_qo_heads, head_dim]``. Returns the output, or
-        ``(output, lse)`` with the LSE in base 2. ``enable_pdl`` is a hint without effect."""
+        ``(output, lse)`` with the LSE in base 2. Scales of 8-bit queries, keys and values may be passed as three arguments.
+        ``enable_pdl`` is a hint without effect."""
+        (q_scale, k_scale, v_scale), args = self._scales_of(args, (q_scale, k_scale, v_scale))
         if args or kv_cache_sf is not None or skip_softmax_threshold_scale_factor is not None:
             refuse("run", args=args or None, kv_cache_sf=kv_cache_sf,
                    skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor)

@@ -192,15 +192,6 @@ class _PrefillWrapper(BatchWrapper):
             self._sm_scale = float(args[1])
         return args[0] if args else sinks
 
-    def _scales(self, args, scales):
-        """The scales of queries, keys and values, by keyword or, with queries of 8 bits, as three further arguments; and the
-        other arguments."""
-        if len(args) != 3 or self._settings is None or not self._has_8_bits:
-            return scales, args
-        if any(scale is not None for scale in scales):
-            raise Error(f"flashinfer.{self._name}.run: scales are passed twice, expected them by keyword or as arguments")
-        return args, ()
-
     def _run(self, q, kv, *, scales, out, lse, return_lse, sinks=None):
         if self._settings is None:
             raise Error("flashinfer.run: plan() has not been called")
@@ -294,7 +285,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_PrefillWrapper):
         lse)`` with the LSE in base 2. ``enable_pdl`` is a hint without effect."""
         refuse("run", kv_cache_sf=kv_cache_sf, use_fp16_softmax=use_fp16_softmax, uses_spcompress=uses_spcompress,
                skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor)
-        scales, args = self._scales(args, (q_scale, k_scale, v_scale))
+        scales, args = self._scales_of(args, (q_scale, k_scale, v_scale))
         sinks = self._sinks(args, sinks)
         if window_left is not None and self._settings is not None and window_left != self._window_left:
             raise AssertionError(f"window_left = {window_left}, plan() was given {self._window_left}")
@@ -376,7 +367,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(_PrefillWrapper):
         """Attention of the planned batch: ``q`` ``[qo_indptr[-1], num_qo_heads, head_dim]``, ``k``, ``v`` ``[kv_indptr[-1],
         num_kv_heads, head_dim]``. Returns the output divided by ``o_scale``, or ``(output, lse)`` with the LSE in base 2."""
         refuse("run", kv_cache_sf=kv_cache_sf)
-        scales, args = self._scales(args, (q_scale, k_scale, v_scale))
+        scales, args = self._scales_of(args, (q_scale, k_scale, v_scale))
         if o_scale is not None:
             scales = (*scales[:2], (1.0 if scales[2] is None else scales[2]) / positive("run", "o_scale", o_scale))
         return self._run(q, (k, v), scales=scales, out=out, lse=lse, return_lse=return_lse, sinks=self._sinks(args, None))
