@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 import traceback
+import weakref
 
 import torch
 
@@ -472,6 +473,22 @@ def run_checks():
             return f"{error}, {worst(outputs, expected(q, cache))}"
         finally:
             torch.cuda.memory._set_allocator_settings("expandable_segments:False")
+
+    @check("stateless calls borrow their workspace")
+    def _():
+        tables = torch.arange(64, device=DEVICE, dtype=torch.int32).view(4, 16)
+        lengths = torch.tensor([200, 7, 256, 30], device=DEVICE, dtype=torch.int32)
+        rows, data = torch.randn(4, 32, 128, device=DEVICE).bfloat16(), torch.randn(64, 2, 16, 8, 128, device=DEVICE).bfloat16()
+        outputs = []
+        for _ in range(3):
+            scratch = torch.full((64 << 20,), 255, dtype=torch.uint8, device=DEVICE)
+            known = weakref.ref(scratch)
+            outputs.append(ours.xqa_batch_decode_with_kv_cache(rows, data, scratch, tables, lengths, 256, bmm1_scale=128**-0.5))
+            del scratch
+            assert known() is None, "the plan keeps the workspace"
+        assert all(torch.equal(one, outputs[0]) for one in outputs)
+        keys, values = (data[:16, at].reshape(256, 8, 128)[:200] for at in (0, 1))
+        return worst(outputs[0][:1], attention(rows[:1], keys, values, False))
 
     @check("variants of Python functions, first calls included")
     def _():

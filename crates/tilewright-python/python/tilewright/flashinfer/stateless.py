@@ -2,7 +2,8 @@
 
 1. A plan per shape of the call and ``workspace_buffer`` is made by the first call, which allocates; make it before a capture.
 2. Each call plans the current lengths with one launch, which a CUDA graph can record, and runs. Nothing waits for the GPU.
-3. Partial states are in ``workspace_buffer``, so calls on two streams need two buffers, as in FlashInfer.
+3. Partial states are in ``workspace_buffer``, so calls on two streams need two buffers, as in FlashInfer. The caller keeps the
+   buffer alive while a recorded graph is replayed.
 """
 
 import math
@@ -168,12 +169,25 @@ def _draft_batch(function, mask, batch, qo_len):
     return Batch.paged(bounds, PageTable(*arrays), mask=numpy.frombuffer(bits, dtype=numpy.uint8), mask_columns=counts)
 
 
+class _Borrowed:
+    """The memory of a tensor on a GPU, which it does not keep alive."""
+
+    __slots__ = ("__cuda_array_interface__", "device", "id", "shape")
+
+    def __init__(self, tensor):
+        self.device, self.id, self.shape = self, tensor.get_device(), (tensor.nbytes,)
+        self.__cuda_array_interface__ = {"data": (tensor.data_ptr(), False), "shape": self.shape, "typestr": "|u1", "version": 3}
+
+
 def plan_lengths(operator, batch, key, workspace, capacity):
-    """The plan of a call of this shape, with the current lengths."""
+    """The plan of a call of this shape, with the current lengths. It borrows ``workspace``: the next call of the plan has the same
+    address and size, and what runs leave there is not used."""
+    key = (*key, workspace.nbytes)
     plan = _recorded.get(key) or _plans.get(key)
     if plan is None:
         on_host = operator.device.name == "cpu"
-        plan = operator.plan(batch, capacity=None if on_host else capacity, workspace=None if on_host else workspace)
+        memory = None if on_host else _Borrowed(workspace) if workspace.is_cuda else workspace
+        plan = operator.plan(batch, capacity=None if on_host else capacity, workspace=memory)
         if len(_plans) >= _LIMIT:
             del _plans[next(iter(_plans))]
         _plans[key] = plan
