@@ -85,9 +85,10 @@ def _on_host(append_indptr, seq_lens, nnz):
     requests, places = batch_indices_positions(host_array(append_indptr), host_array(seq_lens))
     if len(requests) > nnz:
         raise Error(f"flashinfer.get_batch_indices_positions: nnz = {nnz}, append_indptr ends at {len(requests)}")
-    padding = nnz - len(requests)
-    return (torch.tensor(requests + [-1] * padding, dtype=torch.int32),
-            torch.tensor(places + [0] * padding, dtype=torch.int32))
+    padded = torch.full((nnz,), -1, dtype=torch.int32), torch.zeros(nnz, dtype=torch.int32)
+    for out, known in zip(padded, (requests, places)):
+        out[: len(known)] = torch.tensor(known, dtype=torch.int32)
+    return padded
 
 
 def _on_device(append_indptr, seq_lens, nnz):
