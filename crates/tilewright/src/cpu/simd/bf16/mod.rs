@@ -45,6 +45,10 @@ use half::bf16;
 use std::marker::PhantomData;
 
 /// `sums += bf16(x) · weightᵀ` for at most [`TILE_ROWS`](super::panels::TILE_ROWS) rows and the features of a tile.
+#[cfg_attr(
+    not(target_arch = "x86_64"),
+    expect(dead_code, reason = "only leaves of x86-64 multiply such tiles")
+)]
 pub(crate) struct Int4Tile<'a> {
     /// Rows of [`Bf16Mma::round_row`].
     pub(crate) x: &'a [bf16],
