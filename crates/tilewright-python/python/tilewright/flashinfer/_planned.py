@@ -305,8 +305,10 @@ class PlannedAttention:
         function = "run"
         if q.dtype is torch.float8_e5m2 and settings.dtypes[2] in _WIDE:
             q = q.to(torch_dtype(settings.dtypes[2]))
-        if scales[0] is not None and _differs_in_groups(function, scales[0], settings.heads):
-            settings, q, q_scale = _scale_queries(settings, q, scales[0])
+        if scales[0] is not None:
+            q_scale = _scale_of_heads(function, scales[0], settings.heads)
+            if _differs_in_groups(q_scale, settings.heads):
+                settings, q, q_scale = _scale_queries(settings, q, q_scale)
             scales = (q_scale, *scales[1:])
         last, plan, operator, k_scale = self._last
         if last is not settings:
@@ -369,30 +371,34 @@ def _product(function: str, factor: float, scale):
     return factor * number(function, "scale", scale)
 
 
-def _differs_in_groups(function: str, scale, heads) -> bool:
-    """Whether the scale of queries differs for the query heads of a KV head."""
+def _scale_of_heads(function: str, scale, heads):
+    """The scale of queries: a number, or a list with one per query head. A tensor is read once, which waits for a GPU."""
     if not isinstance(scale, torch.Tensor) or scale.numel() <= 1:
-        return False
+        return number(function, "q_scale", scale)
     if tuple(scale.shape) != heads[:1]:
         raise Error(f"flashinfer.{function}: q_scale has shape {tuple(scale.shape)}, expected ({heads[0]},)")
-    values, group = scale.tolist(), heads[0] // heads[1]
-    return any(value != values[at - at % group] for at, value in enumerate(values))
+    return scale.tolist()
+
+
+def _differs_in_groups(scale, heads) -> bool:
+    """Whether the scale of queries differs for the query heads of a KV head."""
+    group = heads[0] // heads[1]
+    return isinstance(scale, list) and any(value != scale[at - at % group] for at, value in enumerate(scale))
 
 
 def _scale_queries(settings: Settings, q, scale):
     """Settings and queries of 16 bits, multiplied by the ratio of their scale to the largest of their KV head, and that one."""
     dtype = next((name for name in (settings.dtypes[2], settings.dtypes[0]) if name in (*_WIDE, "float32")), "float16")
-    largest = scale.float().view(settings.heads[1], -1).amax(1, keepdim=True)
+    scale = torch.tensor(scale)
+    largest = scale.view(settings.heads[1], -1).amax(1, keepdim=True)
     largest = largest.repeat(1, settings.heads[0] // settings.heads[1]).reshape(-1)
     q = (q.float() * (scale / largest)[:, None].to(q.device)).to(torch_dtype(dtype))
-    return settings.replace(dtypes=(*settings.dtypes[:2], dtype)), q, largest
+    return settings.replace(dtypes=(*settings.dtypes[:2], dtype)), q, largest.tolist()
 
 
 def _of_groups(function: str, scale, heads):
-    """The scale of queries: a number, or one per KV head of a tensor with one per query head."""
-    if not isinstance(scale, torch.Tensor) or scale.numel() <= 1:
-        return number(function, "q_scale", scale)
-    return scale.tolist()[:: heads[0] // heads[1]]
+    """The scale of queries: a number, or one per KV head of a list with one per query head."""
+    return scale[:: heads[0] // heads[1]] if isinstance(scale, list) else number(function, "q_scale", scale)
 
 
 def _times(a, b):

@@ -251,7 +251,7 @@ def attend_latent(function, tensors, lengths, head_dim_ckv, *, scales, outputs):
     key = (heads, (head_dim_ckv, width - head_dim_ckv), positive(function, "bmm1_scale", scales[0]), dtypes)
     operator = _latent_operator(*key, device)
     batch = DeviceBatch(qo_len if bounds is None else bounds, BlockTable(block_tables, seq_lens, page_size))
-    key = (workspace.data_ptr(), device.current_stream(), id(device), key, requests, rows, qo_len, page_size, bounds is None)
+    key = key, requests, rows, qo_len, page_size, bounds is None
     plan = plan_lengths(operator, batch, key, workspace, Capacity(requests, rows, 0, qo_len=qo_len))
     out = torch.empty(shape, dtype=query.dtype, device=query.device) if out is None else out
     if lse is None and return_lse:

@@ -130,8 +130,7 @@ def attend_pages(function, tensors, lengths, *, kv_layout, scales, window_left, 
     if drafts is not None:
         settings = settings.replace(causal=False)
     operator = settings.operator(device)
-    key = (workspace.data_ptr(), device.current_stream(), id(device), settings.plan_key(), requests, rows, qo_len, page_size,
-           bounds is None)
+    key = settings.plan_key(), requests, rows, qo_len, page_size, bounds is None
     if drafts is None:
         plan = plan_lengths(operator, batch, key, workspace, Capacity(requests, rows, 0, qo_len=qo_len))
     else:
@@ -180,12 +179,13 @@ class _Borrowed:
 
 
 def plan_lengths(operator, batch, key, workspace, capacity):
-    """The plan of a call of this shape, with the current lengths. It borrows ``workspace``: the next call of the plan has the same
-    address and size, and what runs leave there is not used."""
-    key = (*key, workspace.nbytes)
+    """The plan of calls with this key, workspace and stream, with the current lengths. It borrows ``workspace``: the next call of
+    the plan has the same address and size, and what runs leave there is not used."""
+    device = operator.device
+    key = (workspace.data_ptr(), workspace.nbytes, device.current_stream(), id(device), *key)
     plan = _recorded.get(key) or _plans.get(key)
     if plan is None:
-        on_host = operator.device.name == "cpu"
+        on_host = device.name == "cpu"
         memory = None if on_host else _Borrowed(workspace) if workspace.is_cuda else workspace
         plan = operator.plan(batch, capacity=None if on_host else capacity, workspace=memory)
         if len(_plans) >= _LIMIT:
