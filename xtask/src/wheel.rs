@@ -17,7 +17,8 @@ const AS_FLASHINFER: &str = "crates/tilewright-python/as-flashinfer";
 /// The tools of the tests, and the libraries that they need.
 const TEST_TOOLS: [&str; 4] = ["numpy>=1.24", "pytest>=8", "mypy>=1.13", "apache-tvm-ffi==0.1.15.post2"];
 /// The tools of wheels, and the linker of released ones: it links with the symbols of an older glibc than that of the machine.
-const WHEEL_TOOLS: [&str; 3] = ["maturin>=1.9,<2", "hatchling>=1.25,<2", "ziglang==0.17.1"];
+const WHEEL_TOOLS: [&str; 3] = [BUILDER, "hatchling>=1.25,<2", "ziglang==0.17.1"];
+const BUILDER: &str = "maturin>=1.9,<2";
 /// The oldest systems of released wheels: glibc 2.28, as in RHEL 8 and Debian 10.
 const SYSTEMS: &str = "manylinux_2_28";
 /// The maximum size of the wheel in bytes.
@@ -179,8 +180,7 @@ fn linked_package(root: &Path) -> Result<PathBuf, String> {
 /// Runs a seeded sample of FlashInfer's own tests, from a checkout of release 0.6.18, on the CPU or with `--gpu`. Expected failures are
 /// listed with their reasons; another failure, or a pass of one of these, is an error. `options` are those of the plugin and of pytest.
 pub(crate) fn flashinfer(root: &Path, checkout: &str, options: &[&str]) -> Result<(), String> {
-    let python =
-        environment(root, &[TEST_TOOLS.as_slice(), &["maturin>=1.9,<2", "einops", "scipy"]].concat())?;
+    let python = environment(root, &[TEST_TOOLS.as_slice(), &[BUILDER, "einops", "scipy"]].concat())?;
     let wheel = wheel(root, &python, "wheel", "suite", &[])?;
     let install = ["-m", "pip", "install", "--quiet", "--no-deps", "--force-reinstall"];
     run(Command::new(&python).args(install).arg(&wheel))?;
