@@ -107,9 +107,9 @@ fn main() -> Outcome<()> {
     let table = format!(
         "# device: {name}\n# command: cargo bench -p tilewright-cuda --bench first_use -- --rounds {}\n\
          # milliseconds from the start of a process to the output of its first batch on the host, and what of that is the\n\
-         # driver's context, the kernel, making inputs and bringing them, plan and run; the driver's own cache of machine\n\
+         # driver's context, the kernels and the plan, making inputs and bringing them, run; the driver's own cache of machine\n\
          # code is off; alone on the GPU, or beside another process that has it open\n\
-         process,case,first_output,context,kernel,inputs,plan_and_run\n{lines}",
+         process,case,first_output,context,kernel,inputs,run\n{lines}",
         arguments.rounds
     );
     print!("{table}");
@@ -144,7 +144,7 @@ fn cases(arguments: &Arguments, (folder, beside): (&Path, &str), lines: &mut Str
     Ok(())
 }
 
-/// Runs a process. Returns milliseconds: to its first output, and for context, kernel, inputs, and plan and run.
+/// Runs a process. Returns milliseconds: to its first output, and for context, kernels and plan, inputs, and run.
 fn process((folder, one_connection): (&Path, bool), slope: Option<f32>) -> Outcome<[f64; 5]> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("--child").arg(folder).env("CUDA_CACHE_DISABLE", "1");
@@ -184,26 +184,26 @@ fn child<V: Variant + Clone>(started: u128, folder: PathBuf, variant: V) -> Outc
     let opened = start.elapsed();
     let problem = Problem::builder(HEADS, HeadDim::same(DIM)).dtypes(Dtype::Bf16, Dtype::Bf16).build()?;
     let attention = Attention::with_variant(problem, variant.clone(), gpu.clone())?;
-    let built = start.elapsed();
-
     let pages: Vec<usize> = LENS.iter().map(|len| len.div_ceil(PAGE)).collect();
     let total: usize = pages.iter().sum();
-    let q = numbers(LENS.len() * HEADS.qo * DIM, 0);
-    let cache = numbers(2 * total * PAGE * HEADS.kv * DIM, 7);
-    let (k, v) = cache.split_at(cache.len() / 2);
     let qo_indptr = [0, 1, 2, 3];
     let mut indptr = vec![0];
     pages.iter().for_each(|pages| indptr.push(indptr[indptr.len() - 1] + *pages as i32));
     let indices: Vec<i32> = (0..total as i32).rev().collect();
     let last: Vec<i32> = LENS.iter().map(|len| ((len - 1) % PAGE + 1) as i32).collect();
     let batch = Batch::paged(&qo_indptr, PageTable::new(&indptr, &indices, &last, PAGE));
+    let plan = attention.plan(&batch)?; // loads the kernels
+    let built = start.elapsed();
+
+    let q = numbers(LENS.len() * HEADS.qo * DIM, 0);
+    let cache = numbers(2 * total * PAGE * HEADS.kv * DIM, 7);
+    let (k, v) = cache.split_at(cache.len() / 2);
     let (rows, shape) = ([LENS.len(), HEADS.qo, DIM], [total, PAGE, HEADS.kv, DIM]);
 
     let [q_there, k_there, v_there] = [&q[..], k, v].map(|values| gpu.upload(bytemuck::cast_slice(values)));
     let (q_there, k_there, v_there) = (q_there?, k_there?, v_there?);
     let mut o_there = gpu.allocate(2 * q.len())?;
     let before = start.elapsed();
-    let plan = attention.plan(&batch)?;
     let mut workspace = Workspace::on_device(gpu.allocate(plan.workspace_bytes().max(1))?);
     let kv = KvCache { k: k_there.view(Dtype::Bf16, 0, &shape)?, v: v_there.view(Dtype::Bf16, 0, &shape)? };
     let o = o_there.view_mut(Dtype::Bf16, 0, &rows)?;

@@ -1,4 +1,4 @@
-//! Kernel loads of attention: `new` and `plan` load kernels, no run does.
+//! Kernel loads of attention: `plan` loads kernels, no run does.
 
 use half::bf16;
 use tilewright::{
@@ -110,12 +110,23 @@ fn no_latent_run_loads<M: Machine>(gpu: &Staged<M>) -> Result<()> {
     Ok(())
 }
 
-fn no_plan_of_decode_loads<M: Machine>(gpu: &Staged<M>) -> Result<()> {
-    let attention = Attention::new(problem(4, Mask::Causal)?, gpu.clone())?;
-    let before = gpu.0.loaded_kernels();
-    attention.plan(&Batch::paged(&[0, 1], table(&[0, PAGES as i32], &[LAST])))?;
-    assert_eq!(loaded_since(gpu, &before), [""; 0]);
-    Ok(())
+/// A plan loads no kernel of other batches, so that a first call takes as long as its largest kernel.
+fn plans_load_what_they_need<M: Machine>(gpu: impl Fn() -> Staged<M>) -> Result<()> {
+    for_each_batch(&mut |name, batch| {
+        let gpu = gpu();
+        let attention = Attention::new(problem(4, Mask::Causal)?, gpu.clone())?;
+        assert_eq!(gpu.0.loaded_kernels(), [""; 0], "before the first plan");
+        attention.plan(batch)?;
+        let loaded = gpu.0.loaded_kernels();
+        let has = |text: &str| loaded.iter().any(|kernel| kernel.contains(text));
+        assert!(has("_scalar_"), "{name}: {loaded:?}");
+        let is_split = name == "mixed" && has("_wgmma");
+        assert_eq!(has("_few"), is_split || ["decode", "cascade"].contains(&name), "{name}: {loaded:?}");
+        assert_eq!(loaded.len(), if is_split { 3 } else { 2 }, "{name}: {loaded:?}");
+        attention.plan(batch)?;
+        assert_eq!(gpu.0.loaded_kernels(), loaded, "{name}, again");
+        Ok(())
+    })
 }
 
 fn no_plan_loads_after_prepare<M: Machine>(gpu: &Staged<M>) -> Result<()> {
@@ -137,7 +148,7 @@ fn kernels_are_loaded_before_runs<M: Machine>(gpu: impl Fn() -> Gpu<M>) -> Resul
     let hooked = problem(20, Mask::Full)?;
     no_run_loads(gpu, |gpu| Attention::with_variant(hooked, SoftCap::new(20.0)?, gpu.clone()))?;
     no_latent_run_loads(&gpu())?;
-    no_plan_of_decode_loads(&gpu())?;
+    plans_load_what_they_need(gpu)?;
     no_plan_loads_after_prepare(&gpu())
 }
 

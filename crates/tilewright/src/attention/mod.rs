@@ -69,8 +69,8 @@ pub struct Output<'a> {
 }
 
 impl<B: Backend> Attention<B> {
-    /// Binds `problem` to `backend`. A GPU backend JIT-compiles the decode kernels here, and the others in the first plan that
-    /// needs them or in [`Attention::prepare`].
+    /// Binds `problem` to `backend`. A GPU backend JIT-compiles kernels in the first plan that needs them, or in
+    /// [`Attention::prepare`].
     ///
     /// # Errors
     /// When the backend does not support the problem; the error lists all reasons.

@@ -29,6 +29,7 @@ use tilewright_kernels::attention::{
 };
 
 const OPERATOR: &str = "attention.new";
+const LOAD: &str = "attention.plan";
 /// Fixed cost of an item, in KV tiles.
 const SEGMENT_OVERHEAD: usize = 3;
 /// Cost of a cut, in KV tiles: with 16-bit caches of heads, and otherwise.
@@ -64,10 +65,9 @@ impl Part {
 
 /// The kernels of an operator. No run loads one: compiling takes up to a second, and a run may be captured.
 ///
-/// - Construction loads those of decode steps, for aligned and for other tensors. A process that only decodes compiles no others.
-/// - Planning loads those of the plan's items, runs and merges, for tensors of any alignment.
-///
-/// The exception is a run with the plan of an operator with other hooks, which has loaded other kernels.
+/// Planning loads those of the plan's items, runs and merges, for tensors of any alignment, in parallel: the first plan takes as
+/// long as its largest kernel. A process that only decodes compiles no others. The exception is a run with the plan of an operator
+/// with other hooks, which has loaded other kernels.
 #[derive(Debug)]
 pub(in crate::backend) struct AttentionKernels<M: Machine> {
     problem: Problem,
@@ -156,16 +156,14 @@ impl<M: Machine> AttentionKernels<M> {
         variant: &ExpressionVariant,
     ) -> Result<Self> {
         let choose = |alignment| choose(&input(&gpu.limits, problem, Some(variant), alignment));
-        let kernels = Self {
+        Ok(Self {
             problem: *problem,
             variant: variant.clone(),
             choice: choose(Alignment::Vectors),
             unaligned: choose(Alignment::Elements).kernel,
             functions: Default::default(),
             tables: VariantTables::upload(gpu, variant)?,
-        };
-        kernels.load_parts(gpu, [kernels.part_of(Bodies::SplitKv), Part::Unaligned])?;
-        Ok(kernels)
+        })
     }
 
     /// The kernels that `build` has returned.
@@ -185,9 +183,9 @@ impl<M: Machine> AttentionKernels<M> {
         let parts = [
             plan.items.map(|kind| self.part_of(kind)),
             plan.runs.as_ref().map(|_| of_runs),
-            // runs with tensors that `wgmma` does not accept are executed like items
-            plan.runs.as_ref().map(|_| Part::Both),
+            plan.runs.as_ref().map(|_| self.part_of_refused_runs()),
             plan.has_large_merges.then_some(Part::LargeMerges),
+            Some(Part::Unaligned),
         ];
         self.load_parts(gpu, parts.into_iter().flatten())
     }
@@ -222,6 +220,12 @@ impl<M: Machine> AttentionKernels<M> {
         if items == Bodies::SplitKv && self.has(Part::SplitKv) { Part::SplitKv } else { Part::Both }
     }
 
+    /// The kernel of runs with tensors that `wgmma` does not accept, which are executed like items: caches of 8 bits with scales of
+    /// pages, or unaligned ones.
+    pub(super) fn part_of_refused_runs(&self) -> Part {
+        if self.problem.dtype_kv().size() == 1 { Part::Both } else { Part::Unaligned }
+    }
+
     /// The configuration of a kernel for runs.
     pub(super) fn many_rows(&self, part: Part) -> Option<WgmmaConfig> {
         let config = self.choice.many_rows?;
@@ -233,18 +237,18 @@ impl<M: Machine> AttentionKernels<M> {
         let (kernel, problem, variant) = (self.choice.kernel, &self.problem, &self.variant);
         let items = |kernel: KernelConfig| {
             let name = kernel_name(&kernel, problem, variant);
-            gpu.kernel(OPERATOR, &name, |name| kernel.record(name, variant))
+            gpu.kernel(LOAD, &name, |name| kernel.record(name, variant))
         };
         let function = match (part, self.many_rows(part), kernel) {
             (Part::ManyRows | Part::ManyRowsAnyMask, Some(config), _) => {
                 let masks = if config.any_mask { "_masks" } else { "" };
                 let name = format!("{}_wgmma{masks}", kernel_name(&kernel, problem, variant));
-                gpu.kernel(OPERATOR, &name, |name| wgmma::attention(name, &config, variant))
+                gpu.kernel(LOAD, &name, |name| wgmma::attention(name, &config, variant))
             }
             (Part::LargeMerges, _, KernelConfig::MlaWgmma(config)) => {
                 let (dtype, dim) = (problem.dtype_o(), problem.head_dim());
                 let name = format!("attention_{dtype}_d{}_{}_mla_large_merges", dim.qk, dim.vo);
-                gpu.kernel(OPERATOR, &name, |name| mla_wgmma::large_merges(name, &config))
+                gpu.kernel(LOAD, &name, |name| mla_wgmma::large_merges(name, &config))
             }
             (Part::SplitKv, ..) => items(kernel.with_bodies(Bodies::SplitKv)),
             (Part::Unaligned, ..) => items(self.unaligned),

@@ -157,10 +157,10 @@ struct RunContext<'a, M: Machine> {
 
 impl<M: Machine> RunContext<'_, M> {
     /// The kernel for items and parameters, and its configuration; tensor-core kernels require alignment, for example.
-    fn select(&self, items: Bodies, params: &AttentionParams) -> Result<(M::Function, KernelConfig)> {
+    fn select(&self, part: Part, params: &AttentionParams) -> Result<(M::Function, KernelConfig)> {
         let kernels = self.kernels;
         let (part, kernel) = match kernels.choice.kernel {
-            kernel if kernel.accepts(params) => (kernels.part_of(items), kernel),
+            kernel if part != Part::Unaligned && kernel.accepts(params) => (part, kernel),
             _ => (Part::Unaligned, kernels.unaligned),
         };
         Ok((self.loaded(part)?, kernel))
@@ -182,13 +182,14 @@ impl<M: Machine> RunContext<'_, M> {
 
     /// The launch of the plan's workers, alone.
     fn workers<'p>(&self, kind: Bodies, params: &'p AttentionParams) -> ItemLaunch<'p> {
-        ItemLaunch { kind, workers: self.device_plan.workers, params, is_beside: false }
+        let part = self.kernels.part_of(kind);
+        ItemLaunch { part, workers: self.device_plan.workers, params, is_beside: false }
     }
 
     fn launch_items(&self, launch: &ItemLaunch<'_>) -> Result<()> {
         let (gpu, device_plan) = (self.gpu, self.device_plan);
-        let &ItemLaunch { kind, workers, params, is_beside } = launch;
-        let (function, kernel) = self.select(kind, params)?;
+        let &ItemLaunch { part, workers, params, is_beside } = launch;
+        let (function, kernel) = self.select(part, params)?;
         let args = match kernel {
             KernelConfig::MlaWgmma(config) => {
                 let box_rows = config.box_rows(params);
@@ -241,8 +242,8 @@ impl<M: Machine> RunContext<'_, M> {
     /// Launches each run like the items of a worker.
     fn launch_as_workers(&self, runs: &DeviceRuns, params: &AttentionParams) -> Result<()> {
         let params = &AttentionParams { plan: runs.as_workers, ..params.clone() };
-        let (kind, workers) = (Bodies::Both, runs.count);
-        self.launch_items(&ItemLaunch { kind, workers, params, is_beside: false })
+        let (part, workers) = (self.kernels.part_of_refused_runs(), runs.count);
+        self.launch_items(&ItemLaunch { part, workers, params, is_beside: false })
     }
 
     /// Launches runs and items side by side: runs on some SMs, items on the others, then runs on those too. Each item is a worker, so
@@ -256,13 +257,14 @@ impl<M: Machine> RunContext<'_, M> {
             return self.launch_items(&self.workers(kind, params));
         };
         // before any launch: without the second one, the ticket keeps its value
-        self.select(kind, params)?;
+        let part = self.kernels.part_of(kind);
+        self.select(part, params)?;
         let sms = (RUN_SMS * self.gpu.limits.multiprocessors as f32) as u32;
         let first = RunParams { started: run_params.ctas.min(sms.max(1)), ..run_params };
         machine.launch(&function, [first.started, 1, 1], &first.args(&of_runs))?;
         let of_items = AttentionParams { plan: others, ..params.clone() };
         let (workers, params) = (runs.others, &of_items);
-        self.launch_items(&ItemLaunch { kind, workers, params, is_beside: true })?;
+        self.launch_items(&ItemLaunch { part, workers, params, is_beside: true })?;
         let second = RunParams { is_second: true, ..first };
         match second.ctas - second.started {
             0 => Ok(()),
@@ -273,7 +275,7 @@ impl<M: Machine> RunContext<'_, M> {
 
 /// A launch of items as workers.
 struct ItemLaunch<'p> {
-    kind: Bodies,
+    part: Part,
     workers: u32,
     params: &'p AttentionParams,
     /// Whether the kernel runs beside the previous one.
