@@ -11,6 +11,7 @@ import concurrent.futures
 import importlib
 import json
 import math
+import pathlib
 import statistics
 import subprocess
 import sys
@@ -18,11 +19,14 @@ import time
 import traceback
 import weakref
 
+import numpy
 import torch
 
 import tilewright
 import tilewright.flashinfer as ours
-from tilewright.variants import exp2, floor, tanh
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+import jit_variants  # noqa: E402
 
 DEVICE = "cuda:0"
 results: list = []
@@ -492,7 +496,7 @@ def run_checks():
 
     @check("variants of Python functions, first calls included")
     def _():
-        return variants_of_functions(DEVICE)
+        return variants_of_functions()
 
     @check("two threads on two streams")
     def _():
@@ -536,60 +540,37 @@ def run_checks():
         raise AssertionError("it was accepted")
 
 
-def weight_of_sigmoid(at, logit):
-    return 1.0 / (1.0 + exp2(-1.4426950408889634 * (logit + at.bias)))
+def first_call(case, operator_of):
+    """The time in seconds from a variant to its first output, and that output."""
+    q, k, v = (torch.from_numpy(x).to(DEVICE) for x in (case.q, case.k, case.v))
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    operator = operator_of()
+    out = operator.run(operator.plan(case.batch), q, k, v)
+    torch.cuda.synchronize()
+    return time.perf_counter() - start, out
 
 
-@tilewright.variant(cap=3.0)
-def soft_cap(at, logit):
-    return at.cap * tanh(logit / at.cap)
-
-
-@tilewright.variant(slopes=[2.0 ** -(head + 1) for head in range(8)])
-def alibi(at, logit):
-    return logit + at.slopes[at.qo_head] * (at.kv - at.qo)
-
-
-def near_or_even(at):
-    half = floor(at.kv * 0.5)
-    return (abs(at.kv - at.qo) <= 8.0) | (half * 2.0 == at.kv)
-
-
-def dumped(at, logit):
-    at.store("dump", (at.qo_head * 17 + at.qo - 283.0) * 300 + at.kv, logit)
-    return logit
-
-
-def variants_of_functions(device):
-    """The variants of FlashInfer's tests of custom kernels, against their definitions in float32."""
-    qo_len, kv_len, heads = 17, 300, 8
-    q, k, v = (torch.randn(length, heads, 128, device=device).bfloat16() for length in (qo_len, kv_len, kv_len))
-    scores = torch.einsum("qhd,khd->hqk", q.float(), k.float()) * 128**-0.5
-    kv = torch.arange(kv_len, device=device)
-    distance = kv - (torch.arange(qo_len, device=device)[:, None] + kv_len - qo_len)
-    slopes = torch.tensor([2.0 ** -(head + 1) for head in range(heads)], device=device)[:, None, None]
-    visible = (distance.abs() <= 8) | (kv % 2 == 0)
-    dumping = tilewright.Variant("dumping", logits=dumped, buffers={"dump": heads * qo_len * kv_len})
-    sigmoids = tilewright.Variant("sigmoids", softmax=False, params={"bias": -6.0}, logits=weight_of_sigmoid)
-    cases = {
-        sigmoids: torch.sigmoid(scores - 6.0),
-        soft_cap: (3.0 * torch.tanh(scores / 3.0)).softmax(-1),
-        alibi: (scores + slopes * distance).softmax(-1),
-        tilewright.Variant("near_or_even", mask=near_or_even): scores.masked_fill(~visible, -math.inf).softmax(-1),
-        dumping: scores.softmax(-1),
-    }
-    times, errors = [], []
-    for variant, weights in cases.items():
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        operator = tilewright.Attention(tilewright.Problem(heads, heads, 128, causal=False, dtype="bfloat16"), variant, device=device)
-        out = operator.run(operator.plan(tilewright.Batch.ragged([0, qo_len], [0, kv_len])), q, k, v)
-        torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
-        errors.append(worst(out, torch.einsum("hqk,khd->qhd", weights, v.float())))
-    dump = torch.tensor(dumping.buffer("dump")).view(heads, qo_len, kv_len)
-    errors.append(worst(dump, scores.cpu()))
-    return f"first calls of {', '.join(f'{time:.2f}' for time in times)} s, {', '.join(errors)}"
+def variants_of_functions():
+    """FlashInfer's variants, each first call with nothing in a cache, and then a soft cap of a prompt, which has more instructions."""
+    rng = numpy.random.default_rng(0)
+    lines = []
+    for make in jit_variants.ALL:
+        case = make(rng)
+        seconds, out = first_call(case, lambda: case.operator(DEVICE))
+        lines.append(f"{case.name} {seconds:.2f} s, {worst(out, torch.from_numpy(case.o).to(DEVICE))}")
+        if case.logits is not None:
+            dumped = torch.tensor(case.variant.buffer("logits")).view(case.logits.shape)
+            lines.append(f"its logits {worst(dumped, torch.from_numpy(case.logits))}")
+    case = jit_variants.sigmoid_prefill(rng)
+    heads = case.q.shape[1]
+    capped = tilewright.variants.soft_cap(3.0)
+    problem = tilewright.Problem(heads, heads, jit_variants.DIM, causal=False, dtype="float16")
+    seconds, out = first_call(case, lambda: tilewright.Attention(problem, capped, device=DEVICE))
+    scores = torch.einsum("qhd,khd->hqk", *(torch.from_numpy(x).double() for x in (case.q, case.k))) * jit_variants.DIM**-0.5
+    expected = torch.einsum("hqk,khd->qhd", (3.0 * torch.tanh(scores / 3.0)).softmax(-1), torch.from_numpy(case.v).double())
+    lines.append(f"soft cap of a prompt {seconds:.2f} s, {worst(out.cpu(), expected)}")
+    return "first calls: " + "; ".join(lines)
 
 
 def host_time(call, rounds=300):
