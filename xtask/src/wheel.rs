@@ -31,7 +31,7 @@ code = 'import time; t = time.perf_counter(); import tilewright; print((time.per
 print(min(float(subprocess.check_output([sys.executable, '-c', code])) for _ in range(5)))";
 
 /// Files of FlashInfer's tests that concern this package. docs/from-flashinfer.md lists the others of these subjects with reasons.
-const SUITE: [&str; 44] = [
+const SUITE: [&str; 45] = [
     "attention/test_alibi.py",
     "attention/test_attention_sink.py",
     "attention/test_batch_attention.py",
@@ -43,6 +43,7 @@ const SUITE: [&str; 44] = [
     "attention/test_decode_fp8_calibration_scale.py",
     "attention/test_decode_prefill_lse.py",
     "attention/test_deepseek_mla.py",
+    "attention/test_fmha_v2_prefill.py",
     "attention/test_fp8_prefill.py",
     "attention/test_hopper.py",
     "attention/test_hopper_fp8_attention.py",

@@ -326,6 +326,14 @@ def prefix_lm(prefix_lens) -> Variant:
     return Variant._of(_core.Variant.prefix_lm(list(prefix_lens)))
 
 
+def chunked(size: int) -> Variant:
+    """Rows see the keys of their chunk of ``size`` positions, with a causal mask those before them."""
+    if size != int(size) or size < 1:
+        raise Error(f"attention.variant chunked: size = {size}, expected a count above 0")
+    # half a position, so that a quotient that is rounded does not fall below the number of its chunk
+    return Variant("chunked", params={"size": size}, mask=lambda at: at.kv >= floor((at.qo + 0.5) / at.size) * at.size)
+
+
 def document_mask(documents) -> Variant:
     """Attention within documents: per request, the document of each position."""
     return Variant._of(_core.Variant.document_mask([list(one) for one in documents]))

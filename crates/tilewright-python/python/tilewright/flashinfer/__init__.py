@@ -70,6 +70,7 @@ from .prefill import (
     BatchPrefillWithPagedKVCacheWrapper,
     BatchPrefillWithRaggedKVCacheWrapper,
     single_prefill_with_kv_cache,
+    trtllm_fmha_v2_prefill,
     single_prefill_with_kv_cache_return_lse,
 )
 from .properties import next_positive_power_of_2

@@ -29,17 +29,19 @@ _operators: dict = {}
 class Settings:
     """Everything that selects an operator. Equal settings share one operator per device."""
 
-    __slots__ = ("causal", "dims", "dtypes", "heads", "layout", "pos_encoding_mode", "rope_scale", "rope_theta", "sm_scale",
+    __slots__ = ("causal", "chunk", "dims", "dtypes", "heads", "layout", "pos_encoding_mode", "rope_scale", "rope_theta", "sm_scale",
                  "sinks", "soft_cap", "window_left")
 
     def __init__(self, *, heads, dims, dtypes, layout, causal, window_left=-1, soft_cap=None, sm_scale=None,
-                 pos_encoding_mode="NONE", rope_scale=None, rope_theta=None, sinks=None):
+                 pos_encoding_mode="NONE", rope_scale=None, rope_theta=None, sinks=None, chunk=0):
         self.heads = heads
         self.dims = dims
         self.dtypes = dtypes
         self.layout = layout
         self.causal = causal
-        self.window_left = window_left
+        #: The length of chunks beyond which rows see no keys, or 0. A window of a chunk contains these keys.
+        self.chunk = chunk
+        self.window_left = chunk - 1 if chunk else window_left
         self.soft_cap = soft_cap or 0.0
         self.sm_scale = sm_scale
         self.pos_encoding_mode = pos_encoding_mode
@@ -54,7 +56,7 @@ class Settings:
     def variant_key(self) -> tuple:
         """What a variant depends on."""
         rope = (self.rope_scale, self.rope_theta) if self.pos_encoding_mode == "ROPE_LLAMA" else None
-        return (self.soft_cap, self.pos_encoding_mode, rope, self.sinks)
+        return (self.soft_cap, self.pos_encoding_mode, rope, self.sinks, self.chunk)
 
     def scale(self) -> float:
         """The factor of ``q · k``."""
@@ -88,6 +90,8 @@ class Settings:
             parts.append(variants.soft_cap(self.soft_cap))
         if self.sinks is not None:
             parts.append(variants.sinks(list(self.sinks)))
+        if self.chunk:
+            parts.append(variants.chunked(self.chunk))
         composed = None
         for part in parts:
             composed = part if composed is None else composed.then(part)

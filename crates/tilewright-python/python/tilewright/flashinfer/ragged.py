@@ -5,7 +5,7 @@ import torch
 from .._core import Error
 from ..attention import Batch
 from ._pages import host_array
-from ._planned import PlannedAttention, Settings, dtype_names, planned_device, sinks_of
+from ._planned import PlannedAttention, Settings, check_output_dtype, dtype_names, planned_device, sinks_of
 from ._refuse import check_choice, number, refuse
 
 #: The plans kept, one per workspace and stream. Those of recorded graphs are kept for good.
@@ -44,25 +44,36 @@ def trtllm_ragged_attention_deepseek(
         raise Error(f"flashinfer.{function}: one of q_seq_lens_cpu and kv_seq_lens_cpu is None, expected both or none")
     if query.is_cuda and q_seq_lens_cpu is None and torch.cuda.is_current_stream_capturing():
         raise Error(f"flashinfer.{function}: q_seq_lens_cpu = None in a capture, expected the lengths on the host")
-    bounds = [_bounds(function, *one, batch_size) for one in (
-        ("q_seq_lens_cpu", q_seq_lens_cpu, "cum_seq_lens_q", cum_seq_lens_q),
-        ("kv_seq_lens_cpu", kv_seq_lens_cpu, "cum_seq_lens_kv", cum_seq_lens_kv))]
     is_narrow = query.dtype == torch.float8_e4m3fn
     dtype = out.dtype if out is not None else torch.bfloat16 if is_narrow else query.dtype
     if dtype not in ((torch.float16, torch.bfloat16) if is_narrow else (query.dtype,)):
         refuse(function, "float16 or bfloat16" if is_narrow else f"one of {query.dtype}", out=str(dtype))
+    bounds = (("cum_seq_lens_q", cum_seq_lens_q, "q_seq_lens_cpu", q_seq_lens_cpu),
+              ("cum_seq_lens_kv", cum_seq_lens_kv, "kv_seq_lens_cpu", kv_seq_lens_cpu))
+    return attend_ragged(function, (query, key, value, workspace_buffer), bounds, batch_size, scales=(bmm1_scale, bmm2_scale),
+                         outputs=(out, lse, return_lse, dtype), causal=is_causal, window_left=window_left, sinks=attention_sinks)
+
+
+def attend_ragged(function, tensors, bounds, batch_size, *, scales, outputs, causal, window_left, sinks, soft_cap=None,
+                  pos_encoding_mode="NONE", chunk=0):
+    """Attention of ragged requests. ``tensors``: queries, keys, values and workspace. ``bounds`` of rows and of keys: a name and
+    the bounds, and optionally a name and lengths on the host. ``scales`` of logits and outputs. ``outputs``: ``out``, ``lse``,
+    ``return_lse`` and ``out_dtype``."""
+    (query, key, value, workspace), (out, lse, return_lse, out_dtype) = tensors, outputs
+    bounds = [_bounds(function, batch_size, *one) for one in bounds]
+    dtypes = dtype_names(query.dtype, key.dtype, out_dtype if out is None else out.dtype)
+    check_output_dtype(function, dtypes, "out_dtype" if out is None else "out")
     device = planned_device(query)
     settings = Settings(
-        heads=(query.shape[1], key.shape[1]), dims=(query.shape[2], value.shape[2]),
-        dtypes=dtype_names(query.dtype, key.dtype, dtype), layout="NHD", causal=is_causal, window_left=window_left,
-        sm_scale=number(function, "bmm1_scale", bmm1_scale),
-        sinks=None if attention_sinks is None else sinks_of(attention_sinks),
+        heads=(query.shape[1], key.shape[1]), dims=(query.shape[2], value.shape[2]), dtypes=dtypes, layout="NHD", causal=causal,
+        window_left=window_left, sm_scale=number(function, "bmm1_scale", scales[0]), soft_cap=soft_cap, chunk=chunk,
+        pos_encoding_mode=pos_encoding_mode, sinks=None if sinks is None else sinks_of(sinks),
     )
-    planned = _planned(settings, bounds, device, workspace_buffer)
-    return planned.run(settings, query, (key, value), out, lse=lse, return_lse=return_lse, scales=(None, None, bmm2_scale))
+    planned = _planned(settings, bounds, device, workspace)
+    return planned.run(settings, query, (key, value), out, lse=lse, return_lse=return_lse, scales=(None, None, scales[1]))
 
 
-def _bounds(function, lens_name, lens, bounds_name, bounds, batch_size):
+def _bounds(function, batch_size, bounds_name, bounds, lens_name=None, lens=None):
     """The bounds of the requests on the host, a list."""
     if lens is not None:
         if lens.device.type != "cpu" or tuple(lens.shape) != (batch_size,):

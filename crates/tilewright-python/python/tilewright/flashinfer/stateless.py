@@ -103,7 +103,8 @@ def xqa_batch_decode_with_kv_cache(
                         outputs=(out, None, False, None))
 
 
-def attend_pages(function, tensors, lengths, *, kv_layout, scales, window_left, sinks, outputs, causal=True, mask=None):
+def attend_pages(function, tensors, lengths, *, kv_layout, scales, window_left, sinks, outputs, causal=True, mask=None,
+                 soft_cap=None, pos_encoding_mode="NONE", chunk=0):
     """Attention over block tables. ``tensors``: queries, cache and workspace. ``lengths``: ``block_tables``, ``seq_lens``, and
     ``(bounds, maximum)`` of query rows, or ``(None, rows)`` per request. ``scales`` of logits and outputs. ``outputs``:
     ``out``, ``lse``, ``return_lse`` and ``out_dtype``. ``mask``: packed bits of draft tokens, as
@@ -122,8 +123,8 @@ def attend_pages(function, tensors, lengths, *, kv_layout, scales, window_left, 
     if out_dtype is not None and dtype_name(out_dtype) != dtypes[0]:
         raise Error(f"flashinfer.{function}: out is {out.dtype}, expected out_dtype = {dtype_name(out_dtype)}")
     settings = Settings(heads=(query.shape[1], heads), dims=(query.shape[2], values.shape[3]), layout=kv_layout, causal=causal,
-                        dtypes=dtypes, window_left=window_left,
-                        sinks=None if sinks is None else sinks_of(sinks))
+                        dtypes=dtypes, window_left=window_left, soft_cap=soft_cap, chunk=chunk,
+                        pos_encoding_mode=pos_encoding_mode, sinks=None if sinks is None else sinks_of(sinks))
     device = planned_device(query)
     batch = DeviceBatch(qo_len if bounds is None else bounds, BlockTable(block_tables, seq_lens, page_size))
     drafts = None if mask is None else _draft_batch(function, mask, batch, qo_len)
