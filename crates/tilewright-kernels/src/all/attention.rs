@@ -32,7 +32,7 @@ fn many_rows() -> Vec<KernelEntry> {
         let name = format!("attention_wgmma_{dim}_{o}{suffix}");
         let (any_mask, soft_cap) = (suffix == "_any_mask", suffix == "_soft_cap");
         let (entry, config) =
-            (name.clone(), WgmmaConfig { q, o, kv, head_dim: HeadDim { qk, vo }, any_mask });
+            (name.clone(), WgmmaConfig { q, o, out: o, kv, head_dim: HeadDim { qk, vo }, any_mask });
         let build = move || {
             let variant =
                 if soft_cap { capped(&entry)? } else { recorded(&entry, ExpressionVariant::of(&Plain))? };
@@ -59,7 +59,7 @@ fn attentions() -> Vec<KernelEntry> {
     let of_items = |bodies, (qk, vo): (usize, usize), (qo, kv): (Dtype, Dtype), archs: &'static [u32]| {
         let arch = archs[0];
         let device = DeviceLimits::of_arch(arch);
-        let config = MmaConfig { q: qo, o: qo, kv, head_dim: HeadDim { qk, vo }, bodies, device };
+        let config = MmaConfig { q: qo, o: qo, out: qo, kv, head_dim: HeadDim { qk, vo }, bodies, device };
         let dim = if qk == vo { format!("d{qk}") } else { format!("d{qk}_{vo}") };
         let build = move |name: &str| mma::attention(name, &config);
         let few = if bodies == Bodies::SplitKv { "_few" } else { "" };
@@ -89,7 +89,14 @@ fn attentions() -> Vec<KernelEntry> {
 fn latents() -> Vec<KernelEntry> {
     let of_heads = |heads: usize, bodies, dtype: Dtype, archs: &'static [u32]| {
         let (arch, head_dim) = (archs[0], HeadDim { qk: 576, vo: 512 });
-        let config = mla::MlaConfig { dtype, head_dim, heads, bodies, device: DeviceLimits::of_arch(arch) };
+        let config = mla::MlaConfig {
+            dtype,
+            out: dtype,
+            head_dim,
+            heads,
+            bodies,
+            device: DeviceLimits::of_arch(arch),
+        };
         let few = if bodies == Bodies::SplitKv { "_few" } else { "" };
         let name = format!("attention_latent{heads}_d512_64_{dtype}{few}_sm{arch}");
         let plain = entry_with(name, archs, move |name: &str| mla::attention(name, &config));
@@ -110,14 +117,17 @@ fn latents() -> Vec<KernelEntry> {
 fn latents_wgmma() -> Vec<KernelEntry> {
     let of = |heads: usize, dtype: Dtype| {
         let head_dim = HeadDim { qk: 576, vo: 512 };
-        let config = MlaWgmmaConfig { dtype, head_dim, heads };
+        let config = MlaWgmmaConfig { dtype, out: dtype, head_dim, heads };
         let name = format!("attention_mla_wgmma{heads}_d512_64_{dtype}");
         let plain = entry_with(name, HOPPER, move |name: &str| mla_wgmma::attention(name, &config));
         KernelEntry { problem: problem((dtype, dtype), head_dim, true), ..plain }
     };
     let merges = entry_with("attention_mla_large_merges_d512_64_bf16".to_owned(), HOPPER, |name: &str| {
         let head_dim = HeadDim { qk: 576, vo: 512 };
-        mla_wgmma::large_merges(name, &MlaWgmmaConfig { dtype: Dtype::Bf16, head_dim, heads: 128 })
+        mla_wgmma::large_merges(
+            name,
+            &MlaWgmmaConfig { dtype: Dtype::Bf16, out: Dtype::Bf16, head_dim, heads: 128 },
+        )
     });
     vec![of(128, Dtype::Bf16), of(64, Dtype::Bf16), of(64, Dtype::F16), merges]
 }

@@ -166,6 +166,7 @@ impl ChoiceInput<'_> {
         WgmmaConfig {
             q: problem.dtype_q(),
             o: problem.dtype_o(),
+            out: problem.dtype_out(),
             kv: problem.dtype_kv(),
             head_dim: problem.head_dim(),
             any_mask,
@@ -177,6 +178,7 @@ impl ChoiceInput<'_> {
         MmaConfig {
             q: problem.dtype_q(),
             o: problem.dtype_o(),
+            out: problem.dtype_out(),
             kv: problem.dtype_kv(),
             head_dim: problem.head_dim(),
             bodies: Bodies::Both,
@@ -188,6 +190,7 @@ impl ChoiceInput<'_> {
         let problem = self.problem;
         MlaConfig {
             dtype: problem.dtype_o(),
+            out: problem.dtype_out(),
             head_dim: problem.head_dim(),
             heads: problem.heads().qo,
             bodies: Bodies::Both,
@@ -198,7 +201,7 @@ impl ChoiceInput<'_> {
     fn mla_wgmma(&self) -> MlaWgmmaConfig {
         let problem = self.problem;
         let (dtype, head_dim, heads) = (problem.dtype_o(), problem.head_dim(), problem.heads().qo);
-        MlaWgmmaConfig { dtype, head_dim, heads }
+        MlaWgmmaConfig { dtype, out: problem.dtype_out(), head_dim, heads }
     }
 
     fn mla_wgmma_reasons(&self) -> Vec<String> {
@@ -234,7 +237,7 @@ impl ChoiceInput<'_> {
         let (problem, dim) = (self.problem, self.problem.head_dim());
         SimtConfig {
             dtype_q: problem.dtype_q(),
-            dtype_o: problem.dtype_o(),
+            dtype_o: problem.dtype_out(),
             dtype_kv: problem.dtype_kv(),
             head_dim: (dim.qk as u32, dim.vo as u32),
             mla: problem.is_latent(),

@@ -60,7 +60,7 @@ pub struct Attention<B> {
 /// The tensors that [`Attention::run`] writes.
 #[derive(Debug)]
 pub struct Output<'a> {
-    /// `[num_rows, num_qo_heads, head_dim_vo]` of the problem's q/o dtype.
+    /// `[num_rows, num_qo_heads, head_dim_vo]` of the problem's [`Problem::dtype_out`].
     pub o: ViewMut<'a>,
     /// Optional `[num_rows, num_qo_heads]` f32, base 2.
     pub lse: Option<ViewMut<'a>>,

@@ -178,7 +178,7 @@ impl Plan {
             kv_bytes: kv_read * token_bytes,
             kv_bytes_unique: self.unique_tokens() * token_bytes,
             prefixes: self.prefixes.clone(),
-            qo_bytes: rows * (dim.qk * problem.dtype_q().size() + dim.vo * problem.dtype_o().size()),
+            qo_bytes: rows * (dim.qk * problem.dtype_q().size() + dim.vo * problem.dtype_out().size()),
             flops: visible.saturating_mul(2 * group * (dim.qk + dim.vo)),
             workspace_bytes: self.workspace_bytes(),
         }

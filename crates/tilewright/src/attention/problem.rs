@@ -111,6 +111,8 @@ pub struct Problem {
     head_dim: HeadDim,
     dtype_q: Dtype,
     dtype_o: Dtype,
+    /// Whether outputs are rounded to e4m3.
+    fp8_outputs: bool,
     dtype_kv: Dtype,
     layout: KvLayout,
     mask: Mask,
@@ -132,6 +134,7 @@ impl Problem {
             head_dim,
             dtype_q: Dtype::F32,
             dtype_o: Dtype::F32,
+            fp8_outputs: false,
             dtype_kv: Dtype::F32,
             layout: KvLayout::default(),
             mask: Mask::default(),
@@ -160,14 +163,19 @@ impl Problem {
         self.head_dim
     }
 
-    /// Dtype of queries: that of outputs, or e4m3.
+    /// Dtype of queries: that of products, or e4m3.
     pub fn dtype_q(&self) -> Dtype {
         self.dtype_q
     }
 
-    /// Dtype of outputs.
+    /// Dtype of products, and of outputs unless these are e4m3.
     pub fn dtype_o(&self) -> Dtype {
         self.dtype_o
+    }
+
+    /// Dtype of outputs in memory: [`dtype_o`](Self::dtype_o), or e4m3.
+    pub fn dtype_out(&self) -> Dtype {
+        if self.fp8_outputs { Dtype::E4m3 } else { self.dtype_o }
     }
 
     /// Dtype of keys and values.
@@ -215,6 +223,9 @@ impl fmt::Display for Problem {
             true => write!(f, ", {dtype_o} q/o")?,
             false => write!(f, ", {dtype_q} q, {dtype_o} o")?,
         }
+        if self.fp8_outputs {
+            f.write_str(" to e4m3")?;
+        }
         write!(f, ", {dtype_kv} KV, {layout}, {mask}")
     }
 }
@@ -226,6 +237,7 @@ pub struct ProblemBuilder {
     head_dim: HeadDim,
     dtype_q: Dtype,
     dtype_o: Dtype,
+    fp8_outputs: bool,
     dtype_kv: Dtype,
     layout: KvLayout,
     mask: Mask,
@@ -246,6 +258,14 @@ impl ProblemBuilder {
     #[must_use]
     pub fn fp8_queries(mut self) -> Self {
         self.dtype_q = Dtype::E4m3;
+        self
+    }
+
+    /// Outputs of e4m3, rounded from f32 to nearest; those out of range become the largest. The scale of values is their factor:
+    /// that of the cache, divided by the scale of outputs.
+    #[must_use]
+    pub fn fp8_outputs(mut self) -> Self {
+        self.fp8_outputs = true;
         self
     }
 
@@ -277,7 +297,8 @@ impl ProblemBuilder {
     /// bits; queries of e4m3 are used with other keys or with latent attention; the scale is not finite and positive, or missing for latent attention.
     pub fn build(self) -> Result<Problem> {
         const OPERATOR: &str = "attention.problem";
-        let Self { heads, head_dim, dtype_q, dtype_o, dtype_kv, layout, mask, scale, latent } = self;
+        let Self { heads, head_dim, dtype_q, dtype_o, fp8_outputs, dtype_kv, layout, mask, scale, latent } =
+            self;
         let counts = [
             ("qo heads", heads.qo),
             ("kv heads", heads.kv),
@@ -333,6 +354,6 @@ impl ProblemBuilder {
             "scale = {scale}, expected a finite number above 0"
         );
         let scale = scale.to_bits();
-        Ok(Problem { heads, head_dim, dtype_q, dtype_o, dtype_kv, layout, mask, scale, latent })
+        Ok(Problem { heads, head_dim, dtype_q, dtype_o, fp8_outputs, dtype_kv, layout, mask, scale, latent })
     }
 }

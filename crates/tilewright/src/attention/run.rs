@@ -127,7 +127,7 @@ impl<'a> Operator<'a> for AttentionRun<'a> {
         let Self { plan, inputs: Inputs { variant, .. }, out } = self;
         let rows = plan.tensor_rows(out.o.shape().first());
         let (heads, dim) = (plan.problem.heads(), plan.problem.head_dim());
-        let dtype = plan.problem.dtype_o();
+        let dtype = plan.problem.dtype_out();
         RowShape { shape: [rows, heads.qo, dim.vo], axes: ROW_AXES, dtype }.check("o", &out.o.as_view())?;
         if let Some(lse) = &out.lse {
             crate::ensure!(

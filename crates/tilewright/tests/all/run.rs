@@ -77,7 +77,7 @@ pub(crate) fn execute_scaled<B: Backend>(
     let (rows, heads, dim) = (sample.num_rows(), problem.heads().qo, problem.head_dim());
     workspace.fit(plan);
     let q = Elements::new(problem.dtype_q(), &sample.q);
-    let mut o = Elements::filled(problem.dtype_o(), rows * heads * dim.vo, f32::NAN);
+    let mut o = Elements::filled(problem.dtype_out(), rows * heads * dim.vo, f32::NAN);
     let has_lse = attention.has_lse();
     let mut lse = Elements::filled(Dtype::F32, rows * heads, f32::NAN);
     let out = Output {

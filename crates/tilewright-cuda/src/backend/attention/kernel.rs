@@ -247,7 +247,8 @@ impl<M: Machine> AttentionKernels<M> {
             }
             (Part::LargeMerges, _, KernelConfig::MlaWgmma(config)) => {
                 let (dtype, dim) = (problem.dtype_o(), problem.head_dim());
-                let name = format!("attention_{dtype}_d{}_{}_mla_large_merges", dim.qk, dim.vo);
+                let out = problem.dtype_out();
+                let name = format!("attention_{dtype}_d{}_{}_mla_large_merges_{out}", dim.qk, dim.vo);
                 gpu.kernel(LOAD, &name, |name| mla_wgmma::large_merges(name, &config))
             }
             (Part::SplitKv, ..) => items(kernel.with_bodies(Bodies::SplitKv)),
@@ -261,7 +262,8 @@ impl<M: Machine> AttentionKernels<M> {
 fn kernel_name(kernel: &KernelConfig, problem: &Problem, variant: &ExpressionVariant) -> String {
     let (dim, o, kv) = (problem.head_dim(), problem.dtype_o(), problem.dtype_kv());
     let fp8 = if problem.dtype_q() == o { "" } else { "fp8_" };
-    let shape = format!("{fp8}{o}_{kv}_d{}_{}", dim.qk, dim.vo);
+    let narrow = if problem.dtype_out() == o { "" } else { "_to_e4m3" };
+    let shape = format!("{fp8}{o}_{kv}_d{}_{}{narrow}", dim.qk, dim.vo);
     let plain = variant.has_softmax() && !Hook::ALL.into_iter().any(|hook| variant.is_live(hook));
     let hooks = if plain { String::new() } else { format!("_{:016x}", variant.fingerprint()) };
     let few = |bodies| if bodies == Bodies::SplitKv { "_few" } else { "" };

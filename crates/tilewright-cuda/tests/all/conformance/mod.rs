@@ -64,6 +64,12 @@ fn queries_of_e4m3_on_hopper() {
 }
 
 #[test]
+fn outputs_of_e4m3_on_hopper() {
+    crate::judge::set_stride(STRIDE);
+    low_precision::outputs_of_e4m3_are_rounded_once(&[crate::staged::simulated_hopper()]);
+}
+
+#[test]
 fn plans_serve_narrower_masks_on_hopper() {
     crate::judge::set_stride(STRIDE);
     lengths::a_plan_serves_other_scales_and_narrower_masks(&[crate::staged::simulated_hopper()]);

@@ -12,7 +12,7 @@ use crate::{
         items::{WorkItem, WorkItemRegs},
         params::{AttentionParamRegs, KvLayout},
     },
-    tile::halves::halves,
+    tile::{halves::halves, number::narrow},
 };
 use std::f32::consts::LOG2_E;
 use tilewright::{Dtype, attention::variant::Hook};
@@ -43,6 +43,8 @@ pub(crate) struct MmaCta<'k> {
     pub(crate) q: Dtype,
     /// The dtype of the cache.
     pub(crate) kv: Dtype,
+    /// The dtype of outputs: that of products, or e4m3.
+    pub(crate) out: Dtype,
     pub(crate) arch: u32,
     /// The named barrier of [`MmaCta::sync`], if not all threads of the CTA take part.
     pub(crate) barrier: Option<u32>,
@@ -96,7 +98,7 @@ impl<'k> MmaCta<'k> {
     pub(crate) fn new(
         k: &'k Builder,
         (threads, arch): (u32, u32),
-        [q, o, kv]: [Dtype; 3],
+        [q, o, kv, out]: [Dtype; 4],
         mla: bool,
         layout: CtaLayout,
     ) -> Self {
@@ -111,6 +113,7 @@ impl<'k> MmaCta<'k> {
             params,
             q,
             kv,
+            out,
             arch,
             barrier: None,
             ctas_per_item: 1,
@@ -255,6 +258,16 @@ impl<'k> MmaCta<'k> {
         match self.elements {
             Elements::F16 => self.k.f16x2(low, high).reinterpret(),
             _ => self.k.bf16x2(low, high).reinterpret(),
+        }
+    }
+
+    /// Rounds two numbers to e4m3 and packs them; those out of range become the largest.
+    #[track_caller]
+    pub(crate) fn round_to_e4m3(&self, low: Value<'k, f32>, high: Value<'k, f32>) -> Value<'k, u16> {
+        // architectures before sm_89 have no conversion instruction
+        match self.arch >= 89 {
+            true => self.k.e4m3x2(low, high).reinterpret(),
+            false => narrow(Dtype::E4m3, &[low, high]).low(),
         }
     }
 

@@ -57,7 +57,10 @@ pub(crate) fn lse<'k>(max: Value<'k, f32>, sum: Value<'k, f32>) -> Value<'k, f32
 #[track_caller]
 pub(crate) fn output_row<'k>(cta: &MmaCta<'k>, head: QueryHead<'k>) -> Global<'k, u32> {
     let o = &cta.params.o;
-    Global::<u16>::new(o.address).at_wide(head.offset_in(o)).cast()
+    match cta.out.size() {
+        1 => Global::new(o.address + head.offset_in(o)),
+        _ => Global::<u16>::new(o.address).at_wide(head.offset_in(o)).cast(),
+    }
 }
 
 /// Writes the LSE of a query head, if requested.
@@ -128,7 +131,7 @@ pub(crate) fn store_columns<'k>(
                 },
                 || {
                     let head = cta.query_head(&item, row);
-                    let o = output_row(cta, head).at((columns.first >> 1) + (lane & 3));
+                    let (o, first) = (output_row(cta, head), (columns.first >> 1) + (lane & 3));
                     let epilogue = hooks.epilogue(|| in_tile + (lane >> 2), 8 * half);
                     let (stats, factor) = match epilogue.is_empty() {
                         true => (stats, factor),
@@ -140,7 +143,10 @@ pub(crate) fn store_columns<'k>(
                     pairs(factor).for_each(|(at, pair)| {
                         let [low, high] =
                             epilogue.apply_output(|| columns.first + ((lane & 3) << 1) + 8 * at as u32, pair);
-                        o.plus(4 * at).store(cta.round_pair(low, high));
+                        match cta.out.size() {
+                            1 => o.cast().at(first).plus(4 * at).store(cta.round_to_e4m3(low, high)),
+                            _ => o.at(first).plus(4 * at).store(cta.round_pair(low, high)),
+                        }
                     });
                     k.when(first_of_quad, || store_lse(cta, head, stats.lse));
                 },
@@ -187,6 +193,10 @@ pub(crate) fn store_vec4<'k>(
     chunk: Value<'k, u32>,
     values: [Value<'k, f32>; 4],
 ) {
+    if cta.out.size() == 1 {
+        let [low, high] = [0, 2].map(|at| cta.round_to_e4m3(values[at], values[at + 1]));
+        return to.at(chunk).store(cta.k.pack16(low, high));
+    }
     let words = [cta.round_pair(values[0], values[1]), cta.round_pair(values[2], values[3])];
     to.at(chunk << 1).store_vector(words);
 }

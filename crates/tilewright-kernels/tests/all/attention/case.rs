@@ -32,6 +32,8 @@ pub(crate) struct Case {
     pub(crate) qo: Dtype,
     /// Queries are e4m3.
     pub(crate) fp8: bool,
+    /// Outputs are e4m3.
+    pub(crate) fp8_outputs: bool,
     pub(crate) kv: Dtype,
     pub(crate) scales: Scales,
     pub(crate) dim: HeadDim,
@@ -90,6 +92,7 @@ impl Case {
         Self {
             qo: Dtype::Bf16,
             fp8: false,
+            fp8_outputs: false,
             kv: Dtype::Bf16,
             scales: Scales::One,
             dim: HeadDim::same(dim),
@@ -147,21 +150,36 @@ impl Case {
 
     pub(crate) fn config(&self, bodies: Bodies) -> MmaConfig {
         let device = DeviceLimits::of_arch(self.arch);
-        MmaConfig { q: self.q(), o: self.qo, kv: self.kv, head_dim: self.dim, bodies, device }
+        MmaConfig {
+            q: self.q(),
+            o: self.qo,
+            out: self.out(),
+            kv: self.kv,
+            head_dim: self.dim,
+            bodies,
+            device,
+        }
     }
 
     pub(crate) fn wgmma_config(&self, variant: &ExpressionVariant) -> WgmmaConfig {
         let any_mask = self.bits.is_some() || self.layout == KvLayout::Blocks || variant.is_live(Hook::Mask);
-        WgmmaConfig { q: self.q(), o: self.qo, kv: self.kv, head_dim: self.dim, any_mask }
+        WgmmaConfig { q: self.q(), o: self.qo, out: self.out(), kv: self.kv, head_dim: self.dim, any_mask }
     }
 
     pub(crate) fn latent_config(&self, bodies: Bodies) -> mla::MlaConfig {
         let device = DeviceLimits::of_arch(self.arch);
-        mla::MlaConfig { dtype: self.qo, head_dim: self.dim, heads: self.heads.0, bodies, device }
+        mla::MlaConfig {
+            dtype: self.qo,
+            out: self.out(),
+            head_dim: self.dim,
+            heads: self.heads.0,
+            bodies,
+            device,
+        }
     }
 
     pub(crate) fn mla_wgmma_config(&self) -> MlaWgmmaConfig {
-        MlaWgmmaConfig { dtype: self.qo, head_dim: self.dim, heads: self.heads.0 }
+        MlaWgmmaConfig { dtype: self.qo, out: self.out(), head_dim: self.dim, heads: self.heads.0 }
     }
 
     /// Rows per tile of the kernel.
@@ -194,9 +212,16 @@ impl Case {
         if self.fp8 { Dtype::E4m3 } else { self.qo }
     }
 
+    /// The dtype of outputs.
+    pub(crate) fn out(&self) -> Dtype {
+        if self.fp8_outputs { Dtype::E4m3 } else { self.qo }
+    }
+
     /// Elements between heads of queries or outputs: 16 bytes at least.
     pub(crate) fn padding(&self) -> usize {
-        16 / self.q().size()
+        // so that odd numbers of eight outputs of one byte are aligned
+        let odd = if self.fp8_outputs { self.dim.vo % 16 } else { 0 };
+        16 / self.q().size().min(self.out().size()) + odd
     }
 
     pub(crate) fn group(&self) -> usize {

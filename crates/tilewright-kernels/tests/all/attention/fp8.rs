@@ -104,10 +104,52 @@ fn fp8_queries_are_converted_by_mma_bodies() {
 #[test]
 fn queries_of_other_8_bit_dtypes_are_unsupported() {
     let (o, head_dim) = (Dtype::Bf16, HeadDim::same(128));
-    let config = WgmmaConfig { q: Dtype::E4m3, o, kv: Dtype::Bf16, head_dim, any_mask: false };
+    let config = WgmmaConfig { q: Dtype::E4m3, o, out: o, kv: Dtype::Bf16, head_dim, any_mask: false };
     let reason = "queries are e4m3, expected bf16 as outputs, or e4m3 as a cache";
     assert_eq!(config.unsupported(), [reason]);
     let case = case(128, (2, 1), &[(1, 1)]);
     let config = case.config(tilewright_kernels::attention::body::Bodies::Both);
     assert_eq!(MmaConfig { q: Dtype::E5m2, ..config }.unsupported(), [reason.replace("e4m3, ", "e5m2, ")]);
+}
+
+fn narrow(case: Case) -> Case {
+    case.with(|case| case.fp8_outputs = true)
+}
+
+#[test]
+fn outputs_of_e4m3() {
+    let lengths = [(70, 300), (20, 20), (0, 7), (30, 10), (3, 400)];
+    let wide = |dim, lengths: &[_]| narrow(Case::new(dim, (4, 2), lengths));
+    for dim in [128, 64] {
+        check(&wide(dim, &lengths).with(|case| case.wgmma = true));
+        check(&narrow(case(dim, (4, 2), &lengths)));
+    }
+    // parts of the eight fragments that a quad exchanges
+    for (qk, vo) in [(48, 48), (64, 56), (96, 96), (128, 104)] {
+        check(&wide(qk, &[(150, 290)]).with(|case| (case.dim.vo, case.wgmma) = (vo, true)));
+    }
+    for (arch, qo) in [(80, Dtype::Bf16), (89, Dtype::F16), (90, Dtype::Bf16)] {
+        check(&wide(128, &lengths).with(|case| (case.arch, case.qo, case.kv) = (arch, qo, qo)));
+        check(
+            &wide(128, &[(1, 300), (2, 90)])
+                .with(|case| (case.arch, case.qo, case.kv, case.heads) = (arch, qo, qo, (4, 1))),
+        );
+    }
+    // merges of pieces
+    let split = wide(128, &[(20, 5 * 128 + 3), (1, 390)]);
+    let split = split.with(|case| (case.piece, case.workers, case.seeds) = (128, 4, 2));
+    check(&split);
+    check(&split.with(|case| case.wgmma = true));
+}
+
+#[test]
+fn outputs_of_e4m3_are_saturated() {
+    let spoiled = vec![(0, 40, f64::INFINITY), (0, 150, f64::NAN), (1, 25, f64::NEG_INFINITY)];
+    let large =
+        Case::new(128, (2, 1), &[(30, 300), (40, 90)]).with(|case| case.constant_values = Some((1e3, 300.0)));
+    let spoiled = Case::new(128, (2, 1), &[(100, 300), (40, 90)]).with(|case| case.spoiled = spoiled);
+    for case in [large, spoiled] {
+        check(&narrow(case.clone()));
+        check(&narrow(case.with(|case| case.wgmma = true)));
+    }
 }

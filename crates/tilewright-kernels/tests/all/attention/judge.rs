@@ -7,7 +7,7 @@ use super::{
 };
 use crate::scalar_attention::sample::narrow_sum;
 use tilewright::{
-    Dtype,
+    Dtype, E4m3,
     attention::variant::{ExpressionVariant, Plain, Variant},
     reference::attention::{Definition, LogitIndex},
 };
@@ -37,6 +37,14 @@ pub(crate) fn check_with<'a>(
             verdict.unwrap_or_else(|why| panic!("{}", of(&why)));
         }
     }
+}
+
+/// Whether a number is the nearest e4m3 of one within the error of the expected one; infinity becomes the largest.
+fn is_rounded_to_e4m3(found: f64, expected: f64, error: f64) -> bool {
+    let rounded = |x: f64| f64::from(f32::from(E4m3::from_f32(x as f32)));
+    // the error of infinity is NaN
+    let error = if expected.is_finite() { error } else { 0.0 };
+    rounded(expected - error) <= found && found <= rounded(expected + error)
 }
 
 /// The definition's result for a row and head, before rounding.
@@ -90,8 +98,9 @@ impl World {
         }
         let o = self.row(case.dim.vo, at_row, head);
         for (d, (&expected, &error)) in expected.o.iter().zip(&expected.errors).enumerate() {
-            let found = self.number(&outputs.o, case.qo, o + d);
-            let close = ((found - expected).abs() <= error && expected.is_finite() && found.is_finite())
+            let found = self.number(&outputs.o, case.out(), o + d);
+            let close = case.fp8_outputs && is_rounded_to_e4m3(found, expected, error)
+                || ((found - expected).abs() <= error && expected.is_finite() && found.is_finite())
                 || found == expected
                 || (found.is_nan() && expected.is_nan());
             if !close {

@@ -236,7 +236,7 @@ fn small_pages_of_whole_heads() {
 #[test]
 fn unsupported_configs_report_all_reasons() {
     let head_dim = HeadDim { qk: 592, vo: 560 };
-    let config = MlaWgmmaConfig { dtype: Dtype::F32, head_dim, heads: 200 };
+    let config = MlaWgmmaConfig { dtype: Dtype::F32, out: Dtype::F32, head_dim, heads: 200 };
     assert_eq!(
         config.unsupported(),
         [
@@ -246,6 +246,21 @@ fn unsupported_configs_report_all_reasons() {
             "there are 200 query heads, the most is 128",
         ]
     );
-    let long = MlaWgmmaConfig { dtype: Dtype::Bf16, head_dim: HeadDim { qk: 640, vo: 512 }, heads: 16 };
+    let long = MlaWgmmaConfig {
+        dtype: Dtype::Bf16,
+        out: Dtype::Bf16,
+        head_dim: HeadDim { qk: 640, vo: 512 },
+        heads: 16,
+    };
     assert_eq!(long.unsupported(), ["head_dim = 640 is too long for two KV tiles in shared memory"]);
+}
+
+#[test]
+fn latent_outputs_of_e4m3() {
+    for body in [MMA, WGMMA] {
+        let case = body.case(16, &[(1, 90), (3, 200), (2, 40)]).with(|case| case.fp8_outputs = true);
+        check(&case);
+        let [piece, _] = body.pieces;
+        check(&case.with(|case| (case.piece, case.workers, case.heads, case.seeds) = (piece, 4, (40, 1), 2)));
+    }
 }

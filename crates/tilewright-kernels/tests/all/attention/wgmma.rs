@@ -153,8 +153,14 @@ fn producer_warps_without_boxes_may_be_late() {
 #[test]
 fn unsupported_configs_report_all_reasons() {
     let dtype = Dtype::Bf16;
-    let config =
-        WgmmaConfig { q: dtype, o: dtype, kv: dtype, head_dim: HeadDim { qk: 80, vo: 264 }, any_mask: false };
+    let config = WgmmaConfig {
+        q: dtype,
+        o: dtype,
+        out: dtype,
+        kv: dtype,
+        head_dim: HeadDim { qk: 80, vo: 264 },
+        any_mask: false,
+    };
     let rule = "expected a multiple of 8 up to 256 that fills three quarters of tiles of 64";
     assert_eq!(
         config.unsupported(),

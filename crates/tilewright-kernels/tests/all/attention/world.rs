@@ -238,7 +238,8 @@ impl World {
         let schedule = Schedule::new(self);
         let rows = case.num_rows() * case.heads.0;
         let o_elements = rows * (dim.vo + case.padding());
-        let (o, lse) = (memory.alloc(o_elements * 2), memory.alloc(rows * 4));
+        let size = case.out().size();
+        let (o, lse) = (memory.alloc(o_elements * size), memory.alloc(rows * 4));
         let partial_o = memory.alloc(schedule.partial_rows * dim.vo * 4);
         let (q, k, v, pe) = self.tensors(&mut memory);
         let call = AttentionParams {
@@ -282,14 +283,17 @@ impl World {
         }
         assert_eq!(memory.read::<u32>(ticket, 1)?, [0], "the ticket is not reset");
         assert!(memory.read::<u32>(arrival_counters, schedule.merges.len())?.iter().all(|&count| count == 0));
-        let mut found = vec![0; o_elements * 2];
+        let mut found = vec![0; o_elements * size];
         // padding between heads must stay unwritten
         for at in 0..rows {
-            let first = at * (dim.vo + case.padding());
-            let words = memory.read::<u16>(o + 2 * first as u64, dim.vo)?;
+            let first = at * (dim.vo + case.padding()) * size;
+            let words = memory.read::<u16>(o + first as u64, dim.vo * size / 2)?;
             let bytes = words.iter().flat_map(|word| word.to_le_bytes());
-            found[2 * first..].iter_mut().zip(bytes).for_each(|(to, byte)| *to = byte);
-            assert!(memory.read::<u16>(o + 2 * (first + dim.vo) as u64, 1).is_err(), "written beyond a head");
+            found[first..].iter_mut().zip(bytes).for_each(|(to, byte)| *to = byte);
+            assert!(
+                memory.read::<u16>(o + (first + dim.vo * size) as u64, 1).is_err(),
+                "written beyond a head"
+            );
         }
         Ok(Outputs { o: found, lse: memory.read(lse, rows)? })
     }

@@ -204,8 +204,8 @@ fn rejects_unsupported_hooks() {
         attention("attend", config, &rope).expect_err("refused").to_string()
     };
     assert_eq!(
-        refused(Dtype::E4m3, (1025, 0), false),
-        "kernel attend: o dtype = e4m3, expected f32, f16 or bf16; head_dim.qk = 1025, expected 1..=1024; \
+        refused(Dtype::E5m2, (1025, 0), false),
+        "kernel attend: o dtype = e5m2, expected f32, f16, bf16 or e4m3; head_dim.qk = 1025, expected 1..=1024; \
          head_dim.vo = 0, expected 1..=1024; head_dim.qk = 1025, expected an even one: a hook needs pairs"
     );
     assert_eq!(

@@ -12,6 +12,7 @@ fn config(arch: u32) -> MlaConfig {
     let head_dim = HeadDim { qk: 576, vo: 512 };
     MlaConfig {
         dtype: Dtype::Bf16,
+        out: Dtype::Bf16,
         head_dim,
         heads: 128,
         bodies: Bodies::Both,

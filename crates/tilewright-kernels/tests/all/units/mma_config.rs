@@ -11,7 +11,8 @@ use tilewright_kernels::attention::{
 fn unsupported_configs_report_all_reasons() {
     let device = DeviceLimits::of_arch(90);
     let (bf16, bodies) = (Dtype::Bf16, Bodies::Both);
-    let bf16 = MmaConfig { q: bf16, o: bf16, kv: bf16, head_dim: HeadDim::same(128), bodies, device };
+    let bf16 =
+        MmaConfig { q: bf16, o: bf16, out: bf16, kv: bf16, head_dim: HeadDim::same(128), bodies, device };
     assert!(bf16.unsupported().is_empty());
     let wrong = MmaConfig {
         q: Dtype::E4m3,
@@ -42,6 +43,7 @@ fn aligned_params_are_accepted() {
     let config = |kv| MmaConfig {
         q: bf16,
         o: bf16,
+        out: bf16,
         kv,
         head_dim: HeadDim::same(64),
         bodies: Bodies::Both,

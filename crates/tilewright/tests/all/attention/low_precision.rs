@@ -240,6 +240,42 @@ pub(super) fn queries_of_e4m3_agree_with_the_oracle<B: Backend + Clone>(backends
     }
 }
 
+/// Outputs of e4m3 are those of the wide dtype, rounded once. Some are out of range, some rows see no key.
+pub(super) fn outputs_of_e4m3_are_rounded_once<B: Backend + Clone>(backends: &[B]) {
+    let lens: [&[Lens]; 3] =
+        [&[(1, 300), (40, 170), (3, 33), (2, 0)], &[(150, 290)], &[(1, 65), (1, 700), (0, 4)]];
+    let dtypes =
+        [(Dtype::Bf16, Dtype::Bf16, 128), (Dtype::F16, Dtype::E4m3, 64), (Dtype::F32, Dtype::F32, 40)];
+    for (number, (dtype, kv, dim)) in dtypes.into_iter().enumerate() {
+        for lens in crate::judge::subset(lens.into_iter()) {
+            let builder = Problem::builder(Heads { qo: 4, kv: 2 }, HeadDim::same(dim)).dtypes(dtype, kv);
+            let narrow = builder.clone().fp8_outputs().build().expect("it is sound");
+            let mut sample = Sample::random(builder.build().expect("it is sound"), lens, number as u64);
+            // 448 is the largest number
+            sample.v.iter_mut().flatten().step_by(7).for_each(|v| *v *= 7000.0);
+            let stored = Stored::new(&sample, Storage::Paged(16), 3);
+            let narrow = Sample { problem: narrow, ..sample.clone() };
+            for backend in backends {
+                for split in [Split::Balanced, Split::Fixed { tokens: 128 }] {
+                    let [wide, rounded] =
+                        [&sample, &narrow].map(|sample| run(backend, sample, &stored, split));
+                    assert_eq!(wide.lse, rounded.lse, "{}", backend.describe());
+                    let mut largest = 0.0_f32;
+                    for (wide, found) in wide.o.iter().zip(&rounded.o) {
+                        // the wide output is rounded too
+                        let error = wide.abs() / 256.0;
+                        let [low, high] = [wide - error, wide + error].map(|x| f32::from(E4m3::from_f32(x)));
+                        let holds = (low..=high).contains(found);
+                        assert!(holds, "{}: {} of {wide} is {found}", backend.describe(), narrow.problem);
+                        largest = largest.max(found.abs());
+                    }
+                    assert!(largest == 448.0 || kv == Dtype::E4m3, "{}: {largest}", backend.describe());
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn queries_of_e4m3_need_keys_of_e4m3() {
     let builder = Problem::builder(Heads { qo: 1, kv: 1 }, HeadDim::same(8));
@@ -252,6 +288,14 @@ fn queries_of_e4m3_need_keys_of_e4m3() {
     let problem = Problem::builder(Heads { qo: 1, kv: 1 }, HeadDim::same(8)).dtypes(Dtype::Bf16, Dtype::E4m3);
     let problem = problem.fp8_queries().build().expect("it is sound");
     assert_eq!(problem.to_string(), "1/1 heads, head_dim 8, e4m3 q, bf16 o, e4m3 KV, NHD, causal");
+}
+
+#[test]
+fn outputs_of_e4m3_are_named() {
+    let problem = Problem::builder(Heads { qo: 1, kv: 1 }, HeadDim::same(8)).dtypes(Dtype::Bf16, Dtype::Bf16);
+    let problem = problem.fp8_outputs().build().expect("it is sound");
+    assert_eq!((problem.dtype_o(), problem.dtype_out()), (Dtype::Bf16, Dtype::E4m3));
+    assert_eq!(problem.to_string(), "1/1 heads, head_dim 8, bf16 q/o to e4m3, bf16 KV, NHD, causal");
 }
 
 #[test]
@@ -269,5 +313,6 @@ crate::judge_backends!(
     every_pattern_is_exact_in_16_bits,
     eight_bit_caches_agree_with_the_oracle,
     scaled_caches_agree_with_the_oracle,
-    queries_of_e4m3_agree_with_the_oracle
+    queries_of_e4m3_agree_with_the_oracle,
+    outputs_of_e4m3_are_rounded_once
 );

@@ -13,8 +13,10 @@ pub const THREADS: u32 = 256;
 /// Compile-time configuration of an MLA kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct MlaConfig {
-    /// The dtype of queries, cache and outputs: f16 or bf16. Softmax weights are rounded to it.
+    /// The dtype of queries and cache: f16 or bf16. Softmax weights are rounded to it.
     pub dtype: Dtype,
+    /// The dtype of outputs: the same, or e4m3.
+    pub out: Dtype,
     /// Elements of queries and keys, and of the compressed part, which comes first and is the values: 576 and 512 in DeepSeek
     /// models.
     pub head_dim: HeadDim,
@@ -51,7 +53,7 @@ impl MlaConfig {
     /// 8. Scales may differ between heads, not between pages. Called on every run, so it must not allocate.
     pub fn accepts(&self, params: &AttentionParams) -> bool {
         let size = self.dtype.size();
-        accepts_copies(params, [self.dtype; 3])
+        accepts_copies(params, [self.dtype, self.out, self.dtype])
             && params.pe.is_some_and(|pe| pe.q.is_aligned(16, size) && pe.k.is_aligned(16, size))
     }
 

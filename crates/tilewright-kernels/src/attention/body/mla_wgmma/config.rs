@@ -34,8 +34,10 @@ const SHARED: usize = 227 << 10;
 /// Compile-time configuration of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct MlaWgmmaConfig {
-    /// The dtype of queries, cache and outputs: f16 or bf16. Softmax weights are rounded to it.
+    /// The dtype of queries and cache: f16 or bf16. Softmax weights are rounded to it.
     pub dtype: Dtype,
+    /// The dtype of outputs: the same, or e4m3.
+    pub out: Dtype,
     /// Elements of queries and keys, and of the compressed part, which comes first and is the values: 576 and 512 in DeepSeek
     /// models.
     pub head_dim: HeadDim,
@@ -115,7 +117,7 @@ impl MlaWgmmaConfig {
     /// 8. Scales may differ between heads, not between pages. Called on every run, so it must not allocate.
     pub fn accepts(&self, params: &AttentionParams) -> bool {
         let size = self.dtype.size();
-        accepts_copies(params, [self.dtype; 3])
+        accepts_copies(params, [self.dtype, self.out, self.dtype])
             && params.pe.is_some_and(|pe| pe.q.is_aligned(16, size) && pe.k.is_aligned(16, size))
     }
 

@@ -72,6 +72,9 @@ impl<'k> MlaConsumer<'_, 'k> {
             || {
                 let (head, lse) = (cta.query_head(&item, row), of_row(&|of| of.lse));
                 k.when(writes_stats, || store_lse(cta, head, lse));
+                if cta.out.size() == 1 {
+                    return self.write_narrow(&halves, output_row(cta, head).address(), exist);
+                }
                 self.stage_outputs(&halves);
                 self.write(output_row(cta, head).at(self.number * (half / 2)).address(), exist);
             },
@@ -101,6 +104,23 @@ impl<'k> MlaConsumer<'_, 'k> {
                 self.shared.cta.round_pair(low, high)
             });
             k.store_matrix::<4, _>(staged(tile, row, (chunk, fragment)), words, false);
+        }
+    }
+
+    /// Writes normalized outputs in e4m3, two adjacent ones per store; lane r has the address of row r.
+    fn write_narrow(&self, halves: &[ScaledStats<'k>; 2], address: Value<'k, u64>, exist: Value<'k, u32>) {
+        let (k, lane, cta) = (self.k, self.lane(), &self.shared.cta);
+        let column = self.number * self.shared.config.half() as u32 + ((lane & 3) << 1);
+        for (half, rows) in halves.iter().enumerate() {
+            let (number, factor) = ((lane >> 2) + 8 * half as u32, rows.factor * rows.stats.normalizer);
+            let [low, high] = [address.low(), address.high()].map(|word| word.of_lane(number));
+            let row = Global::<u16>::new(k.pack32(low, high)).at(column >> 1);
+            k.when(((exist >> number) & 1).ne(0), || {
+                for at in 0..self.state.o.len() {
+                    let [first, second] = self.pair(at, half, factor);
+                    row.plus(4 * at).store(cta.round_to_e4m3(first, second));
+                }
+            });
         }
     }
 

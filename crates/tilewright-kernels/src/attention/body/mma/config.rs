@@ -15,11 +15,13 @@ pub const KV_TOKENS: usize = 64;
 /// Compile-time configuration of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct MmaConfig {
-    /// The dtype of queries: that of outputs, or e4m3 over a cache of e4m3.
+    /// The dtype of queries: that of products, or e4m3 over a cache of e4m3.
     pub q: Dtype,
-    /// The dtype of outputs: f16 or bf16. Softmax weights are rounded to it.
+    /// The dtype of products: f16 or bf16. Softmax weights are rounded to it.
     pub o: Dtype,
-    /// The dtype of keys and values: that of outputs, or an 8-bit one.
+    /// The dtype of outputs: that of products, or e4m3.
+    pub out: Dtype,
+    /// The dtype of keys and values: that of products, or an 8-bit one.
     pub kv: Dtype,
     /// Elements per head.
     pub head_dim: HeadDim,
@@ -98,7 +100,7 @@ impl MmaConfig {
     /// Whether the kernel supports these arguments. Addresses and strides must be multiples of 16 bytes, those of the output of
     /// 8. Scales may differ between heads, and between pages only in 8-bit caches. Called on every run, so it must not allocate.
     pub fn accepts(&self, params: &AttentionParams) -> bool {
-        accepts_copies(params, [self.q, self.o, self.kv]) && params.v.is_aligned(16, self.kv.size())
+        accepts_copies(params, [self.q, self.out, self.kv]) && params.v.is_aligned(16, self.kv.size())
     }
 
     /// Reasons why the configuration is unsupported; empty if it is supported.

@@ -76,8 +76,13 @@ fn recorded(name: &str, config: &MmaConfig, hooks: Option<&Hooks<'_>>) -> Result
     };
     Builder::kernel(name, THREADS, |k| {
         k.ctas_per_sm(config.ctas_with_budget(tile_budget));
-        let cta =
-            MmaCta::new(k, (THREADS, config.device.arch), [config.q, config.o, config.kv], false, layout.cta);
+        let cta = MmaCta::new(
+            k,
+            (THREADS, config.device.arch),
+            [config.q, config.o, config.kv, config.out],
+            false,
+            layout.cta,
+        );
         let is_beside = (config.device.arch == wgmma::ARCH).then(|| k.param::<u32>("is_beside").ne(0));
         let cta = cta.beside(is_beside);
         let hooks = RowHooks::new(&cta, hooks, true);

@@ -1,5 +1,6 @@
 //! Scalar loads and stores of any dtype, converted to and from f32.
 
+use crate::tile::number::narrow;
 use half::{bf16, f16};
 use tilewright::Dtype;
 use tilewright_ptx::build::{Builder, Global, Value};
@@ -35,13 +36,14 @@ fn from_e4m3(byte: Value<'_, u32>) -> Value<'_, f32> {
     (number.reinterpret::<u32>() | ((byte & 0x80) << 24)).reinterpret()
 }
 
-/// Rounds to nearest and stores; `dtype` is an output dtype.
+/// Rounds to nearest and stores; `dtype` is an output dtype. Numbers out of the range of e4m3 become its largest.
 #[track_caller]
 pub(super) fn store<'k>(k: &'k Builder, dtype: Dtype, at: Value<'k, u64>, value: Value<'k, f32>) {
     let _line = k.at_line(std::panic::Location::caller());
     match dtype {
         Dtype::F16 => Global::<f16>::new(at).store(value.to_f16()),
         Dtype::Bf16 => Global::<bf16>::new(at).store(value.to_bf16()),
+        Dtype::E4m3 => Global::<u16>::new(at).store_u8(narrow(dtype, &[value])),
         _ => Global::<f32>::new(at).store(value),
     }
 }

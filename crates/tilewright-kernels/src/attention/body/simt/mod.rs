@@ -59,7 +59,7 @@ const SMALL_ROWS_PER_WARP: u32 = 2;
 pub struct SimtConfig {
     /// Dtype of queries: any.
     pub dtype_q: Dtype,
-    /// Dtype of outputs: f32, f16 or bf16.
+    /// Dtype of outputs: f32, f16, bf16 or e4m3.
     pub dtype_o: Dtype,
     /// Dtype of keys and values: any.
     pub dtype_kv: Dtype,
@@ -113,7 +113,10 @@ impl SimtConfig {
         let in_range = |dim: u32| (1..=MAX_HEAD_DIM).contains(&dim);
         let needs_pairs = [Hook::Query, Hook::Key].into_iter().any(|hook| hooks.is_live(hook));
         let reasons = [
-            (self.dtype_o.is_cache_only(), format!("o dtype = {}, expected f32, f16 or bf16", self.dtype_o)),
+            (
+                matches!(self.dtype_o, Dtype::E5m2 | Dtype::I8),
+                format!("o dtype = {}, expected f32, f16, bf16 or e4m3", self.dtype_o),
+            ),
             (!in_range(qk), format!("head_dim.qk = {qk}, expected 1..={MAX_HEAD_DIM}")),
             (!in_range(vo), format!("head_dim.vo = {vo}, expected 1..={MAX_HEAD_DIM}")),
             (

@@ -27,12 +27,14 @@ pub(super) const ROW_MAJOR_STAGES: usize = 2;
 /// Compile-time configuration of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct WgmmaConfig {
-    /// The dtype of queries: that of outputs, or e4m3 over a cache of e4m3.
+    /// The dtype of queries: that of products, or e4m3 over a cache of e4m3.
     pub q: Dtype,
-    /// The dtype of outputs: f16 or bf16. Softmax weights are rounded to it, to f16 if keys and values are converted, or to e4m3 if
+    /// The dtype of products: f16 or bf16. Softmax weights are rounded to it, to f16 if keys and values are converted, or to e4m3 if
     /// queries are e4m3.
     pub o: Dtype,
-    /// The dtype of keys and values: that of outputs, or 8 bits.
+    /// The dtype of outputs: that of products, or e4m3.
+    pub out: Dtype,
+    /// The dtype of keys and values: that of products, or 8 bits.
     pub kv: Dtype,
     /// Elements per head.
     pub head_dim: HeadDim,
@@ -175,7 +177,7 @@ impl WgmmaConfig {
             && !params.v_scale.is_per_page()
             && [params.k, params.v].iter().all(|tensor| tensor.is_aligned(16, self.kv.size()))
             && params.q.is_aligned(16, self.q.size())
-            && params.o.is_aligned(16, self.o.size())
+            && params.o.is_aligned(16, self.out.size())
     }
 
     /// Keys per box of a tensor map: the largest power of two that divides a page, or block, and a KV tile; 1 if keys and values are

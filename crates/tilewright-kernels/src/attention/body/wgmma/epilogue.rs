@@ -63,6 +63,19 @@ impl<'k> Consumer<'_, 'k> {
         [0, 1].map(|i| self.state.o[fragment][2 * half + i].get() * factor)
     }
 
+    /// A pair of outputs of e4m3 of fragment `at`, and of the next one, 0 after the last.
+    fn pack_fragments(&self, at: usize, output: &impl Fn(usize) -> [Value<'k, f32>; 2]) -> Value<'k, u32> {
+        let (k, count) = (self.k, self.shared.config.head_dim.vo / 8);
+        let [low, high] = [at, at + 1].map(|at| {
+            if at >= count {
+                return k.constant(0);
+            }
+            let [first, second] = output(at);
+            self.shared.cta.round_to_e4m3(first, second)
+        });
+        k.pack16(low, high)
+    }
+
     fn store_partial(&self, current: &CurrentItem<'k>, rows: &HalfRows<'k>) {
         let (k, column, item) = (self.k, self.k.lane() & 3, current.load());
         let row = self.first_row() + (k.lane() >> 2) + 8 * rows.half as u32;
@@ -96,31 +109,50 @@ impl<'k> Consumer<'_, 'k> {
         let lse = lane.ge(8).select(updated[1].0.of_lane(of_quad), updated[0].0.of_lane(of_quad));
         k.when(exists, || store_lse(cta, head, lse));
         let chunks = self.shared.config.head_dim.vo / 8;
+        let fragments = if cta.out.size() == 1 { 8 } else { 4 };
         for half in 0..2 {
             let number = quad + 8 * half as u32;
             let [low, high] = [address.low(), address.high()].map(|word| word.of_lane(number));
             let to = Global::<u32>::new(k.pack32(low, high)).at((lane & 3) << 2);
             let exists = ((exist >> number) & 1).ne(0);
+            let output = |at: usize| {
+                let pair = self.pair((at, half), updated[half].1);
+                epilogues[half].apply_output(|| column + 8 * at as u32, pair)
+            };
             // exchanged before the branch: their latencies overlap
-            let exchanged = (0..chunks).step_by(4).map(|first| {
-                let words = [0, 1, 2, 3].map(|at| {
-                    let pair = self.pair((first + at, half), updated[half].1);
-                    let column = || column + 8 * (first + at) as u32;
-                    let [low, high] = epilogues[half].apply_output(column, pair);
-                    cta.round_pair(low, high)
+            let exchanged = (0..chunks).step_by(fragments).map(|first| {
+                let words = [0, 1, 2, 3].map(|word| match fragments {
+                    4 => {
+                        let [low, high] = output(first + word);
+                        cta.round_pair(low, high)
+                    }
+                    _ => self.pack_fragments(first + 2 * word, &output),
                 });
-                (first, quads::transpose(words))
+                let words = quads::transpose(words);
+                (first, if fragments == 4 { words } else { split_fragments(words) })
             });
             let exchanged: Vec<_> = exchanged.collect();
             k.when(exists, || {
                 for (first, chunk) in exchanged {
-                    let store = || to.plus(4 * first).store_vector(chunk);
-                    match chunks - first {
-                        1..4 => k.when((lane & 3).lt((chunks - first) as u32), store),
-                        _ => store(),
+                    let (to, rest) = (to.plus(4 * first * 4 / fragments), chunks - first);
+                    let (full, part) = (4 * rest / fragments, 4 * rest % fragments);
+                    if full >= 4 {
+                        to.store_vector(chunk);
+                        continue;
+                    }
+                    k.when((lane & 3).lt(full as u32), || to.store_vector(chunk));
+                    if part > 0 {
+                        k.when((lane & 3).eq(full as u32), || to.store_vector([chunk[0], chunk[1]]));
                     }
                 }
             });
         }
     }
+}
+
+/// Four pairs of a fragment and of the next one: the bytes of the fragment, then those of the next one.
+fn split_fragments(words: [Value<'_, u32>; 4]) -> [Value<'_, u32>; 4] {
+    let lower = |at: usize| (words[at] & 0xffff) | (words[at + 1] << 16);
+    let upper = |at: usize| (words[at] >> 16) | (words[at + 1] & 0xffff_0000);
+    [lower(0), lower(2), upper(0), upper(2)]
 }

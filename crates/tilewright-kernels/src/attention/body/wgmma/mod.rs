@@ -124,8 +124,8 @@ pub fn kv_map(
 /// Reasons why the kernel does not support a variant; empty if it does.
 pub fn unsupported_variant(config: &WgmmaConfig, variant: &ExpressionVariant) -> Vec<String> {
     let device = DeviceLimits::of_arch(ARCH);
-    let WgmmaConfig { q, o, kv, head_dim, .. } = *config;
-    let of_mma = mma::MmaConfig { q, o, kv, head_dim, bodies: super::Bodies::Both, device };
+    let WgmmaConfig { q, o, out, kv, head_dim, .. } = *config;
+    let of_mma = mma::MmaConfig { q, o, out, kv, head_dim, bodies: super::Bodies::Both, device };
     mma::unsupported_variant(&of_mma, variant)
 }
 
@@ -236,7 +236,7 @@ impl<'k> WgmmaCta<'k> {
         let (mut layout, mut taken) = CtaLayout::new(q, v, stored);
         let arena = config.arena(&mut taken);
         layout.bytes = arena.bytes;
-        let cta = MmaCta::new(k, (THREADS, ARCH), [config.q, config.o, config.kv], false, layout);
+        let cta = MmaCta::new(k, (THREADS, ARCH), [config.q, config.o, config.kv, config.out], false, layout);
         let (keys, stages) = (config.kv_tokens(), config.stages());
         let [runs, started, ctas] = ["runs", "started", "ctas"].map(|name| k.param::<u32>(name));
         Self {
