@@ -45,7 +45,6 @@ fn core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<attention::PyAttention>()?;
     module.add_class::<attention::PyPlan>()?;
     module.add_class::<variant::PyVariant>()?;
-    module.add_class::<rope::PyCosSinCache>()?;
     module.add_function(wrap_pyfunction!(operators::norm, module)?)?;
     module.add_function(wrap_pyfunction!(operators::gated_activation, module)?)?;
     module.add_function(wrap_pyfunction!(operators::merge_states, module)?)?;

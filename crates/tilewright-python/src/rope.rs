@@ -2,7 +2,7 @@
 
 use crate::{
     device::Queue,
-    errors::{invalid, raised},
+    errors::raised,
     integers::IndexArg,
     keywords::Keywords,
     overlap::{check_separate, spans_overlap},
@@ -11,7 +11,7 @@ use crate::{
 use pyo3::prelude::*;
 use tilewright::{
     Error, Operator, Result,
-    rope::{CosSinCache, Rope, RopeAngles, RopeRest, RopeRotation, RopeScaling, RopeStyle},
+    rope::{Rope, RopeAngles, RopeRest, RopeRotation, RopeScaling, RopeStyle},
     tensor::Indices,
 };
 
@@ -56,56 +56,31 @@ impl RopeFields {
     }
 }
 
-/// A table of cosines and sines.
-#[pyclass(frozen, module = "tilewright._core", name = "CosSinCache")]
-pub(crate) struct PyCosSinCache(CosSinCache);
-
-#[pymethods]
-impl PyCosSinCache {
-    /// Copies a table `[max_positions, rotary_dim]` f32 on the host: cosines, then sines.
-    #[new]
-    fn new(table: TensorArg, interleaved: bool) -> PyResult<Self> {
-        let &[_, rotary_dim] = table.shape() else {
-            let text =
-                format!("cos_sin_cache has shape {:?}, expected [max_positions, rotary_dim]", table.shape());
-            return Err(invalid(OPERATOR, text));
-        };
-        let view = table.view(OPERATOR, "cos_sin_cache").map_err(raised)?;
-        if view.dtype() != tilewright::Dtype::F32 || !table.on_host() {
-            let text = format!("cos_sin_cache is {view:?}, expected f32 on the host");
-            return Err(invalid(OPERATOR, text));
-        }
-        let values = bytemuck::pod_collect_to_vec(&table.compact());
-        CosSinCache::from_table(values, rotary_dim, style(interleaved)).map(Self).map_err(raised)
-    }
-}
+/// A table of cosines and sines, f32 `[max_positions, rotary_dim]`, and whether pairs are interleaved.
+#[derive(FromPyObject)]
+pub(crate) struct TableFields(TensorArg, bool);
 
 /// The tensors and angles of a rotation; `from_q` and `from_k` are `None` for a rotation in place.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
-pub(crate) struct RotationFields<'py> {
+pub(crate) struct RotationFields {
     from_q: Option<TensorArg>,
     from_k: Option<TensorArg>,
     q: TensorArg,
     k: TensorArg,
     positions: IndexArg,
     rope: Option<RopeFields>,
-    cache: Option<PyRef<'py, PyCosSinCache>>,
+    table: Option<TableFields>,
 }
 
 /// Rotates queries and keys.
 #[pyfunction]
-pub(crate) fn apply_rope(
-    py: Python<'_>,
-    queue: &Queue,
-    fields: Keywords<RotationFields<'_>>,
-) -> PyResult<()> {
+pub(crate) fn apply_rope(py: Python<'_>, queue: &Queue, fields: Keywords<RotationFields>) -> PyResult<()> {
     let Keywords(fields) = fields;
-    let RotationFields { from_q, from_k, mut q, mut k, positions, rope, cache } = fields;
+    let RotationFields { from_q, from_k, mut q, mut k, positions, rope, table } = fields;
     let rope = rope.map(|rope| rope.rope()).transpose().map_err(raised)?;
-    let cache = cache.as_ref().map(|cache| &cache.0);
     py.detach(|| {
-        let angles = angles(&rope, cache)?;
+        let angles = angles(&rope, &table)?;
         let mut copied = Vec::new();
         let indices = positions.indices(OPERATOR, "position", &mut copied)?;
         let from = [from_q.as_ref(), from_k.as_ref()];
@@ -155,10 +130,13 @@ impl<'a> Rotation<'a> {
     }
 }
 
-fn angles<'a>(rope: &'a Option<Rope>, cache: Option<&'a CosSinCache>) -> Result<RopeAngles<'a>> {
-    match (rope, cache) {
+fn angles<'a>(rope: &'a Option<Rope>, table: &'a Option<TableFields>) -> Result<RopeAngles<'a>> {
+    match (rope, table) {
         (Some(rope), None) => Ok(RopeAngles::Computed(rope)),
-        (None, Some(cache)) => Ok(RopeAngles::Table(cache)),
+        (None, Some(TableFields(table, interleaved))) => {
+            let table = table.view(OPERATOR, "cos_sin_cache")?;
+            Ok(RopeAngles::Tensor { table, style: style(*interleaved) })
+        }
         _ => Err(Error::new(OPERATOR, "expected either a rope or a cos_sin_cache")),
     }
 }
@@ -166,13 +144,13 @@ fn angles<'a>(rope: &'a Option<Rope>, cache: Option<&'a CosSinCache>) -> Result<
 /// The tensors, scales and angles of a rotation to 8 bits: queries and keys, then those of the elements beyond `rotary_dim`.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
-pub(crate) struct QuantizedRotationFields<'py> {
+pub(crate) struct QuantizedRotationFields {
     from: Vec<TensorArg>,
     to: Vec<TensorArg>,
     scales: [f32; 2],
     positions: IndexArg,
     rope: Option<RopeFields>,
-    cache: Option<PyRef<'py, PyCosSinCache>>,
+    table: Option<TableFields>,
 }
 
 /// Rotates queries and keys and rounds them to 8 bits.
@@ -180,12 +158,11 @@ pub(crate) struct QuantizedRotationFields<'py> {
 pub(crate) fn apply_rope_quantized(
     py: Python<'_>,
     queue: &Queue,
-    fields: Keywords<QuantizedRotationFields<'_>>,
+    fields: Keywords<QuantizedRotationFields>,
 ) -> PyResult<()> {
     let Keywords(fields) = fields;
-    let QuantizedRotationFields { from, mut to, scales, positions, rope, cache } = fields;
+    let QuantizedRotationFields { from, mut to, scales, positions, rope, table } = fields;
     let rope = rope.map(|rope| rope.rope()).transpose().map_err(raised)?;
-    let cache = cache.as_ref().map(|cache| &cache.0);
     py.detach(|| {
         for (at, out) in to.iter().enumerate() {
             let others = from
@@ -196,7 +173,7 @@ pub(crate) fn apply_rope_quantized(
                 .into_iter()
                 .try_for_each(|other| check_separate(OPERATOR, out.named("an output"), other))?;
         }
-        let (angles, mut copied) = (angles(&rope, cache)?, Vec::new());
+        let (angles, mut copied) = (angles(&rope, &table)?, Vec::new());
         let positions = positions.indices(OPERATOR, "position", &mut copied)?;
         let from = from.iter().map(|from| from.view(OPERATOR, "an input")).collect::<Result<Vec<_>>>()?;
         let mut to = to

@@ -23,6 +23,11 @@ def run(**changes):
     return one.run(one.plan(tw.Batch.ragged(**OK)), **tensors(**changes))
 
 
+def rotate(rope):
+    q = numpy.ones((2, 1, 8), "float32")
+    tw.apply_rope(q, q.copy(), [0, 1], rope)
+
+
 def to_slots(slot_mapping):
     k, cache = numpy.ones((2, 1, 8), "float32"), numpy.zeros((2, 2, 4, 1, 8), "float32")
     tw.append_to_slots(k, k, slot_mapping, *cache)
@@ -71,7 +76,9 @@ def to_slots(slot_mapping):
     (lambda: tw.sampling.sample(numpy.ones((2, 3), "float32"), top_k=[1]), "top_k has 1 elements, expected rows = 2"),
     (lambda: tw.sampling.sample(numpy.ones((2, 3), "float32"), seed=-1), "seeds of 64 bits"),
     (lambda: tw.sampling.top_k(numpy.ones((2, 3), "float32"), 4), "k = 4 is not in 1..=3"),
-    (lambda: tw.CosSinCache(numpy.ones((4, 3), "float32")), "rotary_dim"),
+    (lambda: rotate(tw.CosSinCache(numpy.ones((4, 3), "float32"))), "cos_sin_cache has shape [4, 3], expected [max_positions"),
+    (lambda: rotate(tw.CosSinCache(numpy.ones((4, 8), "float16"))), "cos_sin_cache is f16, expected f32"),
+    (lambda: rotate(tw.CosSinCache(numpy.ones((4, 16), "float32")[:, ::2])), "cos_sin_cache has strides [16, 2], expected a contig"),
     (lambda: tw.apply_rope(numpy.ones((2, 1, 8), "float32"), numpy.ones((2, 1, 8), "float32"), [0, -1], tw.Rope(8)), "position"),
     (lambda: tw.Variant.from_json("{"), "attention.variant"),
     (lambda: tw.Attention(tw.Problem(2, 1, 8), tw.variants.sinks([1.0])), "sinks: 1, expected one for each of the 2 query heads"),

@@ -100,9 +100,13 @@ def test_rotary_embeddings(host, rng, interleaved):
 def test_a_table_of_cosines_rotates_as_its_rope(host, rng):
     q, k = rng.standard_normal((3, 2, 8)).astype("float32"), rng.standard_normal((3, 1, 8)).astype("float32")
     angle = numpy.arange(10)[:, None] * 10000.0 ** (-numpy.arange(4) / 4)
-    cache = tw.CosSinCache(numpy.concatenate([numpy.cos(angle), numpy.sin(angle)], axis=1).astype("float32"))
+    table = numpy.concatenate([numpy.cos(angle), numpy.sin(angle)], axis=1).astype("float32")
+    cache = tw.CosSinCache(table)
     expected = rotated(q.astype("float64"), numpy.array([9, 0, 4]), 10000.0, False)
-    close(tw.apply_rope(q, k, [9, 0, 4], cache)[0], expected)
+    out = numpy.empty_like(q), numpy.empty_like(k)
+    close(tw.apply_rope(q, k, [9, 0, 4], cache, out=out)[0], expected)
+    table *= 2  # the table is not copied
+    close(tw.apply_rope(q, k, [9, 0, 4], cache)[0], 2 * expected)
     with pytest.raises(tw.Error, match="position = 10"):
         tw.apply_rope(q, k, [10, 0, 4], cache)
 

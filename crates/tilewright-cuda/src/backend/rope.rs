@@ -2,7 +2,7 @@
 
 use super::{
     Gpu,
-    geometry::{extent, rows},
+    geometry::{address, extent, rows},
 };
 use crate::machine::Machine;
 use tilewright::{
@@ -22,6 +22,7 @@ pub(super) fn rope<M: Machine>(gpu: &Gpu<M>, operator: RopeRotation<'_>) -> Resu
             (Angles::Turns, gpu.constants(bytemuck::cast_slice(&turns))?)
         }
         RopeAngles::Table(cache) => (Angles::Table, gpu.cos_sin(cache)?),
+        RopeAngles::Tensor { table, .. } => (Angles::Table, (address(&table), None)),
     };
     let (positions, _uploaded) = gpu.integers(name, "positions", operator.positions)?;
     let to = [operator.q.as_view(), operator.k.as_view()];

@@ -9,7 +9,7 @@ use crate::machine::Machine;
 use tilewright::{
     Operator, Result,
     kv::rope_append::{HeadNorms, RopeAppend},
-    rope::RopeStyle,
+    rope::{RopeAngles, RopeStyle},
 };
 use tilewright_kernels::rope::append::{RopeAppendParams, rope_append as kernel};
 
@@ -22,7 +22,11 @@ pub(super) fn rope_append<M: Machine>(gpu: &Gpu<M>, operator: RopeAppend<'_>) ->
     let prepared = operator.plan.prepared().and_then(|prepared| prepared.downcast_ref::<AppendSlots>());
     let Some(slots) = prepared.filter(|_| is_fused(&operator)) else { return operator.run_apart(gpu) };
     gpu.check_device(name, "the plan", Some(slots.location()))?;
-    let (angles, _uncached) = gpu.cos_sin(operator.angles)?;
+    let (angles, _uncached) = match operator.angles {
+        RopeAngles::Computed(_) => return operator.run_apart(gpu),
+        RopeAngles::Table(cache) => gpu.cos_sin(cache)?,
+        RopeAngles::Tensor { table, .. } => (address(&table), None),
+    };
     let (positions, _uploaded) = gpu.integers(name, "positions", operator.positions)?;
     let (q, k) = (operator.q.as_view(), operator.k.as_view());
     let [k_strides, v_strides] = operator.cache_strides();

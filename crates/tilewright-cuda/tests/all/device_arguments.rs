@@ -2,16 +2,17 @@
 //! the next call succeeds.
 
 use half::bf16;
+use std::cell::RefCell;
 use tilewright::{
     Attention, Backend, Batch, Cpu, Dtype, HeadDim, Heads, KvCache, KvScales, Mask, Operator, Output, Plan,
     Problem, Result, Scale, View, ViewMut, Workspace,
     attention::variant::AttentionSinks,
     kv::QuantizedCache,
     norm::rmsnorm,
-    rope::{CosSinCache, Rope, RopeAngles, RopeRotation},
+    rope::{CosSinCache, Rope, RopeAngles, RopeRotation, RopeStyle},
     tensor::DeviceMemory,
 };
-use tilewright_cuda::{Gpu, Simulated, Simulator};
+use tilewright_cuda::{Gpu, Simulated, Simulator, machine::Machine};
 
 const ROWS: usize = 4;
 const KEYS: usize = 1030;
@@ -216,4 +217,51 @@ fn angles_are_shared_by_streams() {
     gpu.record(&mut || rotate(&other, 0)).expect("its tables are on the device");
     let text = gpu.record(&mut || rotate(&other, 1)).expect_err("new tables").to_string();
     assert_eq!(text, "simulator: an allocation cannot be recorded");
+}
+
+/// A table in device memory is read by each run, at any address of an element, and by each replay of a graph.
+#[test]
+fn tables_of_angles_are_read_on_the_device() {
+    const SHAPE: [usize; 3] = [2, 1, 16];
+    let gpu: Simulated = Gpu::new(Simulator::new(80, 1));
+    let caches = [1e4, 1e5].map(|theta| CosSinCache::new(&Rope::new(16, theta).expect("it is sound"), 4));
+    let caches = caches.map(|cache| cache.expect("a small table"));
+    let positions = gpu.upload(bytemuck::cast_slice(&[1, 2])).expect("it fits");
+    let x: Vec<bf16> = (0..32).map(|i| bf16::from_f32(i as f32)).collect();
+    let x = gpu.upload(bytemuck::cast_slice(&x)).expect("it fits");
+    let out = RefCell::new(gpu.allocate(128).expect("it fits"));
+    let rotate = |angles: RopeAngles<'_>| {
+        let (from, mut out) = (Some([x.view(Dtype::Bf16, 0, &SHAPE)?; 2]), out.borrow_mut());
+        let [q, k] = out.columns_mut(Dtype::Bf16, [SHAPE; 2])?;
+        let positions = positions.indices(0, 2)?;
+        RopeRotation { from, q, k, rest: None, scales: None, positions, angles }.run(&gpu)
+    };
+    let found = || {
+        let mut bytes = [0; 128];
+        gpu.machine().read(out.borrow().address(), &mut bytes).expect("it was written");
+        bytes
+    };
+    let expected = caches.each_ref().map(|cache| {
+        rotate(RopeAngles::Table(cache)).expect("it runs");
+        found()
+    });
+    assert_ne!(expected[0], expected[1]);
+    // after one element more: 4 bytes are the alignment of f32
+    let table = gpu.allocate(4 + 4 * 4 * 16).expect("it fits");
+    let write = |at: usize| {
+        gpu.machine().write(table.address() + 4, caches[at].view().data().bytes()).expect("it fits");
+    };
+    let style = RopeStyle::Neox;
+    let angles = RopeAngles::Tensor { table: table.view(Dtype::F32, 4, &[4, 16]).expect("a view"), style };
+    write(0);
+    rotate(angles).expect("it runs");
+    assert_eq!(found(), expected[0]);
+    let recorded = gpu.record(&mut || rotate(angles)).expect("nothing is allocated").expect("a graph");
+    write(1);
+    recorded.replay().expect("it runs");
+    assert_eq!(found(), expected[1]);
+    let on_host = RopeAngles::Tensor { table: caches[0].view(), style };
+    let text = rotate(on_host).expect_err("it is elsewhere").to_string();
+    let expected = "cos_sin_cache is in host memory, expected the memory of device 0";
+    assert_eq!(text, format!("rope.rotate_with_cos_sin_cache: {expected}"));
 }

@@ -84,7 +84,8 @@ impl RopeAppendParams {
         let weights = self.norms.into_iter().flat_map(|(weights, dtype)| weights.map(|at| (at, dtype)));
         let weights =
             weights.flat_map(|(address, dtype)| Strided { address, strides: [0; 2] }.alignment(dtype));
-        let mut elements = inputs.chain(self.q_out.alignment(to)).chain(caches).chain(weights);
+        let table = Strided { address: self.angles, strides: [0; 2] }.alignment(Dtype::F32);
+        let mut elements = inputs.chain(self.q_out.alignment(to)).chain(caches).chain(weights).chain(table);
         let is_supported = [64, 128, 256].contains(&self.dim)
             && self.tokens <= 0xffff
             && !to.is_cache_only()

@@ -105,6 +105,9 @@ impl RopeParams {
         let elements = from.chain(self.to.iter().flat_map(|tensor| tensor.alignment(to_dtype)));
         let rest = self.rest.iter().flatten().zip([from_dtype, from_dtype, to_dtype, to_dtype]);
         let elements = elements.chain(rest.flat_map(|(tensor, dtype)| tensor.alignment(dtype)));
+        let table = (self.angles == Angles::Table).then_some(self.angles_address);
+        let table = table.map(|address| Strided { address, strides: [0; 2] }.alignment(Dtype::F32));
+        let elements = elements.chain(table.into_iter().flatten());
         // the rotated part and the rest have two chunks per pair
         let halves = [rotary, dim - rotary].map(|part| if part % 2 == 0 { part / 2 } else { 1 });
         let width = chunk::width(&[from_dtype, to_dtype], elements.chain(halves));

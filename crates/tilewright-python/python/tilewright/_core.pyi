@@ -14,7 +14,6 @@ __all__ = [
     "Attention",
     "Plan",
     "Variant",
-    "CosSinCache",
     "norm",
     "gated_activation",
     "merge_states",
@@ -127,10 +126,6 @@ class Attention:
     def run(self, plan: Plan, tensors: "tuple[Any, ...]") -> None: ...
     @property
     def has_lse(self) -> bool: ...
-
-@final
-class CosSinCache:
-    def __new__(cls, table: _Tensor, interleaved: bool) -> "CosSinCache": ...
 
 def norm(queue: Queue, fields: "tuple[Any, ...]") -> None: ...
 def gated_activation(queue: Queue, activation: str, x: _Tensor, out: _Tensor) -> None: ...

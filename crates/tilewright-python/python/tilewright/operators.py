@@ -71,13 +71,13 @@ class Rope:
 
 
 class CosSinCache:
-    """A table float32 ``[max_positions, rotary_dim]``: cosines in the first half of each row, sines in the second. The table is
-    copied; copying one from a GPU waits for it."""
+    """A contiguous table float32 ``[max_positions, rotary_dim]`` in the memory of the queries: cosines in the first half of each row,
+    sines in the second. It is not copied: each rotation reads its present values."""
 
-    __slots__ = ("_core",)
+    __slots__ = ("_table",)
 
     def __init__(self, table, *, interleaved: bool = False):
-        self._core = _core.CosSinCache(on_host(table), interleaved)
+        self._table = table, interleaved
 
 
 def apply_rope(q, k, positions, rope: "Rope | CosSinCache", *, out: "tuple | None" = None):
@@ -89,7 +89,7 @@ def apply_rope(q, k, positions, rope: "Rope | CosSinCache", *, out: "tuple | Non
         "from_q": None if in_place else q, "from_k": None if in_place else k, "q": to_q, "k": to_k,
         "positions": device_indices(positions),
         "rope": rope._fields if isinstance(rope, Rope) else None,
-        "cache": rope._core if isinstance(rope, CosSinCache) else None,
+        "table": rope._table if isinstance(rope, CosSinCache) else None,
     })
     return to_q, to_k
 
@@ -103,7 +103,7 @@ def apply_rope_quantized(q, k, positions, rope: "Rope | CosSinCache", out: tuple
         "from": (q, k, *(rest or ())), "to": out, "scales": [float(scale) for scale in scales],
         "positions": device_indices(positions),
         "rope": rope._fields if isinstance(rope, Rope) else None,
-        "cache": rope._core if isinstance(rope, CosSinCache) else None,
+        "table": rope._table if isinstance(rope, CosSinCache) else None,
     })
 
 

@@ -19,6 +19,7 @@ use tilewright::{
     Backend, KvCacheMut, Operator, Output, Result,
     kv::rope_append::{HeadNorms, RopeAppend},
     norm,
+    rope::RopeAngles,
 };
 
 /// The norms of a block: on its input, and on its output before it is added to the residual stream.
@@ -146,7 +147,7 @@ impl Layer {
             v: v.as_view(),
             norms: norms.map(|norms| HeadNorms { weights: norms.each_ref().map(Tensor::view), eps }),
             positions: inputs.positions()?,
-            angles: &forward.ropes[self.rope],
+            angles: RopeAngles::Table(&forward.ropes[self.rope]),
             cache: KvCacheMut { k: cache.k.reborrow(), v: cache.v.reborrow() },
             layout: KvPool::LAYOUT,
             plan: &inputs.append,

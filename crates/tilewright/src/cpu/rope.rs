@@ -3,7 +3,7 @@
 use crate::{
     Cpu, Element, View, ViewMut,
     rope::{Rope, RopeAngles, RopeRest, RopeRotation, RopeStyle, fill_row},
-    rows::{rows_mut, widen_row},
+    rows::{Rows, rows_mut, widen_row},
     tensor::with_computable,
     with_dtype,
 };
@@ -13,11 +13,12 @@ pub(super) fn rope(cpu: &Cpu, operator: RopeRotation<'_>) {
     let (positions, dim) = (positions.host().unwrap_or_default(), angles.rotary_dim());
     let computed = match angles {
         RopeAngles::Computed(rope) => compute_table(cpu, rope, positions),
-        RopeAngles::Table(_) => Vec::new(),
+        RopeAngles::Table(_) | RopeAngles::Tensor { .. } => Vec::new(),
     };
     let row = |token: usize| match angles {
         RopeAngles::Computed(_) => &computed[token * dim..][..dim],
         RopeAngles::Table(cache) => cache.row(positions[token] as usize),
+        RopeAngles::Tensor { table, .. } => Rows::new(table).get(positions[token] as usize),
     };
     let [q_from, k_from] = from.map_or([None; 2], |from| from.map(Some));
     let factors = scales.map_or([1.0; 2], |scales| scales.map(|scale| 1.0 / scale));

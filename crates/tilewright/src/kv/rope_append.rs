@@ -8,7 +8,7 @@ use crate::{
     },
     norm::{RmsNorm, check_norm},
     operator::{TensorRef, TensorVisitor},
-    rope::{CosSinCache, RopeAngles, RopeRotation, check_rotation},
+    rope::{RopeAngles, RopeRotation, check_rotation},
     tensor::Indices,
 };
 
@@ -38,8 +38,8 @@ pub struct RopeAppend<'a> {
     pub norms: Option<HeadNorms<'a>>,
     /// `[tokens]`: the position of each token. The caller guarantees that positions on a device are valid.
     pub positions: Indices<'a>,
-    /// Cosines and sines of the positions.
-    pub angles: &'a CosSinCache,
+    /// The angles of the positions.
+    pub angles: RopeAngles<'a>,
     /// The rotated queries.
     pub q_out: ViewMut<'a>,
     /// Memory for the rotated keys, of the shape of `k`; its content is unspecified afterwards. Keys are rounded to its dtype, then to
@@ -66,8 +66,7 @@ impl<'a> Operator<'a> for RopeAppend<'a> {
                 check_norm(operator, x, &weight.into(), eps)?;
             }
         }
-        let angles = RopeAngles::Table(self.angles);
-        check_rotation(operator, from, [&self.q_out, &self.k_out], self.positions, angles)?;
+        check_rotation(operator, from, [&self.q_out, &self.k_out], self.positions, self.angles)?;
         check_planned(operator, self.plan, self.new_kv(), &self.cache, self.layout)
     }
 
@@ -79,6 +78,7 @@ impl<'a> Operator<'a> for RopeAppend<'a> {
             visit("q norm", TensorRef::Input(q))?;
             visit("k norm", TensorRef::Input(k))?;
         }
+        self.angles.views(visit)?;
         visit("positions", TensorRef::Indices(&mut self.positions))?;
         visit("q_out", TensorRef::Output(&mut self.q_out))?;
         visit("k_out", TensorRef::Output(&mut self.k_out))?;
@@ -119,7 +119,7 @@ impl RopeAppend<'_> {
             rest: None,
             scales: None,
             positions: self.positions,
-            angles: RopeAngles::Table(self.angles),
+            angles: self.angles,
         }
         .run(backend)?;
         let Self { k_out, v, cache, layout, plan, .. } = self;

@@ -27,14 +27,28 @@ pub enum RopeAngles<'a> {
     Computed(&'a Rope),
     /// Cosines and sines of a table.
     Table(&'a CosSinCache),
+    /// Cosines and sines of a table in the backend's memory, which each run reads.
+    Tensor {
+        /// f32 `[max_positions, rotary_dim]`, contiguous; rows as those of [`CosSinCache`].
+        table: View<'a>,
+        /// The pairing of elements.
+        style: RopeStyle,
+    },
 }
 
-impl RopeAngles<'_> {
+impl<'a> RopeAngles<'a> {
+    /// Visits the table if it is a tensor.
+    pub(crate) fn views(&mut self, visit: &mut TensorVisitor<'_, 'a>) -> Result<()> {
+        let Self::Tensor { table, .. } = self else { return Ok(()) };
+        visit("cos_sin_cache", TensorRef::Input(table))
+    }
+
     /// The number of leading elements of each head that are rotated.
     pub fn rotary_dim(&self) -> usize {
         match self {
             Self::Computed(rope) => rope.rotary_dim(),
             Self::Table(cache) => cache.rotary_dim(),
+            Self::Tensor { table, .. } => table.shape().last().copied().unwrap_or(0),
         }
     }
 
@@ -43,6 +57,7 @@ impl RopeAngles<'_> {
         match self {
             Self::Computed(rope) => rope.style(),
             Self::Table(cache) => cache.style(),
+            Self::Tensor { style, .. } => *style,
         }
     }
 
@@ -51,7 +66,27 @@ impl RopeAngles<'_> {
         match self {
             Self::Computed(_) => i32::MAX as usize,
             Self::Table(cache) => cache.max_positions(),
+            Self::Tensor { table, .. } => table.shape().first().copied().unwrap_or(0),
         }
+    }
+
+    /// Rejects a tensor that is not a contiguous table.
+    fn check(&self, operator: &'static str) -> Result<()> {
+        let Self::Tensor { table, .. } = self else { return Ok(()) };
+        crate::ensure!(
+            matches!(table.shape(), &[_, dim] if dim > 0 && dim.is_multiple_of(2)),
+            operator,
+            "cos_sin_cache has shape {:?}, expected [max_positions, rotary_dim] with an even rotary_dim above 0",
+            table.shape()
+        );
+        check_dtype(operator, "cos_sin_cache", table.dtype(), Dtype::F32)?;
+        crate::ensure!(
+            table.is_contiguous(),
+            operator,
+            "cos_sin_cache has strides {:?}, expected a contiguous tensor",
+            table.strides()
+        );
+        Ok(())
     }
 }
 
@@ -90,9 +125,9 @@ impl<'a> Operator<'a> for RopeRotation<'a> {
     fn name(&self) -> &'static str {
         match (&self.from, self.angles) {
             (None, RopeAngles::Computed(_)) => "rope.apply",
-            (None, RopeAngles::Table(_)) => "rope.apply_with_cos_sin_cache",
+            (None, _) => "rope.apply_with_cos_sin_cache",
             (Some(_), RopeAngles::Computed(_)) => "rope.rotate",
-            (Some(_), RopeAngles::Table(_)) => "rope.rotate_with_cos_sin_cache",
+            (Some(_), _) => "rope.rotate_with_cos_sin_cache",
         }
     }
 
@@ -120,6 +155,7 @@ impl<'a> Operator<'a> for RopeRotation<'a> {
             visit("q_rest_out", TensorRef::Output(q))?;
             visit("k_rest_out", TensorRef::Output(k))?;
         }
+        self.angles.views(visit)?;
         visit("positions", TensorRef::Indices(&mut self.positions))
     }
 
@@ -169,7 +205,7 @@ impl RopeRotation<'_> {
     }
 }
 
-/// Checks queries and keys, the shapes of their rotated form, and positions.
+/// Checks queries and keys, the shapes of their rotated form, angles, and positions.
 pub(crate) fn check_rotation(
     operator: &'static str,
     from: [View<'_>; 2],
@@ -177,6 +213,7 @@ pub(crate) fn check_rotation(
     positions: Indices<'_>,
     angles: RopeAngles<'_>,
 ) -> Result<()> {
+    angles.check(operator)?;
     let tokens = check_heads(operator, from, angles.rotary_dim())?;
     for ((argument, to), from) in ["q_out", "k_out"].into_iter().zip(to).zip(&from) {
         check_copy(operator, argument, to, from)?;

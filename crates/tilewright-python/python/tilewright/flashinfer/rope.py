@@ -10,10 +10,6 @@ from ._pages import host_array, requests_of
 from ._refuse import check_choice
 from .page import append_paged_kv_cache, append_paged_mla_kv_cache
 
-#: Tables kept for reuse; engines have one or two.
-_LIMIT = 16
-_caches: dict = {}
-
 
 def _rope(q, rotary_dim, interleave, rope_theta, scaling):
     return q.shape[-1] if rotary_dim is None else rotary_dim, rope_theta, interleave, scaling
@@ -55,7 +51,7 @@ def _apply_rope(from_q, from_k, q, k, positions, rotary_dim, theta, interleaved,
 @operator("apply_rope_table(Tensor? from_q, Tensor? from_k, Tensor(a!) q, Tensor(b!) k, Tensor positions, Tensor table, "
           "bool is_neox)")
 def _apply_rope_table(from_q, from_k, q, k, positions, table, is_neox):
-    _rotate(from_q, from_k, q, k, positions, _table(table, is_neox))
+    _rotate(from_q, from_k, q, k, positions, _table(table, is_neox, q))
 
 
 def _rotate(from_q, from_k, q, k, positions, rope):
@@ -79,7 +75,8 @@ def _apply(q, k, positions, rope, in_place):
             name, numbers = (None, []) if scaling is None else scaling
             _apply_rope(*source, *to, positions, rotary_dim, theta, interleaved, name, numbers)
     else:
-        _rotate(*source, *to, positions, _table(*rope) if is_table else Rope(*rope[:2], interleaved=rope[2], scaling=rope[3]))
+        rope = _table(*rope, q) if is_table else Rope(*rope[:2], interleaved=rope[2], scaling=rope[3])
+        _rotate(*source, *to, positions, rope)
     return None if in_place else to
 
 
@@ -143,21 +140,11 @@ def apply_llama31_rope_pos_ids(
     return _apply(q, k, pos_ids, _rope(q, rotary_dim, interleave, rope_theta, scaling), False)
 
 
-def _table(cos_sin_cache, is_neox):
-    """The table, copied once: as long as the tensor is alive and unchanged. Changes of inference tensors are not counted, so these
-    are copied in every call."""
+def _table(cos_sin_cache, is_neox, q):
+    """The table in the memory of ``q``; a copy of one that is elsewhere or has gaps."""
     if cos_sin_cache.dtype != torch.float32:
         raise ValueError("cos_sin_cache should be float32")
-    if cos_sin_cache.is_inference():
-        return CosSinCache(cos_sin_cache, interleaved=not is_neox)
-    key = (cos_sin_cache.data_ptr(), tuple(cos_sin_cache.shape), cos_sin_cache._version, is_neox)
-    known = _caches.get(key)
-    if known is None:
-        if len(_caches) >= _LIMIT:
-            _caches.clear()
-        # the reference keeps the address from being reused
-        known = _caches[key] = (CosSinCache(cos_sin_cache, interleaved=not is_neox), cos_sin_cache)
-    return known[0]
+    return CosSinCache(cos_sin_cache.to(q.device).contiguous(), interleaved=not is_neox)
 
 
 def _heads(x, head_size):
@@ -183,7 +170,7 @@ def _quantize(q_rope, k_rope, q_nope, k_nope, table, pos_ids, is_neox, scales, q
     q, k, q_rest, k_rest = (_with_heads(x) for x in (q_rope, k_rope, q_nope, k_nope))
     split = q_rest.shape[-1] > 0 or k_rest.shape[-1] > 0
     to = [_with_heads(out) for out in dense]
-    operators.apply_rope_quantized(q, k, pos_ids, _table(table, is_neox), to if split else to[:2],
+    operators.apply_rope_quantized(q, k, pos_ids, _table(table, is_neox, q_rope), to if split else to[:2],
                                    scales=[1 / scale for scale in scales], rest=(q_rest, k_rest) if split else None)
     for out, written in zip(outputs, dense):
         if out is not written:

@@ -11,7 +11,7 @@ use tilewright::{
         norm::rmsnorm,
         rope::{frequency, rotate},
     },
-    rope::{CosSinCache, Rope, RopeStyle},
+    rope::{CosSinCache, Rope, RopeAngles, RopeStyle},
     tensor::Indices,
 };
 
@@ -66,6 +66,8 @@ struct Arguments {
     cache: [Array; 2],
     positions: Vec<i32>,
     angles: CosSinCache,
+    /// Whether the table is passed as a tensor.
+    from_tensor: bool,
 }
 
 impl Arguments {
@@ -87,6 +89,7 @@ impl Arguments {
             cache: [0; 2].map(|_| Array::zeros(to, &pages, Layout::Dense)),
             positions: TOKENS.map(|(_, position)| 3 * position).to_vec(),
             angles: CosSinCache::new(&rope, 32).unwrap(),
+            from_tensor: false,
         }
     }
 
@@ -100,7 +103,10 @@ impl Arguments {
             v: self.v.view(),
             norms: self.case.normalized.then_some(HeadNorms { weights, eps: EPS }),
             positions: Indices::from(&self.positions[..]),
-            angles: &self.angles,
+            angles: match self.from_tensor {
+                true => RopeAngles::Tensor { table: self.angles.view(), style: self.case.style },
+                false => RopeAngles::Table(&self.angles),
+            },
             q_out: q_out.view_mut(),
             k_out: k_out.view_mut(),
             cache: KvCacheMut { k: k_cache.view_mut(), v: v_cache.view_mut() },
@@ -176,6 +182,19 @@ fn queries_are_rotated_and_keys_and_values_appended<B: Backend>(backends: &[B]) 
     }
 }
 
+fn tables_in_tensors_give_the_same_bits<B: Backend>(backends: &[B]) {
+    for (backend, case) in backends.iter().flat_map(|backend| cases().map(move |case| (backend, case))) {
+        let plan = plan_of(backend, PAGE_SIZE).unwrap();
+        let [of_table, of_tensor] = [false, true].map(|from_tensor| {
+            let mut arguments = Arguments { from_tensor, ..Arguments::new(case) };
+            arguments.operator(&plan).run(backend).unwrap();
+            let Arguments { out: [q, _], cache: [k_cache, v_cache], .. } = arguments;
+            [q, k_cache, v_cache].map(|array| array.values())
+        });
+        assert_eq!(of_tensor, of_table, "{case:?}");
+    }
+}
+
 /// The error of the operator after `change`, which may use an f32 array of this shape.
 fn error_of(shape: &[usize], change: impl for<'a> FnOnce(&mut RopeAppend<'a>, &'a Array)) -> String {
     let (cpu, case) = (Cpu::new(), cases().next().expect("a case"));
@@ -196,6 +215,15 @@ fn errors_name_the_argument() {
     assert_eq!(text, "kv.rope_append: positions has 4 elements, expected tokens = 5");
     let text = error_of(&[1], |operator, _| operator.positions = Indices::from(&[0, 0, 0, 0, 32]));
     assert_eq!(text, "kv.rope_append: token 4: position = 32 is not in 0..32");
+    let text = error_of(&[32, 63], |operator, table| {
+        operator.angles = RopeAngles::Tensor { table: table.view(), style: RopeStyle::Neox };
+    });
+    let expected = "expected [max_positions, rotary_dim] with an even rotary_dim above 0";
+    assert_eq!(text, format!("kv.rope_append: cos_sin_cache has shape [32, 63], {expected}"));
+    let text = error_of(&[21, 64], |operator, table| {
+        operator.angles = RopeAngles::Tensor { table: table.view(), style: RopeStyle::Neox };
+    });
+    assert_eq!(text, "kv.rope_append: token 2: position = 21 is not in 0..21");
     let text = error_of(&[5, 3, 64], |operator, values| operator.v = values.view());
     assert!(text.starts_with("kv.rope_append: v has shape [5, 3, 64]"), "{text}");
     let (cpu, case) = (Cpu::new(), cases().next().expect("a case"));
@@ -204,4 +232,7 @@ fn errors_name_the_argument() {
     assert!(text.starts_with("kv.rope_append: cache k has shape"), "{text}");
 }
 
-crate::judge_backends!(queries_are_rotated_and_keys_and_values_appended);
+crate::judge_backends!(
+    queries_are_rotated_and_keys_and_values_appended,
+    tables_in_tensors_give_the_same_bits
+);
