@@ -105,10 +105,11 @@ impl<'py> FromPyObject<'_, 'py> for WorkspaceArg {
     }
 }
 
-/// The scale of K or V: one, one per head, or one per page (and head).
+/// The scale of K or V: one, one per head, a tensor of one or one per head, or one per page (and head).
 pub(crate) enum ScaleArg {
     One(f32),
     Heads(Vec<f32>),
+    Values(TensorArg),
     Pages(TensorArg),
 }
 
@@ -122,17 +123,28 @@ impl<'py> FromPyObject<'_, 'py> for ScaleArg {
         }
         match object.cast::<PyList>() {
             Ok(scales) => scales.extract().map(Self::Heads),
-            Err(_) => object.extract().map(Self::Pages),
+            Err(_) => {
+                let tensor: TensorArg = object.extract()?;
+                Ok(if tensor.shape().len() == 1 { Self::Values(tensor) } else { Self::Pages(tensor) })
+            }
         }
     }
 }
 
 impl ScaleArg {
+    fn tensor(&self) -> Option<&TensorArg> {
+        match self {
+            Self::Values(scales) | Self::Pages(scales) => Some(scales),
+            Self::One(_) | Self::Heads(_) => None,
+        }
+    }
+
     fn scale<'a>(this: Option<&'a Self>, name: &str) -> Result<Scale<'a>> {
         Ok(match this {
             None => Scale::One,
             Some(Self::One(scale)) => Scale::Tensor(*scale),
             Some(Self::Heads(scales)) => Scale::Head(scales),
+            Some(Self::Values(scales)) => Scale::Values(scales.view(OPERATOR, name)?),
             Some(Self::Pages(scales)) => Scale::Page(scales.view(OPERATOR, name)?),
         })
     }
@@ -149,17 +161,22 @@ pub(crate) struct RunTensors {
     pub(crate) v_scale: Option<ScaleArg>,
     pub(crate) o: TensorArg,
     pub(crate) lse: Option<TensorArg>,
+    /// Names and values of the variant's bound tables.
+    pub(crate) tables: Vec<(String, TensorArg)>,
 }
 
-fields_of_tuple!(RunTensors { q, q_pe, k, v, k_scale, v_scale, o, lse });
+fields_of_tuple!(RunTensors { q, q_pe, k, v, k_scale, v_scale, o, lse, tables });
 
 impl RunTensors {
     /// Rejects outputs that share memory with another tensor.
     fn check_memory(&self, v: &TensorArg) -> Result<()> {
         let inputs = [Some(self.q.named("q")), self.q_pe.as_ref().map(|pe| pe.named("q_pe"))];
         let cache = [Some(self.k.named("k")), Some(v.named("v"))];
+        let scales = || [&self.k_scale, &self.v_scale].into_iter().flatten().filter_map(ScaleArg::tensor);
+        let scales = || scales().map(|scales| scales.named("a scale"));
+        let tables = || self.tables.iter().map(|(name, table)| table.named(name));
         let (o, lse) = (self.o.named("o"), self.lse.as_ref().map(|lse| lse.named("lse")));
-        let others = || inputs.into_iter().chain(cache).flatten();
+        let others = || inputs.into_iter().chain(cache).flatten().chain(scales()).chain(tables());
         others().chain(lse).try_for_each(|other| check_separate(OPERATOR, o, other))?;
         lse.map_or(Ok(()), |lse| others().try_for_each(|other| check_separate(OPERATOR, lse, other)))
     }
@@ -305,7 +322,12 @@ impl PyAttention {
     pub(crate) fn run_checked(&self, plan: &PyPlan, tensors: &mut RunTensors) -> Result<()> {
         let v = tensors.v.take().map_or_else(|| tensors.k.split_off_values(), Ok)?;
         tensors.check_memory(&v)?;
-        let RunTensors { q, q_pe, k, k_scale, v_scale, o, lse, .. } = tensors;
+        let RunTensors { q, q_pe, k, k_scale, v_scale, o, lse, tables, .. } = tensors;
+        let mut bound = Vec::with_capacity(tables.len());
+        for (name, table) in &*tables {
+            bound.push((name.as_str(), table.view(OPERATOR, name)?));
+        }
+        let attention = self.attention.bind(&bound);
         let o = o.view_mut(OPERATOR, "o")?;
         let lse: Option<ViewMut<'_>> = lse.as_mut().map(|lse| lse.view_mut(OPERATOR, "lse")).transpose()?;
         let workspace = &mut *plan.workspace.lock().unwrap_or_else(PoisonError::into_inner);
@@ -320,14 +342,14 @@ impl PyAttention {
             let query = LatentQuery { nope: q, pe: pe.view(OPERATOR, "q_pe")? };
             let scale = ScaleArg::scale(k_scale.as_ref(), "k_scale")?;
             let cache = QuantizedLatentCache { cache: LatentCache { ckv: k, kpe: v }, scale };
-            return self.attention.run_latent_scaled(&plan.plan, query, cache, out);
+            return attention.run_latent_scaled(&plan.plan, query, cache, out);
         }
         let scales = KvScales {
             k: ScaleArg::scale(k_scale.as_ref(), "k_scale")?,
             v: ScaleArg::scale(v_scale.as_ref(), "v_scale")?,
         };
         let cache = QuantizedCache { cache: KvCache { k, v }, scales };
-        self.attention.run_scaled(&plan.plan, q, cache, out)
+        attention.run_scaled(&plan.plan, q, cache, out)
     }
 }
 

@@ -65,18 +65,25 @@ impl PyVariant {
 
     /// Linear biases by head (ALiBi).
     #[staticmethod]
-    fn alibi(num_qo_heads: usize) -> PyResult<Self> {
+    #[pyo3(signature = (num_qo_heads, is_bound=false))]
+    fn alibi(num_qo_heads: usize, is_bound: bool) -> PyResult<Self> {
         if !(1..=MAX_HEADS).contains(&num_qo_heads) {
             let text = format!("num_qo_heads = {num_qo_heads} is not in 1..={MAX_HEADS}");
             return Err(invalid(OPERATOR, text));
         }
-        recorded(Ok(Alibi::new(num_qo_heads)))
+        recorded(Ok(if is_bound { Alibi::bound(num_qo_heads) } else { Alibi::new(num_qo_heads) }))
     }
 
     /// One more logit per head, without a value.
     #[staticmethod]
     fn sinks(sinks: Vec<f32>) -> PyResult<Self> {
         recorded(AttentionSinks::new(sinks))
+    }
+
+    /// [`Self::sinks`] that each run binds.
+    #[staticmethod]
+    fn bound_sinks(num_qo_heads: usize) -> PyResult<Self> {
+        recorded(Ok(AttentionSinks::bound(num_qo_heads)))
     }
 
     /// RoPE of queries and keys inside attention.
@@ -122,6 +129,11 @@ impl PyVariant {
     #[getter]
     fn name(&self) -> &str {
         self.expression.name()
+    }
+
+    /// Names of the tables that each run binds.
+    fn bound_tables(&self) -> Vec<String> {
+        self.expression.bound_tables()
     }
 
     /// The JSON form.

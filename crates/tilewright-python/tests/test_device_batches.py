@@ -236,11 +236,89 @@ def test_a_scale_of_one_element_is_read_where_it_is(host, rng):
 
 
 @needs_torch
-def test_sinks_are_read_once_per_change(monkeypatch):
-    reads = []
-    monkeypatch.setattr(_planned, "host_array", lambda x: reads.append(1) or x.numpy())
+def test_sinks_beside_the_queries_are_not_copied():
     sinks = torch.tensor([1.0, 2.0])
-    assert _planned.sinks_of(sinks) == _planned.sinks_of(sinks) == (1.0, 2.0)
-    sinks[0] = 3.0
-    assert _planned.sinks_of(sinks) == (3.0, 2.0)
-    assert len(reads) == 2
+    assert _planned.sinks_of(None, sinks) is None
+    assert _planned.sinks_of(sinks, sinks)["sinks"].data_ptr() == sinks.data_ptr()
+    assert _planned.sinks_of(sinks.bfloat16(), sinks)["sinks"].dtype == torch.float32
+
+
+def _keys(rng):
+    """Queries, keys and values of one request, as torch tensors, and its batch."""
+    q, k, v = (torch.from_numpy(rng.standard_normal(shape).astype("float32")) for shape in ((3, 2, 8), (9, 1, 8), (9, 1, 8)))
+    return q, k, v, tw.Batch.ragged([0, 3], [0, 9])
+
+
+@needs_torch
+def test_tables_of_a_variant_are_read_by_each_run(host, rng):
+    q, k, v, batch = _keys(rng)
+
+    def biased(bias):
+        return tw.Variant("biased", params={"bias": bias, "factor": 0.5}, logits=lambda at, logit: logit + at.factor * at.bias[at.kv])
+
+    bias, sinks, slopes = torch.zeros(3, 3), torch.zeros(2), torch.zeros(2)
+    bound = biased(bias).then(tw.variants.sinks(sinks)).then(tw.variants.alibi(2, slopes=slopes))
+    attention = tw.Attention(tw.Problem(2, 1, 8), bound)
+    plan = attention.plan(batch)
+    parsed = tw.Attention(tw.Problem(2, 1, 8), tw.Variant.from_json(bound.to_json()))
+    for step in range(2):
+        for tensor in (bias, sinks, slopes):
+            tensor.copy_(torch.from_numpy(rng.standard_normal(tensor.shape)))
+        copied = biased(bias.reshape(-1).tolist()).then(tw.variants.sinks(sinks.tolist()))
+        copied = copied.then(tw.Variant("slopes", params={"own": slopes.tolist()},
+                                        logits=lambda at, logit: logit + at.own[at.qo_head] * (at.kv - at.qo)))
+        expected = tw.Attention(tw.Problem(2, 1, 8), copied).run(plan, q, k, v)
+        close(attention.run(plan, q, k, v), expected, 1e-6)
+        tables = {"bias": bias.reshape(-1), "sinks": sinks, "slopes": slopes}
+        close(parsed.run(plan, q, k, v, tables=tables), expected, 1e-6)
+    with pytest.raises(tw.Error, match='table "bias" is not bound, expected 9 elements of f32'):
+        parsed.run(plan, q, k, v, tables={"sinks": sinks, "slopes": slopes})
+    with pytest.raises(tw.Error, match='no table "sinks" to bind, or it is bound twice'):
+        attention.run(plan, q, k, v, tables={"sinks": sinks})
+    with pytest.raises(tw.Error, match="'sinks' is given twice, differently"):
+        tw.variants.sinks(sinks).then(tw.variants.sinks(sinks.clone()))
+    with pytest.raises(tw.Error, match="slopes is no contiguous torch tensor of float32"):
+        tw.variants.alibi(2, slopes=[1.0, 2.0])
+    with pytest.raises(tw.Error, match="o shares memory with sinks, expected separate tensors"):
+        shared = torch.zeros(48)
+        one = tw.Attention(tw.Problem(2, 1, 8), tw.variants.sinks(shared[:2]))
+        one.run(one.plan(batch), q, k, v, out=shared.view(3, 2, 8))
+
+
+@needs_torch
+def test_scales_in_tensors_are_read_by_each_run(host, rng):
+    q, k, v, batch = _keys(rng)
+    q, k, v = q.repeat(1, 2, 1), k.repeat(1, 2, 1), v.repeat(1, 2, 1)
+    k = k.to(torch.float8_e4m3fn)
+    attention = tw.Attention(tw.Problem(4, 2, 8, kv_dtype="float8_e4m3fn"))
+    plan = attention.plan(batch)
+    v = v.to(torch.float8_e4m3fn)
+    one, each = torch.ones(1), torch.ones(2)
+    for factor in (0.5, 2.0):
+        one.fill_(factor)
+        each.copy_(torch.tensor([3.0, factor]))
+        expected = attention.run(plan, q, k, v, k_scale=factor, v_scale=[3.0, factor])
+        assert torch.equal(attention.run(plan, q, k, v, k_scale=one, v_scale=each), expected)
+    with pytest.raises(tw.Error, match=r"v scale has shape \[3\], expected \[1\] or \[num_kv_heads\] = \[2\]"):
+        attention.run(plan, q, k, v, v_scale=torch.ones(3))
+    with pytest.raises(tw.Error, match="o shares memory with a scale"):
+        out = torch.ones(3, 4, 8)
+        attention.run(plan, q, k, v, out=out, v_scale=out.view(-1)[:2])
+
+
+@needs_torch
+def test_a_latent_scale_in_a_tensor_is_that_of_a_number(host, rng):
+    q_nope, q_pe, ckv, kpe = (torch.from_numpy(rng.standard_normal(shape).astype("float32"))
+                              for shape in ((2, 4, 16), (2, 4, 8), (1, 4, 16), (1, 4, 8)))
+    ckv, kpe = ckv.to(torch.float8_e4m3fn), kpe.to(torch.float8_e4m3fn)
+    latent = tw.Attention(tw.Problem.latent(4, 16, 8, scale=0.3, dtype="float32", kv_dtype="float8_e4m3fn"))
+    plan = latent.plan(tw.Batch.paged([0, 2], tw.PageTable([0, 1], [0], [4], 4)))
+
+    def run(ckv_scale, kpe_scale):
+        return latent.run_latent(plan, q_nope, q_pe, ckv, kpe, ckv_scale=ckv_scale, kpe_scale=kpe_scale)
+
+    for scales in ((0.5, 0.5), (0.5, 2.0), (0.5, None), (None, 2.0)):
+        tensors = [None if scale is None else torch.tensor(scale) for scale in scales]
+        close(run(*tensors), run(*scales), 1e-6)
+    scale = torch.tensor([0.5])
+    assert torch.equal(run(scale, scale), run(0.5, 0.5))

@@ -2,7 +2,7 @@
 
 use super::{
     AppendSlots, Gpu,
-    geometry::{address, extent, rows},
+    geometry::{address, extent, head_stride, rows},
 };
 use crate::machine::Machine;
 use tilewright::{
@@ -156,6 +156,7 @@ impl AppendTarget {
                 temporary = memory;
                 Some(of(address, 0, 1))
             }
+            kv::Scale::Values(scales) => Some(of(address(&scales), 0, head_stride(&scales))),
             kv::Scale::Page(pages) => {
                 let strides = pages.strides();
                 let head = strides.get(1).map_or(0, |stride| *stride as u64);

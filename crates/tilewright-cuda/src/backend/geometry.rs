@@ -8,6 +8,11 @@ pub(super) fn address(view: &View<'_>) -> u64 {
     view.device().map_or(0, |location| location.address)
 }
 
+/// The stride of scales `[1]` or `[num_kv_heads]`.
+pub(super) fn head_stride(scales: &View<'_>) -> u64 {
+    if scales.shape()[0] > 1 { scales.strides()[0] as u64 } else { 0 }
+}
+
 /// The rows of a view with two or three axes; with two, there is one head. As [`address`].
 pub(super) fn rows(view: &View<'_>) -> Strided {
     Strided { address: address(view), strides: outer(view.strides()) }

@@ -179,6 +179,43 @@ fn head_scales_are_uploaded_once() {
     assert_eq!(case.found(&o).expect("it was written"), [2.0; ROWS * DIM]);
 }
 
+/// Scales and tables in device memory are read by each replay of a graph.
+#[test]
+fn scales_and_tables_are_read_on_the_device() {
+    let case = Case::new();
+    let problem = *case.attention.problem();
+    let sinks = AttentionSinks::bound(1);
+    let attention = Attention::with_variant(problem, sinks, case.gpu.clone()).expect("a kernel");
+    // sinks beyond the logits of the last rows hide all keys
+    let values = |x: [f32; 2]| case.gpu.upload(bytemuck::cast_slice(&x)).expect("room");
+    let memory = values([2.0, -100.0]);
+    let (mut o, mut workspace) =
+        (case.gpu.allocate(2 * ROWS * DIM).expect("room"), case.workspace(case.plan.workspace_bytes()));
+    let mut run = |scale: View<'_>, sinks: View<'_>| {
+        let kv = case.kv.view(Dtype::Bf16, 0, &[KEYS, 1, DIM])?;
+        let to =
+            Output { o: o.view_mut(Dtype::Bf16, 0, &[ROWS, 1, DIM])?, lse: None, workspace: &mut workspace };
+        let scales = KvScales { k: Scale::One, v: Scale::Values(scale) };
+        let cache = QuantizedCache { cache: KvCache { k: kv, v: kv }, scales };
+        attention.bind(&[("sinks", sinks)]).run_scaled(&case.plan, case.q(0), cache, to)
+    };
+    let [scale, sinks] = [0, 4].map(|at| memory.view(Dtype::F32, at, &[1]).expect("a view"));
+    let one = [1.0_f32];
+    let on_host = View::new(&one[..], &[1]).expect("a view");
+    let text =
+        |name: &str| format!("attention.run: {name} is in host memory, expected the memory of device 0");
+    assert_eq!(run(on_host, sinks).expect_err("it is elsewhere").to_string(), text("v scale"));
+    assert_eq!(run(scale, on_host).expect_err("it is elsewhere").to_string(), text("sinks"));
+    run(scale, sinks).expect("it runs");
+    let recorded =
+        case.gpu.record(&mut || run(scale, sinks)).expect("nothing is allocated").expect("a graph");
+    for (values, expected) in [([2.0_f32, -100.0], 2.0), ([0.5, -100.0], 0.5), ([0.5, 1e4], 0.0)] {
+        case.gpu.machine().write(memory.address(), bytemuck::cast_slice(&values)).expect("room");
+        recorded.replay().expect("it runs");
+        assert_eq!(case.found(&o).expect("it was written"), [expected; ROWS * DIM], "{values:?}");
+    }
+}
+
 /// An operator may be made for another stream during a capture, which rejects allocations.
 #[test]
 fn tables_of_a_variant_are_shared_by_streams() {

@@ -124,6 +124,17 @@ def device_indices(x, dtype: str = "int32"):
     return x
 
 
+def bindable(operator: str, name: str, x):
+    """The elements of a contiguous torch tensor of float32, which runs read where it is; ``None`` for others on the host."""
+    if not is_torch(x):
+        return None
+    if x.dtype is _torch().float32 and x.is_contiguous():
+        return x.detach().reshape(-1)
+    if x.is_cpu:
+        return None
+    raise Error(f"{operator}: {name} is {x.dtype} with strides {x.stride()} on {x.device}, expected a contiguous tensor of float32")
+
+
 def same_memory(a, b) -> bool:
     """Whether two arguments are the same tensor, or views of the same elements."""
     if a is b:

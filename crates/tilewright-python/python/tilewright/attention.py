@@ -3,7 +3,7 @@
 from . import _core
 from ._core import Error, Unsupported
 from ._device import Device, device_of, host_device, queue_of
-from ._tensors import device_indices, dtype_name, empty, on_host, shape_of
+from ._tensors import HOST, device_indices, device_number, dtype_name, empty, is_torch, on_host, shape_of
 from .device_batch import REFUSALS, BlockTable, DeviceBatch
 from .variants import Variant
 
@@ -283,6 +283,7 @@ class Attention:
     def __init__(self, problem: Problem, variant: "Variant | None" = None, device: "Device | str | None" = None):
         self.problem = problem
         self.variant = variant
+        self._tables = () if variant is None else variant._tables
         self.device = Device(device) if isinstance(device, str) else device or host_device()
         self._operators: dict = {}
         self._operator()
@@ -335,21 +336,24 @@ class Attention:
         if bits:
             raise Error("attention.plan: " + "; ".join(text for bit, text in REFUSALS.items() if bits & bit))
 
-    def run(self, plan: Plan, q, k, v, *, out=None, lse=None, return_lse: bool = False, k_scale=None, v_scale=None):
+    def run(self, plan: Plan, q, k, v, *, out=None, lse=None, return_lse: bool = False, k_scale=None, v_scale=None, tables=None):
         """Executes a plan.
 
         ``q`` ``[num_rows, num_qo_heads, head_dim]``. ``k``, ``v``: paged ``[num_pages, page_size, num_kv_heads, head_dim]``
         (NHD) or ``[num_pages, num_kv_heads, page_size, head_dim]`` (HND); ragged ``[num_tokens, num_kv_heads, head_dim]`` or
         ``[num_kv_heads, num_tokens, head_dim]``. ``out`` ``[num_rows, num_qo_heads, head_dim_vo]``; ``lse`` ``[num_rows,
-        num_qo_heads]`` float32, base 2. A scale is a number, ``[num_kv_heads]`` numbers, or a tensor ``[num_pages,
-        num_kv_heads]``, which is read where it is; reading another from a GPU waits for it. If ``v`` is ``None``, axis 1 of ``k`` has keys and values. Returns ``out``, or ``(out, lse)``.
+        num_qo_heads]`` float32, base 2. A scale is a number, ``[num_kv_heads]`` numbers, or a tensor float32 ``[1]``,
+        ``[num_kv_heads]`` or ``[num_pages, num_kv_heads]``, which is read where it is. If ``v`` is ``None``, axis 1 of ``k`` has keys
+        and values. ``tables`` maps names to tensors float32, for tables of a variant that have no values. Returns ``out``, or
+        ``(out, lse)``.
         """
         k_scale = None if k_scale is None else _scale(k_scale)
         v_scale = None if v_scale is None else _scale(v_scale)
-        return self._run(plan, q, None, k, v, k_scale, v_scale, out, lse, return_lse)
+        return self._run(plan, q, None, k, v, k_scale, v_scale, out, lse, return_lse, tables)
 
-    def _run(self, plan: Plan, q, q_pe, k, v, k_scale, v_scale, out, lse, return_lse):
+    def _run(self, plan: Plan, q, q_pe, k, v, k_scale, v_scale, out, lse, return_lse, tables=None):
         """Executes a plan with scales as the extension takes them."""
+        tables = self._tables if tables is None else (*self._tables, *tables.items())
         if out is None or (lse is None and return_lse):
             fields = self.problem._fields
             shape = (*shape_of(q)[:1], fields[0], fields[3])
@@ -359,7 +363,7 @@ class Attention:
             core = plan._core
         except AttributeError:
             core = _core_of(plan, "run")
-        self._operator().run(core, (q, q_pe, k, v, k_scale, v_scale, out, lse))
+        self._operator().run(core, (q, q_pe, k, v, k_scale, v_scale, out, lse, tables))
         return (out, lse) if return_lse else out
 
     def run_latent(
@@ -369,12 +373,9 @@ class Attention:
 
         ``q_nope`` ``[num_rows, num_heads, head_dim_ckv]``, ``q_pe`` ``[num_rows, num_heads, head_dim_kpe]``; ``ckv`` and ``kpe``
         paged ``[num_pages, page_size, dim]`` or ragged ``[num_tokens, dim]``. The scales are numbers, 1 by default, for caches of 8
-        bits; if they differ, ``q_pe`` is multiplied by their ratio and rounded to its dtype.
+        bits, or tensors of one element; if they differ, ``q_pe`` is multiplied by their ratio and rounded to its dtype.
         """
-        scale = None if ckv_scale is None and kpe_scale is None else float(1.0 if ckv_scale is None else ckv_scale)
-        ratio = 1.0 if scale is None else float(1.0 if kpe_scale is None else kpe_scale) / scale
-        if ratio != 1.0:
-            q_pe = q_pe * ratio
+        q_pe, scale = _latent_scale(q_pe, ckv_scale, kpe_scale)
         return self._run(plan, q_nope, q_pe, ckv, kpe, scale, None, out, lse, return_lse)
 
     def __repr__(self) -> str:
@@ -391,16 +392,31 @@ def _on_host(batch) -> Batch:
     return Batch.paged(rows, PageTable(*arrays))
 
 
+def _latent_scale(q_pe, ckv_scale, kpe_scale):
+    """``q_pe`` times the ratio of the scales, and the scale of both tensors. Nothing waits for a scale on a GPU."""
+    if ckv_scale is None and kpe_scale is None:
+        return q_pe, None
+    scale, other = (1.0 if one is None else one for one in (ckv_scale, kpe_scale))
+    if is_torch(scale) or is_torch(other):
+        scale, other = (one.reshape(()) if is_torch(one) else float(one) for one in (scale, other))
+        # a scalar does not change the dtype of its product
+        q_pe = q_pe if kpe_scale is ckv_scale else q_pe * (other / scale)
+        return q_pe, scale.float().reshape(1) if is_torch(scale) else scale
+    ratio = float(other) / float(scale)
+    return q_pe if ratio == 1.0 else q_pe * ratio, float(scale)
+
+
 def _scale(scale):
-    """A number, numbers per head, or a tensor of page scales."""
+    """A number, numbers per head, or a tensor. One on the host of another dtype than float32 is converted."""
     if isinstance(scale, (int, float)):
         return scale
     shape = getattr(scale, "shape", None)
     if shape is None:
         return list(scale)
     if len(shape) == 0:
-        return float(scale)
-    return scale.tolist() if len(shape) == 1 else scale
+        return scale.reshape(1) if device_number(scale) != HOST else float(scale)
+    is_converted = len(shape) == 1 and device_number(scale) == HOST and dtype_name(scale.dtype) != "float32"
+    return scale.tolist() if is_converted else scale
 
 
 def merge_states(o, lse, *, out=None, out_lse=None):

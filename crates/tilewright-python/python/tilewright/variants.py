@@ -9,6 +9,7 @@ import json
 
 from . import _core
 from ._core import Error
+from ._tensors import bindable, same_memory
 from .operators import Rope
 
 HOOKS = ("query", "key", "value", "logits", "mask", "update", "output")
@@ -223,39 +224,44 @@ class Variant:
 
     Each hook is a function of :class:`At` and its arguments: ``query(at, first, second)`` and ``key`` of a pair of elements,
     ``value(at, x)``, ``logits(at, logit)``, ``mask(at)``, ``update(at, max, sum)`` of a row, ``output(at, o)``. Numbers in
-    ``params`` are parameters, sequences are tables. Without ``softmax`` the logits hook returns the weight itself. ``buffers``
+    ``params`` are parameters, sequences are tables. A contiguous torch tensor of float32 is not copied: each run reads its present
+    values, which must be in the memory of the queries. Without ``softmax`` the logits hook returns the weight itself. ``buffers``
     maps names to numbers of elements that the logits hook stores to.
     """
 
-    __slots__ = ("_core",)
+    __slots__ = ("_core", "_tables")
 
     def __init__(self, name: str, *, softmax: bool = True, params: "dict | None" = None, buffers: "dict | None" = None, **hooks):
         unknown = sorted(set(hooks) - set(HOOKS))
         if unknown:
             raise Error(f"attention.variant: unknown hook {unknown[0]!r}, expected one of {', '.join(HOOKS)}")
-        scalars, tables = {}, {}
+        scalars, tables, bound = {}, {}, {}
         for key, value in (params or {}).items():
             if isinstance(value, (int, float)):
                 scalars[key] = float(value)
+            elif (tensor := bindable("attention.variant", key, value)) is not None:
+                tables[key], bound[key] = tensor.shape[0], tensor
             else:
                 flat = value.reshape(-1).tolist() if hasattr(value, "reshape") else value
                 tables[key] = [float(number) for number in flat]
         named = (scalars, tables, buffers or {})
         document = {"name": name, "softmax": softmax, "scalars": _numbers(scalars), "buffers": buffers or {},
-                    "tables": {key: [_number(number) for number in table] for key, table in tables.items()}}
+                    "tables": {key: table if key in bound else [_number(number) for number in table]
+                               for key, table in tables.items()}}
         for hook, function in hooks.items():
             document[hook] = _trace_hook(name, hook, function, named)
         self._core = _core.Variant.from_json(json.dumps(document))
+        self._tables = tuple((key, bound[key]) for key in self._core.bound_tables())
 
     @classmethod
     def from_json(cls, text: str) -> "Variant":
-        """A variant in the JSON form of docs/add-a-variant.md."""
+        """A variant in the JSON form of docs/add-a-variant.md. Runs bind its tables without values by ``tables``."""
         return cls._of(_core.Variant.from_json(text))
 
     @classmethod
-    def _of(cls, core) -> "Variant":
+    def _of(cls, core, tables=()) -> "Variant":
         variant = cls.__new__(cls)
-        variant._core = core
+        variant._core, variant._tables = core, tables
         return variant
 
     @property
@@ -265,7 +271,11 @@ class Variant:
 
     def then(self, other: "Variant") -> "Variant":
         """The composition: this variant, then ``other``, for every hook."""
-        return Variant._of(self._core.then(other._core))
+        tables = dict(self._tables)
+        for name, tensor in other._tables:
+            if not same_memory(tables.setdefault(name, tensor), tensor):
+                raise Error(f"attention.variant: {name!r} is given twice, differently")
+        return Variant._of(self._core.then(other._core), tuple(tables.items()))
 
     def to_json(self) -> str:
         """The JSON form, for services and configuration files."""
@@ -301,13 +311,23 @@ def soft_cap(cap: float) -> Variant:
     return Variant._of(_core.Variant.soft_cap(cap))
 
 
-def alibi(num_qo_heads: int) -> Variant:
-    """Linear biases by head (ALiBi)."""
-    return Variant._of(_core.Variant.alibi(num_qo_heads))
+def alibi(num_qo_heads: int, *, slopes=None) -> Variant:
+    """Linear biases by head (ALiBi). ``slopes``: by default those of the paper, or a contiguous torch tensor float32
+    ``[num_qo_heads]``, whose present values each run reads."""
+    if slopes is None:
+        return Variant._of(_core.Variant.alibi(num_qo_heads))
+    tensor = bindable("attention.variant", "slopes", slopes)
+    if tensor is None:
+        raise Error("attention.variant: slopes is no contiguous torch tensor of float32")
+    return Variant._of(_core.Variant.alibi(num_qo_heads, True), (("slopes", tensor),))
 
 
 def sinks(values) -> Variant:
-    """One more logit per query head, without a value (attention sinks)."""
+    """One more logit per query head, without a value (attention sinks). Each run reads the present values of a contiguous torch
+    tensor of float32."""
+    tensor = bindable("attention.variant", "sinks", values)
+    if tensor is not None:
+        return Variant._of(_core.Variant.bound_sinks(tensor.shape[0]), (("sinks", tensor),))
     return Variant._of(_core.Variant.sinks(values.tolist() if hasattr(values, "tolist") else list(values)))
 
 

@@ -179,7 +179,8 @@ pub(super) fn paged_decode_run(call: &Arguments<'_>) -> Outcome {
         }
     };
     let lse = call.optional(5)?;
-    let mut tensors = RunTensors { q, q_pe: None, k, v: Some(v), k_scale: None, v_scale: None, o, lse };
+    let mut tensors =
+        RunTensors { q, q_pe: None, k, v: Some(v), k_scale: None, v_scale: None, o, lse, tables: Vec::new() };
     operator.run_checked(plan, &mut tensors)?;
     Ok(None)
 }

@@ -35,7 +35,7 @@ pub use plan::{Explanation, Plan, Workspace};
 pub use planner::Planner;
 pub use problem::{HeadDim, Heads, Mask, Problem, ProblemBuilder};
 pub use requests::{KvSource, Request, Requests, Segment, SegmentMask};
-pub use run::{AttentionRun, Inputs, LatentCache, LatentQuery, QuantizedLatentCache};
+pub use run::{AttentionRun, BoundAttention, Inputs, LatentCache, LatentQuery, QuantizedLatentCache};
 pub use schedule::{ManyRows, Merge, Schedule, Split, Tiling, WorkItem};
 pub use state::{LSE_TO_NATURAL, StateMerge, merge_state, merge_states};
 pub use variant::Variant;

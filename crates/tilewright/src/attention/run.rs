@@ -41,7 +41,7 @@ pub struct LatentCache<'a> {
 pub struct QuantizedLatentCache<'a> {
     /// Both tensors.
     pub cache: LatentCache<'a>,
-    /// Their scale: [`Scale::Tensor`], or [`Scale::One`] for any dtype.
+    /// Their scale: [`Scale::Tensor`] or [`Scale::Values`] of one element, or [`Scale::One`] for any dtype.
     pub scale: Scale<'a>,
 }
 
@@ -113,6 +113,8 @@ pub struct AttentionRun<'a> {
     pub plan: &'a Plan,
     /// The validated inputs.
     pub inputs: Inputs<'a>,
+    /// Index and values of each table that the run binds, contiguous.
+    pub tables: Vec<(usize, View<'a>)>,
     /// The tensors to write.
     pub out: Output<'a>,
 }
@@ -124,7 +126,7 @@ impl<'a> Operator<'a> for AttentionRun<'a> {
 
     /// Checks the outputs. [`Attention::run`] has checked the inputs.
     fn check(&self) -> Result<()> {
-        let Self { plan, inputs: Inputs { variant, .. }, out } = self;
+        let Self { plan, inputs: Inputs { variant, .. }, out, .. } = self;
         let rows = plan.tensor_rows(out.o.shape().first());
         let (heads, dim) = (plan.problem.heads(), plan.problem.head_dim());
         let dtype = plan.problem.dtype_out();
@@ -167,9 +169,12 @@ impl<'a> Operator<'a> for AttentionRun<'a> {
         visit("k", TensorRef::Input(&mut k.0))?;
         visit("v", TensorRef::Input(&mut v.0))?;
         for (name, scale) in [("k scale", &mut scales.k), ("v scale", &mut scales.v)] {
-            if let Scale::Page(scales) = scale {
+            if let Scale::Page(scales) | Scale::Values(scales) = scale {
                 visit(name, TensorRef::Input(scales))?;
             }
+        }
+        for (at, table) in &mut self.tables {
+            visit(&self.inputs.variant.tables()[*at].0, TensorRef::Input(table))?;
         }
         visit("o", TensorRef::Output(&mut self.out.o))?;
         if let Some(lse) = &mut self.out.lse {
@@ -209,30 +214,7 @@ impl<B: Backend> Attention<B> {
         kv: QuantizedCache<'_>,
         out: Output<'_>,
     ) -> Result<()> {
-        self.check(plan)?;
-        crate::ensure!(
-            !self.problem.is_latent(),
-            OPERATOR,
-            "this is latent attention, whose tensors run_latent takes"
-        );
-        let QuantizedCache { cache, scales } = kv;
-        let rows = plan.tensor_rows(q.shape().first());
-        let (heads, dim) = (self.problem.heads(), self.problem.head_dim());
-        let dtype = self.problem.dtype_q();
-        RowShape { shape: [rows, heads.qo, dim.qk], axes: ROW_AXES, dtype }.check("q", &q)?;
-        let pages = plan.check_cache(cache)?;
-        scales.check(OPERATOR, heads.kv, pages)?;
-        if let KvSource::Paged { indices, .. } = &plan.requests.source {
-            let used = || indices.iter().map(|&page| page as usize);
-            scales.k.check_pages(OPERATOR, "k scale", used())?;
-            scales.v.check_pages(OPERATOR, "v scale", used())?;
-        }
-        let strides = |view: &View<'_>| KvStrides::of(self.problem.layout(), view.strides());
-        let (k, v) = ((cache.k, strides(&cache.k)), (cache.v, strides(&cache.v)));
-        let built = self.built.as_ref();
-        let (problem, variant) = (&self.problem, &self.variant);
-        let inputs = Inputs { problem, q: (q, None), k, k_pe: None, v, scales, variant, built };
-        AttentionRun { plan, inputs, out }.run(&self.backend)
+        self.bind(&[]).run_scaled(plan, q, kv, out)
     }
 
     /// Executes a plan of [`super::Problem::latent`].
@@ -252,7 +234,7 @@ impl<B: Backend> Attention<B> {
     /// [`Attention::run_latent`] over a cache of 8 bits.
     ///
     /// # Errors
-    /// As [`Attention::run`], and when the scale is not finite and positive, of another kind than [`Scale::Tensor`], or for a cache
+    /// As [`Attention::run`], and when the scale is not finite and positive, of another kind than [`QuantizedLatentCache::scale`], or for a cache
     /// of another size of elements.
     pub fn run_latent_scaled(
         &self,
@@ -261,25 +243,104 @@ impl<B: Backend> Attention<B> {
         kv: QuantizedLatentCache<'_>,
         out: Output<'_>,
     ) -> Result<()> {
-        self.check(plan)?;
+        self.bind(&[]).run_latent_scaled(plan, q, kv, out)
+    }
+
+    /// Binds the tables of the variant that [`Variant::bound_tables`] lists, by name, for runs: contiguous f32 in the backend's memory,
+    /// whose values each run reads.
+    pub fn bind<'t>(&'t self, tables: &'t [(&'t str, View<'t>)]) -> BoundAttention<'t, B> {
+        BoundAttention { attention: self, tables }
+    }
+
+    /// Rejects a plan of another operator.
+    fn check(&self, plan: &Plan) -> Result<()> {
         crate::ensure!(
-            self.problem.is_latent(),
+            plan.problem.serves(&self.problem) && plan.tiling == self.tiling,
+            OPERATOR,
+            "the plan was made by another operator: for {}, this is {}",
+            plan.problem,
+            self.problem
+        );
+        Ok(())
+    }
+}
+
+/// An operator with the tables of its variant, from [`Attention::bind`].
+#[derive(Debug, Clone, Copy)]
+pub struct BoundAttention<'t, B> {
+    attention: &'t Attention<B>,
+    tables: &'t [(&'t str, View<'t>)],
+}
+
+impl<B: Backend> BoundAttention<'_, B> {
+    /// [`Attention::run_scaled`] with these tables.
+    ///
+    /// # Errors
+    /// As [`Attention::run_scaled`], and when a table is missing, unknown, of another length or dtype, or not contiguous.
+    pub fn run_scaled(
+        &self,
+        plan: &Plan,
+        q: View<'_>,
+        kv: QuantizedCache<'_>,
+        out: Output<'_>,
+    ) -> Result<()> {
+        self.attention.check(plan)?;
+        crate::ensure!(
+            !self.attention.problem.is_latent(),
+            OPERATOR,
+            "this is latent attention, whose tensors run_latent takes"
+        );
+        let QuantizedCache { cache, scales } = kv;
+        let rows = plan.tensor_rows(q.shape().first());
+        let (heads, dim) = (self.attention.problem.heads(), self.attention.problem.head_dim());
+        let dtype = self.attention.problem.dtype_q();
+        RowShape { shape: [rows, heads.qo, dim.qk], axes: ROW_AXES, dtype }.check("q", &q)?;
+        let pages = plan.check_cache(cache)?;
+        scales.check(OPERATOR, heads.kv, pages)?;
+        if let KvSource::Paged { indices, .. } = &plan.requests.source {
+            let used = || indices.iter().map(|&page| page as usize);
+            scales.k.check_pages(OPERATOR, "k scale", used())?;
+            scales.v.check_pages(OPERATOR, "v scale", used())?;
+        }
+        let strides = |view: &View<'_>| KvStrides::of(self.attention.problem.layout(), view.strides());
+        let (k, v) = ((cache.k, strides(&cache.k)), (cache.v, strides(&cache.v)));
+        let built = self.attention.built.as_ref();
+        let (problem, variant) = (&self.attention.problem, &self.attention.variant);
+        let inputs = Inputs { problem, q: (q, None), k, k_pe: None, v, scales, variant, built };
+        AttentionRun { plan, inputs, tables: self.checked_tables()?, out }.run(&self.attention.backend)
+    }
+
+    /// [`Attention::run_latent_scaled`] with these tables.
+    ///
+    /// # Errors
+    /// As [`Attention::run_latent_scaled`], and for tables as [`BoundAttention::run_scaled`].
+    pub fn run_latent_scaled(
+        &self,
+        plan: &Plan,
+        q: LatentQuery<'_>,
+        kv: QuantizedLatentCache<'_>,
+        out: Output<'_>,
+    ) -> Result<()> {
+        self.attention.check(plan)?;
+        crate::ensure!(
+            self.attention.problem.is_latent(),
             OPERATOR,
             "this is not latent attention, expected Problem::latent"
         );
         let QuantizedLatentCache { cache: kv, scale } = kv;
-        let kv_dtype = self.problem.dtype_kv();
+        let kv_dtype = self.attention.problem.dtype_kv();
         crate::ensure!(
-            matches!(scale, Scale::One) || (matches!(scale, Scale::Tensor(_)) && kv_dtype.is_cache_only()),
+            matches!(scale, Scale::One)
+                || (matches!(scale, Scale::Tensor(_) | Scale::Values(_)) && kv_dtype.is_cache_only()),
             OPERATOR,
             "a scale of a latent cache is one number for elements of 8 bits, the cache is {kv_dtype}"
         );
         let scales = KvScales { k: scale, v: scale };
         scales.check(OPERATOR, 1, None)?;
         let rows = plan.tensor_rows(q.nope.shape().first());
-        let (heads, dim) = (self.problem.heads(), self.problem.head_dim());
+        let (heads, dim) = (self.attention.problem.heads(), self.attention.problem.head_dim());
         let kpe = dim.qk - dim.vo;
-        let dtype = self.problem.dtype_q();
+        let dtype = self.attention.problem.dtype_q();
         let axes = "[num_rows, num_heads, ckv]";
         RowShape { shape: [rows, heads.qo, dim.vo], axes, dtype }.check("q.nope", &q.nope)?;
         let axes = "[num_rows, num_heads, kpe]";
@@ -293,28 +354,53 @@ impl<B: Backend> Attention<B> {
         };
         let ckv = (kv.ckv, strides(&kv.ckv));
         let inputs = Inputs {
-            problem: &self.problem,
+            problem: &self.attention.problem,
             q: (q.nope, Some(q.pe)),
             k: ckv,
             k_pe: Some((kv.kpe, strides(&kv.kpe))),
             v: ckv,
             scales,
-            variant: &self.variant,
-            built: self.built.as_ref(),
+            variant: &self.attention.variant,
+            built: self.attention.built.as_ref(),
         };
-        AttentionRun { plan, inputs, out }.run(&self.backend)
+        AttentionRun { plan, inputs, tables: self.checked_tables()?, out }.run(&self.attention.backend)
     }
 
-    /// Rejects a plan of another operator.
-    fn check(&self, plan: &Plan) -> Result<()> {
-        crate::ensure!(
-            plan.problem.serves(&self.problem) && plan.tiling == self.tiling,
-            OPERATOR,
-            "the plan was made by another operator: for {}, this is {}",
-            plan.problem,
-            self.problem
-        );
-        Ok(())
+    /// The indices of the tables with their values.
+    fn checked_tables(&self) -> Result<Vec<(usize, View<'_>)>> {
+        let variant = &self.attention.variant;
+        let mut tables = Vec::with_capacity(self.tables.len());
+        for &(name, values) in self.tables {
+            let known = variant.tables().iter().position(|(known, _)| known == name);
+            let Some(at) =
+                known.filter(|at| variant.is_bound(*at) && tables.iter().all(|(other, _)| other != at))
+            else {
+                let text =
+                    format!("variant {} has no table {name:?} to bind, or it is bound twice", variant.name());
+                return Err(Error::new(OPERATOR, text));
+            };
+            let len = variant.tables()[at].1.len();
+            check_shape(OPERATOR, name, (values.shape(), &[len]), "[elements of the table]")?;
+            check_dtype(OPERATOR, name, values.dtype(), Dtype::F32)?;
+            crate::ensure!(
+                values.is_contiguous(),
+                OPERATOR,
+                "{name} has strides {:?}, expected a contiguous tensor",
+                values.strides()
+            );
+            tables.push((at, values));
+        }
+        let missing = (0..variant.tables().len())
+            .find(|at| variant.is_bound(*at) && tables.iter().all(|(bound, _)| bound != at));
+        missing.map_or(Ok(tables), |at| {
+            let (name, table) = &variant.tables()[at];
+            let text = format!(
+                "variant {}: table {name:?} is not bound, expected {} elements of f32",
+                variant.name(),
+                table.len()
+            );
+            Err(Error::new(OPERATOR, text))
+        })
     }
 }
 

@@ -77,8 +77,14 @@ pub(super) fn build<V: Variant>(problem: &Problem, variant: V, recorded: &Expres
 }
 
 pub(super) fn run(cpu: &Cpu, operator: AttentionRun<'_>) -> Result<()> {
-    let AttentionRun { plan, inputs, out } = operator;
-    let built = inputs.built.and_then(|built| built.downcast_ref::<Box<dyn Hooks>>());
+    let AttentionRun { plan, inputs, tables, out } = operator;
+    let with_tables = (!tables.is_empty()).then(|| {
+        let values = tables.iter().map(|(at, table)| (*at, table.as_slice().unwrap_or_default()));
+        let variant = inputs.variant.with_values(values);
+        build(inputs.problem, variant.clone(), &variant)
+    });
+    let built = with_tables.as_ref().or(inputs.built);
+    let built = built.and_then(|built| built.downcast_ref::<Box<dyn Hooks>>());
     let Some(variant) = built.map(Box::as_ref) else {
         return Err(Error::new("attention.run", "the operator was made by another backend"));
     };

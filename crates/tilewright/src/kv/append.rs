@@ -254,7 +254,9 @@ impl<'a> Operator<'a> for KvAppend<'a> {
         visit(cache, TensorRef::Output(&mut self.cache))?;
         self.slots.views(visit)?;
         match &mut self.scale {
-            ScaleMut::Static(Scale::Page(scales)) => visit(scale, TensorRef::Input(scales)),
+            ScaleMut::Static(Scale::Page(scales) | Scale::Values(scales)) => {
+                visit(scale, TensorRef::Input(scales))
+            }
             ScaleMut::Static(_) => Ok(()),
             ScaleMut::Dynamic(scales) => visit(scale, TensorRef::Output(scales)),
         }

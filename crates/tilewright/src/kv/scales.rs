@@ -5,9 +5,11 @@
 //! | [`Scale::One`] | | the stored values are the true ones |
 //! | [`Scale::Tensor`] | | |
 //! | [`Scale::Head`] | `[num_kv_heads]` | KV head |
+//! | [`Scale::Values`] | `[1]` or `[num_kv_heads]` f32, in the backend's memory | KV head |
 //! | [`Scale::Page`] | `[num_pages]` or `[num_pages, num_kv_heads]` f32 | page of the pool (and KV head) |
 //!
-//! K and V have separate scales. A scale is finite and above 0. Page scales are validated only for pages in use.
+//! K and V have separate scales. A scale is finite and above 0. Page scales are validated only for pages in use, and scales in
+//! device memory are not validated.
 
 use crate::{Dtype, Result, View, ViewMut, kv::KvCache, tensor::check_dtype};
 
@@ -21,6 +23,8 @@ pub enum Scale<'a> {
     Tensor(f32),
     /// `[num_kv_heads]`: one scale per head.
     Head(&'a [f32]),
+    /// `[1]` or `[num_kv_heads]` f32: one scale per tensor or per head, read by each run.
+    Values(View<'a>),
     /// `[num_pages]` or `[num_pages, num_kv_heads]` f32, any strides: one scale per page, or per page and head. Paged
     /// caches only.
     Page(View<'a>),
@@ -47,7 +51,7 @@ impl KvScales<'_> {
 }
 
 impl Scale<'_> {
-    /// Checks the shape and every scale except page scales, which [`Scale::check_pages`] checks: a pool has far more
+    /// Checks the shape and every scale in host memory except page scales, which [`Scale::check_pages`] checks: a pool has far more
     /// pages than one call uses. `num_pages` is that of the cache, `None` for a ragged one; `name` is the argument's
     /// name in errors.
     ///
@@ -73,6 +77,20 @@ impl Scale<'_> {
                 );
                 let mut each = scales.iter().enumerate();
                 each.try_for_each(|(h, &scale)| check_scale(operator, &format!("head {h}: {name}"), scale))
+            }
+            Self::Values(scales) => {
+                let shape = scales.shape();
+                crate::ensure!(
+                    shape == [1] || shape == [num_kv_heads],
+                    operator,
+                    "{name} has shape {shape:?}, expected [1] or [num_kv_heads] = [{num_kv_heads}]"
+                );
+                check_dtype(operator, name, scales.dtype(), Dtype::F32)?;
+                if scales.device().is_some() {
+                    return Ok(()); // reading them would synchronize with the device
+                }
+                (0..shape[0])
+                    .try_for_each(|h| check_scale(operator, &format!("head {h}: {name}"), scales.at(&[h])))
             }
             Self::Page(scales) => {
                 let Some(num_pages) = num_pages else {
@@ -125,6 +143,7 @@ impl Scale<'_> {
             Self::One => 1.0,
             Self::Tensor(scale) => scale,
             Self::Head(scales) => scales[head],
+            Self::Values(scales) => scales.at(&[head.min(scales.shape()[0] - 1)]),
             Self::Page(scales) => {
                 let data = scales.as_slice::<f32>().unwrap_or_default();
                 let strides = scales.strides();

@@ -2,8 +2,8 @@
 
 use crate::{elements::Elements, sample::Sample, storage::Stored};
 use tilewright::{
-    Attention, Backend, Dtype, KvCache, Output, Plan, Workspace, attention::Split, kv::KvScales,
-    kv::QuantizedCache,
+    Attention, Backend, Dtype, KvCache, Output, Plan, Result, View, Workspace, attention::Split,
+    kv::KvScales, kv::QuantizedCache,
 };
 
 /// The outcome of a run, converted to f32.
@@ -73,6 +73,28 @@ pub(crate) fn execute_scaled<B: Backend>(
     (sample, cache, scales): (&Sample, KvCache<'_>, KvScales<'_>),
     workspace: &mut Workspace,
 ) -> Outcome {
+    let run =
+        |q: View<'_>, out: Output<'_>| attention.run_scaled(plan, q, QuantizedCache { cache, scales }, out);
+    outcome_of(attention, (plan, sample), run, workspace)
+}
+
+/// [`execute`] with tables of the variant.
+pub(crate) fn execute_bound<B: Backend>(
+    attention: &Attention<B>,
+    plan: &Plan,
+    (sample, cache, tables): (&Sample, KvCache<'_>, &[(&str, View<'_>)]),
+) -> Outcome {
+    let cache = QuantizedCache { cache, scales: KvScales::default() };
+    let run = |q: View<'_>, out: Output<'_>| attention.bind(tables).run_scaled(plan, q, cache, out);
+    outcome_of(attention, (plan, sample), run, &mut Workspace::default())
+}
+
+fn outcome_of<B: Backend>(
+    attention: &Attention<B>,
+    (plan, sample): (&Plan, &Sample),
+    run: impl FnOnce(View<'_>, Output<'_>) -> Result<()>,
+    workspace: &mut Workspace,
+) -> Outcome {
     let problem = sample.problem;
     let (rows, heads, dim) = (sample.num_rows(), problem.heads().qo, problem.head_dim());
     workspace.fit(plan);
@@ -86,7 +108,7 @@ pub(crate) fn execute_scaled<B: Backend>(
         workspace,
     };
     let q = q.view(&[rows, heads, dim.qk]);
-    attention.run_scaled(plan, q, QuantizedCache { cache, scales }, out).expect("the tensors fit");
+    run(q, out).expect("the tensors fit");
     let weights = attention.weights_dtype();
     Outcome { o: o.to_f32(), lse: has_lse.then(|| lse.to_f32()), weights }
 }

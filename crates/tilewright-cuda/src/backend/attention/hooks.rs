@@ -1,11 +1,12 @@
-//! Device memory of a variant's hooks: constant tables, and buffers for each run.
+//! Device memory of a variant's hooks: constant tables, tables that a run binds, and buffers for each run.
 
 use crate::{backend::Gpu, machine::Machine};
 use tilewright::{Result, attention::variant::ExpressionVariant, tensor::DeviceMemory};
 use tilewright_kernels::variant::arguments;
 use tilewright_ptx::sim::Arg;
 
-/// The tables of a variant on the device: addresses, and memory of its own where the device has too many constants.
+/// The tables of a variant on the device: addresses, and memory of its own where the device has too many constants. Tables that each
+/// run binds have address 0.
 #[derive(Debug)]
 pub(super) struct VariantTables(Vec<(u64, Option<DeviceMemory>)>);
 
@@ -15,7 +16,10 @@ pub(super) struct VariantBuffers(Vec<DeviceMemory>);
 
 impl VariantTables {
     pub(super) fn upload<M: Machine>(gpu: &Gpu<M>, variant: &ExpressionVariant) -> Result<Self> {
-        let tables = variant.tables().iter().map(|(_, table)| gpu.constants(table));
+        let tables =
+            variant.tables().iter().enumerate().map(|(at, (_, table))| {
+                if variant.is_bound(at) { Ok((0, None)) } else { gpu.constants(table) }
+            });
         Ok(Self(tables.collect::<Result<_>>()?))
     }
 }
@@ -27,9 +31,15 @@ impl VariantBuffers {
         Ok(Self(buffers.collect::<Result<_>>()?))
     }
 
-    /// The kernel arguments of the variant.
-    pub(super) fn arguments(&self, tables: &VariantTables, variant: &ExpressionVariant) -> Vec<Arg> {
-        arguments(variant, |at| tables.0[at].0, |at| self.0[at].address())
+    /// The kernel arguments of the variant. `bound`: index and address of each table that the run binds.
+    pub(super) fn arguments(
+        &self,
+        tables: &VariantTables,
+        bound: &[(usize, u64)],
+        variant: &ExpressionVariant,
+    ) -> Vec<Arg> {
+        let of_run = |at| bound.iter().find(|(table, _)| *table == at).map(|(_, address)| *address);
+        arguments(variant, |at| of_run(at).unwrap_or(tables.0[at].0), |at| self.0[at].address())
     }
 
     /// Copies the buffers back, which waits for the run. A variant without buffers does not wait.

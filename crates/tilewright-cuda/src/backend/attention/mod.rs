@@ -1,7 +1,7 @@
 //! A run of attention on the device: parameters from checked tensors, kernel selection, launches.
 //!
 //! Strides and addresses are those of the views. Per-head scales are host memory and are uploaded once
-//! (`backend/constants.rs`), as are a variant's tables. Buffers that a variant writes are copied to the device and back in each
+//! (`backend/constants.rs`), as are the tables of a variant, except those that a run binds. Buffers that a variant writes are copied to the device and back in each
 //! run.
 
 mod device_plan;
@@ -9,7 +9,7 @@ mod flatten;
 mod hooks;
 pub(super) mod kernel;
 
-use super::Gpu;
+use super::{Gpu, geometry::head_stride};
 use crate::machine::Machine;
 use device_plan::DevicePlan;
 use flatten::DeviceRuns;
@@ -61,7 +61,11 @@ impl<M: Machine> Gpu<M> {
         }
         let variant = inputs.variant();
         let buffers = VariantBuffers::upload(self, variant)?;
-        call.variant = buffers.arguments(&kernels.tables, variant);
+        let address = |(at, table): &(usize, View<'_>)| {
+            Ok((*at, self.address(OPERATOR, &variant.tables()[*at].0, table)?))
+        };
+        let bound = operator.tables.iter().map(address).collect::<Result<Vec<_>>>()?;
+        call.variant = buffers.arguments(&kernels.tables, &bound, variant);
         let context = RunContext { gpu: self, kernels, inputs, device_plan };
         match (&device_plan.runs, device_plan.items) {
             (Some(runs), Some(kind)) => context.launch_both(runs, kind, &call)?,
@@ -136,6 +140,10 @@ impl<M: Machine> Gpu<M> {
                 let (address, uncached) = self.constants(scales)?;
                 temporaries.extend(uncached);
                 ScaleTensor { address, page: 0, head: 1, value: 1.0 }
+            }
+            Scale::Values(scales) => {
+                let address = self.address(OPERATOR, name, &scales)?;
+                ScaleTensor { address, page: 0, head: head_stride(&scales), value: 1.0 }
             }
             Scale::Page(scales) => {
                 let address = self.address(OPERATOR, name, &scales)?;

@@ -3,9 +3,8 @@
 import math
 
 import torch
-from torch.utils.weak import WeakIdKeyDictionary
 
-from .. import variants
+from .. import _core, variants
 from .._core import Error, Unsupported
 from .._device import device_of
 from .._tensors import dtype_name
@@ -33,7 +32,7 @@ class Settings:
                  "sinks", "soft_cap", "window_left")
 
     def __init__(self, *, heads, dims, dtypes, layout, causal, window_left=-1, soft_cap=None, sm_scale=None,
-                 pos_encoding_mode="NONE", rope_scale=None, rope_theta=None, sinks=None, chunk=0):
+                 pos_encoding_mode="NONE", rope_scale=None, rope_theta=None, sinks=False, chunk=0):
         self.heads = heads
         self.dims = dims
         self.dtypes = dtypes
@@ -47,7 +46,7 @@ class Settings:
         self.pos_encoding_mode = pos_encoding_mode
         self.rope_scale = rope_scale or 1.0
         self.rope_theta = rope_theta or 10000.0
-        self.sinks = sinks
+        self.sinks = bool(sinks)
 
     def plan_key(self) -> tuple:
         """What a plan depends on."""
@@ -62,11 +61,13 @@ class Settings:
         """The factor of ``q · k``."""
         return 1.0 / math.sqrt(self.dims[0]) if self.sm_scale is None else float(self.sm_scale)
 
-    def factors(self, function: str, q_scale, k_scale, v_scale) -> tuple:
-        """The scales of keys and values, with those of queries and logits; ``None`` for 1."""
-        k_factor = _product(function, self.scale() * math.sqrt(self.dims[0]), k_scale)
-        k_factor = _times(k_factor, _of_groups(function, q_scale, self.heads))
-        return _unless_one(k_factor), _unless_one(_product(function, 1.0, v_scale))
+    def factors(self, function: str, q_scale, k_scale, v_scale, device=None) -> tuple:
+        """The scales of keys and values, with those of queries and logits; ``None`` for 1. Those in tensors become tensors on
+        ``device``, that of the queries."""
+        k_factor = self.scale() * math.sqrt(self.dims[0])
+        for name, scale in (("q_scale", q_scale), ("k_scale", k_scale)):
+            k_factor = _times(k_factor, _factor(function, name, scale, device))
+        return _unless_one(k_factor), _unless_one(_factor(function, "v_scale", v_scale, device))
 
     def problem(self) -> Problem:
         """The problem with the default scale; runs multiply by the ratio to theirs, so that one plan serves all scales. Outputs of
@@ -88,8 +89,8 @@ class Settings:
             parts.append(variants.alibi(self.heads[0]))
         if self.soft_cap > 0.0:
             parts.append(variants.soft_cap(self.soft_cap))
-        if self.sinks is not None:
-            parts.append(variants.sinks(list(self.sinks)))
+        if self.sinks:  # runs bind their values
+            parts.append(variants.Variant._of(_core.Variant.bound_sinks(self.heads[0])))
         if self.chunk:
             parts.append(variants.chunked(self.chunk))
         composed = None
@@ -304,8 +305,8 @@ class PlannedAttention:
             self._planned[key] = plan
         return plan
 
-    def run(self, settings: Settings, q, kv, out, lse=None, return_lse=False, scales=(None, None, None)):
-        """Runs the batch. ``scales``: of queries, keys and values."""
+    def run(self, settings: Settings, q, kv, out, lse=None, return_lse=False, scales=(None, None, None), tables=None):
+        """Runs the batch. ``scales``: of queries, keys and values. ``tables``: those of :func:`sinks_of`."""
         function = "run"
         if q.dtype is torch.float8_e5m2 and settings.dtypes[2] in _WIDE:
             q = q.to(torch_dtype(settings.dtypes[2]))
@@ -313,6 +314,8 @@ class PlannedAttention:
             q_scale = _scale_of_heads(function, scales[0], settings.heads)
             if _differs_in_groups(q_scale, settings.heads):
                 settings, q, q_scale = _scale_queries(settings, q, q_scale)
+            if isinstance(q_scale, list):
+                q_scale = q_scale[:: settings.heads[0] // settings.heads[1]]
             scales = (q_scale, *scales[1:])
         last, plan, operator, k_scale = self._last
         if last is not settings:
@@ -321,12 +324,13 @@ class PlannedAttention:
             self._last = (settings, plan, operator, k_scale)
         v_scale, (q_factor, k_factor, v_factor) = None, scales
         if q_factor is not None or k_factor is not None or v_factor is not None:
-            k_scale, v_scale = settings.factors(function, q_factor, k_factor, v_factor)
+            k_scale, v_scale = settings.factors(function, q_factor, k_factor, v_factor, q.device)
         is_narrow = settings.dtypes[0] == FP8
         if is_narrow and out is not None:
             self._check_tensors(function, settings, q, out, lse)
         try:
-            found = operator._run(plan, q, None, kv[0], kv[1], k_scale, v_scale, None if is_narrow else out, lse, return_lse)
+            found = operator._run(plan, q, None, kv[0], kv[1], k_scale, v_scale, None if is_narrow else out, lse, return_lse,
+                                  tables)
         except Error:
             self._check_tensors(function, settings, q, out, lse)
             raise
@@ -352,36 +356,30 @@ def is_on_gpu(x) -> bool:
     return getattr(x, "is_cuda", False)
 
 
-#: Sinks with the version of their tensor, so that those of a layer are read once.
-_known_sinks = WeakIdKeyDictionary()
+def sinks_of(sinks, q) -> "dict | None":
+    """The tables of a run with attention sinks ``[num_qo_heads]``, or ``None``. A tensor of float32 beside ``q`` is not copied."""
+    return None if sinks is None else {"sinks": sinks.detach().to(q.device, torch.float32).reshape(-1).contiguous()}
 
 
-def sinks_of(sinks) -> tuple:
-    """The logits of attention sinks, ``[num_qo_heads]``. A tensor that has not changed is not read again."""
-    if sinks.is_inference():  # its changes are not counted
-        return tuple(host_array(sinks.float()).tolist())
-    known = _known_sinks.get(sinks)
-    if known is None or known[0] != sinks._version:
-        known = _known_sinks[sinks] = sinks._version, tuple(host_array(sinks.float()).tolist())
-    return known[1]
-
-
-def _product(function: str, factor: float, scale):
-    """A factor of all heads times a scale, which may be one per KV head."""
-    if isinstance(scale, torch.Tensor) and scale.numel() > 1:
-        if scale.dim() != 1:
-            raise Unsupported(f"flashinfer.{function}: a scale has shape {tuple(scale.shape)}, expected [num_kv_heads]")
-        return [factor * one for one in scale.tolist()]
-    return factor * number(function, "scale", scale)
+def _factor(function: str, name: str, scale, device):
+    """A scale as a number, or as a tensor float32 on ``device`` of one element or one per KV head, which the kernel reads."""
+    if isinstance(scale, list):
+        return scale
+    if not isinstance(scale, torch.Tensor) or (scale.numel() == 1 and scale.device != device and not scale.is_cuda):
+        return number(function, name, scale)
+    if scale.numel() != 1 and scale.dim() != 1:
+        raise Unsupported(f"flashinfer.{function}: {name} has shape {tuple(scale.shape)}, expected [num_kv_heads]")
+    return scale.detach().reshape(-1).to(device, torch.float32)
 
 
 def _scale_of_heads(function: str, scale, heads):
-    """The scale of queries: a number, or a list with one per query head. A tensor is read once, which waits for a GPU."""
+    """The scale of queries: a number, a tensor of one or one per KV head, or a list with one per query head. That list is read from
+    the tensor, which waits for a GPU."""
     if not isinstance(scale, torch.Tensor) or scale.numel() <= 1:
-        return number(function, "q_scale", scale)
+        return scale
     if tuple(scale.shape) != heads[:1]:
         raise Error(f"flashinfer.{function}: q_scale has shape {tuple(scale.shape)}, expected ({heads[0]},)")
-    return scale.tolist()
+    return scale if heads[0] == heads[1] else scale.tolist()
 
 
 def _differs_in_groups(scale, heads) -> bool:
@@ -400,15 +398,12 @@ def _scale_queries(settings: Settings, q, scale):
     return settings.replace(dtypes=(*settings.dtypes[:2], dtype)), q, largest.tolist()
 
 
-def _of_groups(function: str, scale, heads):
-    """The scale of queries: a number, or one per KV head of a list with one per query head."""
-    return scale[:: heads[0] // heads[1]] if isinstance(scale, list) else number(function, "q_scale", scale)
-
-
 def _times(a, b):
-    """The product of two factors, each a number or a list of one per KV head."""
-    if isinstance(a, list) and isinstance(b, list):
-        return [x * y for x, y in zip(a, b, strict=True)]
+    """The product of two factors, each a number, a list of one per KV head, or a tensor."""
+    if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
+        device = (a if isinstance(a, torch.Tensor) else b).device
+        a, b = (torch.tensor(one, device=device) if isinstance(one, list) else one for one in (a, b))
+        return a * b
     if isinstance(b, list):
         a, b = b, a
     return [x * b for x in a] if isinstance(a, list) else a * b

@@ -71,6 +71,13 @@ def positive(function: str, name: str, value) -> float:
     return scale
 
 
+def output_scale(function: str, name: str, value):
+    """A scale of outputs: a number above 0, or a tensor of one element on a GPU, which is not read."""
+    if isinstance(value, torch.Tensor) and value.is_cuda and value.numel() == 1:
+        return value.detach().float().reshape(())
+    return positive(function, name, value)
+
+
 def one_number(function: str, name: str, value, like):
     """A scale as a tensor float32 ``[1]`` on the device of ``like``, without waiting for a GPU."""
     if not isinstance(value, torch.Tensor):

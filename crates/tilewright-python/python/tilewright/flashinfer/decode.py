@@ -159,9 +159,9 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
         if q_len_per_req is not None and q_len_per_req != self._q_len_per_req:
             raise ValueError(f"q_len_per_req = {q_len_per_req}, plan() was given {self._q_len_per_req}")
         settings = self._settings_with((self._sm_scale, self._logits_soft_cap, self._window_left, self._pos_encoding_mode, True,
-                                        None if sinks is None else sinks_of(sinks)))
+                                        sinks is not None))
         kv = run_cache(paged_kv_cache, self._kv_layout)
-        return self._attention.run(settings, q, kv, out, lse, return_lse, (q_scale, k_scale, v_scale))
+        return self._attention.run(settings, q, kv, out, lse, return_lse, (q_scale, k_scale, v_scale), sinks_of(sinks, q))
 
     run_return_lse = functools.partialmethod(run, return_lse=True)
 

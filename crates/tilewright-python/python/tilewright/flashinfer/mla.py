@@ -12,7 +12,7 @@ from ..attention import Attention, Batch, BlockTable, Capacity, DeviceBatch, Pag
 from ..device_batch import pages_on_device
 from ._pages import host_array
 from ._planned import in_e4m3, is_on_gpu, planned_device
-from ._refuse import check_backend, check_choice, check_output, number, positive, refuse, torch_dtype
+from ._refuse import check_backend, check_choice, check_output, output_scale, positive, refuse, torch_dtype
 from .stateless import plan_lengths
 
 
@@ -121,7 +121,7 @@ class BatchMLAPagedAttentionWrapper:
             raise Error("flashinfer.run: plan() has not been called")
         dtype, narrow = torch_dtype(self._key[6]), None
         if o_scale is not None:
-            o_scale, narrow = positive("run", "o_scale", o_scale), out
+            o_scale, narrow = output_scale("run", "o_scale", o_scale), out
             if out is None:
                 raise ValueError("out tensor must be provided when o_scale is used for FP8 output.")
             check_output("run", "out", out, q_nope.shape, torch.float8_e4m3fn, q_nope.device)
@@ -258,5 +258,5 @@ def attend_latent(function, tensors, lengths, head_dim_ckv, *, scales, outputs):
         lse = torch.empty(shape[:2], dtype=torch.float32, device=query.device)
     operator.run_latent(plan, query[..., :head_dim_ckv], query[..., head_dim_ckv:], cache[..., :head_dim_ckv],
                         cache[..., head_dim_ckv:], out=out, lse=lse)
-    factor = number(function, "bmm2_scale", scales[1])
-    return (out if factor == 1.0 else out.mul_(factor)), lse
+    factor = output_scale(function, "bmm2_scale", scales[1])
+    return (out if isinstance(factor, float) and factor == 1.0 else out.mul_(factor)), lse

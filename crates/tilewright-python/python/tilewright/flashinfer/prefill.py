@@ -24,7 +24,7 @@ from ._planned import (
     sinks_of,
     split_of,
 )
-from ._refuse import check_backend, check_layout, positive, refuse
+from ._refuse import check_backend, check_layout, output_scale, refuse
 from .fmha_v2 import fmha_v2_prefill_deepseek, fmha_v2_prefill_sm120, trtllm_fmha_v2_prefill  # noqa: F401
 from .jit import single_prefill_with_kv_cache_with_jit_module  # noqa: F401
 from .ragged import trtllm_ragged_attention_deepseek  # noqa: F401
@@ -197,8 +197,8 @@ class _PrefillWrapper(BatchWrapper):
         if self._settings is None:
             raise Error("flashinfer.run: plan() has not been called")
         settings = self._settings_with((self._sm_scale, self._logits_soft_cap or 0.0, self._window_left, self._pos_encoding_mode,
-                                        self._causal and not self._masked, None if sinks is None else sinks_of(sinks)))
-        return self._attention.run(settings, q, kv, out, lse, return_lse, scales)
+                                        self._causal and not self._masked, sinks is not None))
+        return self._attention.run(settings, q, kv, out, lse, return_lse, scales, sinks_of(sinks, q))
 
     def _override(self, causal, pos_encoding_mode, use_fp16_qk_reduction, window_left, logits_soft_cap, sm_scale, rope):
         if self._settings is None:
@@ -370,7 +370,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(_PrefillWrapper):
         refuse("run", kv_cache_sf=kv_cache_sf)
         scales, args = self._scales_of(args, (q_scale, k_scale, v_scale))
         if o_scale is not None:
-            scales = (*scales[:2], (1.0 if scales[2] is None else scales[2]) / positive("run", "o_scale", o_scale))
+            scales = (*scales[:2], (1.0 if scales[2] is None else scales[2]) / output_scale("run", "o_scale", o_scale))
         return self._run(q, (k, v), scales=scales, out=out, lse=lse, return_lse=return_lse, sinks=self._sinks(args, None))
 
     run_return_lse = functools.partialmethod(run, return_lse=True)

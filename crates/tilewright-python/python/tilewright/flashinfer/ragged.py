@@ -1,12 +1,14 @@
 """Stateless attention over ragged keys: the prefill of DeepSeek, without ``plan``."""
 
+import math
+
 import torch
 
 from .._core import Error
 from ..attention import Batch
 from ._pages import host_array
 from ._planned import PlannedAttention, Settings, check_output_dtype, dtype_names, planned_device, sinks_of
-from ._refuse import check_choice, number, refuse
+from ._refuse import check_choice, refuse
 
 #: The plans kept, one per workspace and stream. Those of recorded graphs are kept for good.
 _LIMIT = 64
@@ -66,11 +68,12 @@ def attend_ragged(function, tensors, bounds, batch_size, *, scales, outputs, cau
     device = planned_device(query)
     settings = Settings(
         heads=(query.shape[1], key.shape[1]), dims=(query.shape[2], value.shape[2]), dtypes=dtypes, layout="NHD", causal=causal,
-        window_left=window_left, sm_scale=number(function, "bmm1_scale", scales[0]), soft_cap=soft_cap, chunk=chunk,
-        pos_encoding_mode=pos_encoding_mode, sinks=None if sinks is None else sinks_of(sinks),
+        window_left=window_left, soft_cap=soft_cap, chunk=chunk, pos_encoding_mode=pos_encoding_mode, sinks=sinks is not None,
     )
     planned = _planned(settings, bounds, device, workspace)
-    return planned.run(settings, query, (key, value), out, lse=lse, return_lse=return_lse, scales=(None, None, scales[1]))
+    # logits have the factor 1 / sqrt(head_dim_qk) without scales
+    return planned.run(settings, query, (key, value), out, lse=lse, return_lse=return_lse,
+                       scales=(None, scales[0] * math.sqrt(query.shape[2]), scales[1]), tables=sinks_of(sinks, query))
 
 
 def _bounds(function, batch_size, bounds_name, bounds, lens_name=None, lens=None):

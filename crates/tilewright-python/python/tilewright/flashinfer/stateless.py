@@ -16,7 +16,7 @@ from .._tensors import dtype_name
 from ..attention import Batch, BlockTable, Capacity, DeviceBatch, PageTable
 from ._pages import host_array, split_cache
 from ._planned import FP8, Settings, check_output_dtype, dtype_names, in_e4m3, planned_device, sinks_of
-from ._refuse import check_choice, check_layout, check_output, number, positive, refuse
+from ._refuse import check_choice, check_layout, check_output, number, output_scale, refuse
 
 #: Plans kept for calls of the same shape. Those of recorded graphs are kept for good.
 _LIMIT = 1024
@@ -49,7 +49,7 @@ def trtllm_batch_decode_with_kv_cache(
            skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor, bmm1_scale_log2=bmm1_scale_log2,
            enable_block_sparse_attention=enable_block_sparse_attention)
     refuse(function, "True", uses_shared_paged_kv_idx=None if uses_shared_paged_kv_idx else "False")
-    positive(function, "o_scale", o_scale)
+    output_scale(function, "o_scale", o_scale)
     if (max_q_len is None) != (cum_seq_lens_q is None):
         raise Error(f"flashinfer.{function}: max_q_len = {max_q_len}, expected it together with cum_seq_lens_q")
     rows = (cum_seq_lens_q, max_q_len) if cum_seq_lens_q is not None else (None, q_len_per_req)
@@ -96,7 +96,7 @@ def xqa_batch_decode_with_kv_cache(
     ``q_len_per_req`` rows, and rows of ``mask`` follow them."""
     function = "xqa_batch_decode_with_kv_cache"
     refuse(function, kv_cache_sf=kv_cache_sf)
-    positive(function, "o_scale", o_scale)
+    output_scale(function, "o_scale", o_scale)
     return attend_pages(function, (query, kv_cache, workspace_buffer),
                         (block_tables, seq_lens, (q_cu_seq_lens, q_len_per_req)), kv_layout=kv_layout,
                         scales=(bmm1_scale, bmm2_scale), window_left=window_left, sinks=sinks, mask=mask,
@@ -124,7 +124,7 @@ def attend_pages(function, tensors, lengths, *, kv_layout, scales, window_left, 
         raise Error(f"flashinfer.{function}: out is {out.dtype}, expected out_dtype = {dtype_name(out_dtype)}")
     settings = Settings(heads=(query.shape[1], heads), dims=(query.shape[2], values.shape[3]), layout=kv_layout, causal=causal,
                         dtypes=dtypes, window_left=window_left, soft_cap=soft_cap, chunk=chunk,
-                        pos_encoding_mode=pos_encoding_mode, sinks=None if sinks is None else sinks_of(sinks))
+                        pos_encoding_mode=pos_encoding_mode, sinks=sinks is not None)
     device = planned_device(query)
     batch = DeviceBatch(qo_len if bounds is None else bounds, BlockTable(block_tables, seq_lens, page_size))
     drafts = None if mask is None else _draft_batch(function, mask, batch, qo_len)
@@ -138,11 +138,11 @@ def attend_pages(function, tensors, lengths, *, kv_layout, scales, window_left, 
         plan = operator.plan(drafts)
     if out is not None:
         check_output(function, "out", out, (*query.shape[:2], values.shape[3]), out.dtype, query.device)
-    factors = [_factor(function, name, scale, times, (keys.shape[0], heads)) for name, scale, times in
+    factors = [_factor(function, name, scale, times, query.device) for name, scale, times in
                (("bmm1_scale", scales[0], math.sqrt(query.shape[2])), ("bmm2_scale", scales[1], 1.0))]
     is_narrow = dtypes[0] == FP8
     found = operator.run(plan, query, keys, values, out=None if is_narrow else out, lse=lse, return_lse=return_lse,
-                         k_scale=factors[0], v_scale=factors[1])
+                         k_scale=factors[0], v_scale=factors[1], tables=sinks_of(sinks, query))
     if not is_narrow:
         return found
     return (in_e4m3(found[0], out), found[1]) if return_lse else in_e4m3(found, out)
@@ -199,9 +199,9 @@ def plan_lengths(operator, batch, key, workspace, capacity):
     return plan
 
 
-def _factor(function, name, scale, times, shape):
-    """A scale as a number, or as a tensor on the GPU with one element for all pages and heads."""
-    if isinstance(scale, torch.Tensor) and scale.is_cuda and scale.numel() == 1:
-        return (scale.reshape(1, 1).float() * times).expand(shape)
+def _factor(function, name, scale, times, device):
+    """A scale as a number, or as a tensor of one element on the device of the queries."""
+    if isinstance(scale, torch.Tensor) and scale.numel() == 1 and scale.device == device:
+        return scale.detach().reshape(1).float() * times
     factor = number(function, name, scale) * times
     return None if abs(factor - 1.0) < 1e-6 else factor

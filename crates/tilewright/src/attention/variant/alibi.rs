@@ -8,12 +8,18 @@ use crate::{Problem, Result};
 #[derive(Debug, Clone, PartialEq)]
 pub struct Alibi {
     slopes: Vec<f32>,
+    is_bound: bool,
 }
 
 impl Alibi {
     /// The paper's slopes for any number of query heads.
     pub fn new(num_qo_heads: usize) -> Self {
-        Self { slopes: Self::slopes(num_qo_heads) }
+        Self { slopes: Self::slopes(num_qo_heads), is_bound: false }
+    }
+
+    /// Slopes that each run binds as the table `slopes`.
+    pub fn bound(num_qo_heads: usize) -> Self {
+        Self { slopes: vec![0.0; num_qo_heads], is_bound: true }
     }
 
     /// With `n` the largest power of two up to the number of heads: `2^(-8 (h + 1) / n)` for the first `n`. The others
@@ -31,6 +37,10 @@ impl Alibi {
 impl Variant for Alibi {
     fn name(&self) -> &str {
         "alibi"
+    }
+
+    fn bound_tables(&self) -> Vec<String> {
+        self.is_bound.then(|| "slopes".to_owned()).into_iter().collect()
     }
 
     fn check(&self, problem: &Problem) -> Result<()> {

@@ -39,6 +39,10 @@ impl<A: Variant, B: Variant> Variant for Both<A, B> {
         self.first.has_softmax() && self.second.has_softmax()
     }
 
+    fn bound_tables(&self) -> Vec<String> {
+        [self.first.bound_tables(), self.second.bound_tables()].concat()
+    }
+
     fn check(&self, problem: &Problem) -> Result<()> {
         self.first.check(problem)?;
         self.second.check(problem)

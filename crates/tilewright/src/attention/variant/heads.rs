@@ -8,6 +8,7 @@ use crate::{Problem, Result};
 #[derive(Debug, Clone, PartialEq)]
 pub struct AttentionSinks {
     sinks: Vec<f32>,
+    is_bound: bool,
 }
 
 impl AttentionSinks {
@@ -23,13 +24,22 @@ impl AttentionSinks {
                 "sinks[{head}] = {sink}, expected a finite number"
             );
         }
-        Ok(Self { sinks })
+        Ok(Self { sinks, is_bound: false })
+    }
+
+    /// Sinks that each run binds as the table `sinks`.
+    pub fn bound(num_qo_heads: usize) -> Self {
+        Self { sinks: vec![0.0; num_qo_heads], is_bound: true }
     }
 }
 
 impl Variant for AttentionSinks {
     fn name(&self) -> &str {
         "attention_sinks"
+    }
+
+    fn bound_tables(&self) -> Vec<String> {
+        self.is_bound.then(|| "sinks".to_owned()).into_iter().collect()
     }
 
     fn check(&self, problem: &Problem) -> Result<()> {

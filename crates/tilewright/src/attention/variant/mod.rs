@@ -105,6 +105,12 @@ pub trait Variant: Debug + Send + Sync + 'static {
         true
     }
 
+    /// Names of the tables whose values each run binds with [`Attention::bind`](crate::Attention::bind). The slices that hooks
+    /// pass to [`At::read`] give their lengths only.
+    fn bound_tables(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// Checks that parameters and tables fit the problem. Called when an operator is constructed.
     ///
     /// # Errors

@@ -17,6 +17,8 @@ pub struct ExpressionVariant {
     pub(super) name: String,
     pub(super) softmax: bool,
     pub(super) named: NamedData,
+    /// Names of the tables that each run binds.
+    pub(super) bound: Vec<String>,
     /// In the order of [`Hook::ALL`].
     pub(super) graphs: [Graph; 7],
 }
@@ -30,8 +32,31 @@ impl ExpressionVariant {
     pub fn of<V: Variant>(variant: &V) -> Result<Self> {
         let recorder = Recorder::default();
         let graphs = Hook::ALL.map(|hook| record(&recorder, variant, hook));
-        Self::assemble(variant.name(), variant.has_softmax(), recorder, graphs)
-            .map_err(|error| Error::new("attention.new", format!("variant {}: {error}", variant.name())))
+        let assembled = Self::assemble(variant.name(), variant.has_softmax(), recorder, graphs)
+            .map_err(|error| Error::new("attention.new", format!("variant {}: {error}", variant.name())))?;
+        Ok(assembled.with_bound(variant.bound_tables()))
+    }
+
+    /// With tables of these names bound by each run, as far as hooks read them.
+    pub(super) fn with_bound(self, mut names: Vec<String>) -> Self {
+        names.retain(|name| self.named.tables.iter().any(|(known, _)| known == name));
+        names.sort_unstable();
+        names.dedup();
+        Self { bound: names, ..self }
+    }
+
+    /// Whether each run binds the table of this index.
+    pub fn is_bound(&self, table: usize) -> bool {
+        self.named.tables.get(table).is_some_and(|(name, _)| self.bound.contains(name))
+    }
+
+    /// With the values of tables in host memory, by index.
+    pub(crate) fn with_values<'v>(&self, values: impl IntoIterator<Item = (usize, &'v [f32])>) -> Self {
+        let mut variant = self.clone();
+        for (table, values) in values {
+            variant.named.tables[table].1 = values.into();
+        }
+        variant
     }
 
     pub(super) fn assemble(
@@ -42,7 +67,7 @@ impl ExpressionVariant {
     ) -> Result<Self, String> {
         super::recorder::check_word(name, 256)?;
         let named = recorder.into_named()?;
-        let mut variant = Self { name: name.to_owned(), softmax, named, graphs };
+        let mut variant = Self { name: name.to_owned(), softmax, named, bound: Vec::new(), graphs };
         variant.sort_names();
         Ok(variant)
     }
@@ -62,7 +87,7 @@ impl ExpressionVariant {
         &self.named.scalars
     }
 
-    /// The named tables, indexed by [`Node::Read`].
+    /// The named tables, indexed by [`Node::Read`]. Those that each run binds have only the length.
     pub fn tables(&self) -> &[(String, Arc<[f32]>)] {
         &self.named.tables
     }
@@ -253,6 +278,10 @@ impl Variant for ExpressionVariant {
 
     fn has_softmax(&self) -> bool {
         self.softmax
+    }
+
+    fn bound_tables(&self) -> Vec<String> {
+        self.bound.clone()
     }
 
     #[inline(always)]

@@ -8,7 +8,7 @@ use crate::{
     storage::{Storage, Stored},
 };
 use tilewright::{
-    Attention, Backend, Dtype, HeadDim, Heads, Mask, Output, Problem, Scale, Workspace,
+    Attention, Backend, Dtype, HeadDim, Heads, Mask, Output, Problem, Scale, View, Workspace,
     attention::{LatentCache, LatentQuery, QuantizedLatentCache, Shard, Split, merge_states},
 };
 
@@ -27,7 +27,10 @@ fn an_8_bit_latent_cache_agrees_with_the_oracle<B: Backend + Clone>(backends: &[
     let lens: &[Lens] = &[(1, 0), (1, 11), (3, 96), (2, 300)];
     let dtypes = [Dtype::E4m3, Dtype::E5m2, Dtype::I8];
     for (number, (dtype, scale)) in dtypes.into_iter().zip([0.02, 3.0, 0.25]).enumerate() {
-        check_latent(backends, (number, Some((dtype, scale))), (lens, 16));
+        // both kinds of scale
+        for number in [number, number + 3] {
+            check_latent(backends, (number, Some((dtype, scale))), (lens, 16));
+        }
     }
 }
 
@@ -61,8 +64,12 @@ fn check_latent<B: Backend + Clone>(
         (Elements::new(dtype, &split(&sample.q, 0, ckv)), Elements::new(dtype, &split(&sample.q, ckv, kpe)));
     let rows = sample.num_rows();
     let q = LatentQuery { nope: nope.view(&[rows, heads, ckv]), pe: pe.view(&[rows, heads, kpe]) };
-    let scale = quantized.map_or(Scale::One, |(_, scale)| Scale::Tensor(scale));
-    if let Scale::Tensor(scale) = scale {
+    let scale = quantized.map_or(1.0, |(_, scale)| scale);
+    let value = View::new(std::slice::from_ref(&scale), &[1]).expect("a view");
+    let kind =
+        |number: usize| if number.is_multiple_of(2) { Scale::Tensor(scale) } else { Scale::Values(value) };
+    let scale_of_cache = quantized.map_or(Scale::One, |_| kind(number));
+    if quantized.is_some() {
         sample.k.iter_mut().chain(&mut sample.v).flatten().for_each(|x| *x *= scale);
     }
     let expected = Expected::of(&sample);
@@ -76,7 +83,7 @@ fn check_latent<B: Backend + Clone>(
         let lse_view = Some(lse.view_mut(&[rows, heads]));
         let out = Output { o: o.view_mut(&[rows, heads, ckv]), lse: lse_view, workspace };
         attention
-            .run_latent_scaled(&plan, q, QuantizedLatentCache { cache, scale }, out)
+            .run_latent_scaled(&plan, q, QuantizedLatentCache { cache, scale: scale_of_cache }, out)
             .expect("the tensors fit");
         let outcome = Outcome { o: o.to_f32(), lse: Some(lse.to_f32()), weights: attention.weights_dtype() };
         expected.check(&outcome).unwrap_or_else(|text| panic!("{}: {lens:?}: {text}", backend.describe()));

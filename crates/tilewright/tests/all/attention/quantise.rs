@@ -88,11 +88,14 @@ fn factors(per_page: usize) -> Elements {
 fn given_scales_divide_and_round<B: Backend>(backends: &[B]) {
     let (per_page, per_head) = (factors(1), factors(HEADS));
     let heads = [0.5, 0.01, 3.0];
-    let scales: [(Scale<'_>, &dyn Fn(usize, usize) -> f32); 6] = [
+    let values = |count: usize| Scale::Values(View::new(&heads[..count], &[count]).expect("a view"));
+    let scales: [(Scale<'_>, &dyn Fn(usize, usize) -> f32); 8] = [
         (Scale::One, &|_, _| 1.0),
         (Scale::Tensor(0.03), &|_, _| 0.03),
         (Scale::Tensor(1e-4), &|_, _| 1e-4),
         (Scale::Head(&heads), &|_, head| heads[head]),
+        (values(1), &|_, _| heads[0]),
+        (values(HEADS), &|_, head| heads[head]),
         (Scale::Page(per_page.view(&[PAGES])), &|page, _| 0.01 * (page + 1) as f32),
         (Scale::Page(per_head.view(&[PAGES, HEADS])), &|page, head| 0.01 * (page * HEADS + head + 1) as f32),
     ];

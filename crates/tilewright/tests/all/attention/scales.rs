@@ -48,6 +48,10 @@ enum Scales {
     One,
     Tensor,
     Head,
+    /// A tensor of one element.
+    TensorValue,
+    /// A tensor with one element per head.
+    HeadValues,
     Page,
     PageAndHead,
 }
@@ -59,8 +63,8 @@ fn factors(kind: Scales, pages: usize, heads: usize, generator: &mut Generator) 
     };
     match kind {
         Scales::One => vec![1.0; pages * heads],
-        Scales::Tensor => vec![random(1)[0]; pages * heads],
-        Scales::Head => random(heads).into_iter().cycle().take(pages * heads).collect(),
+        Scales::Tensor | Scales::TensorValue => vec![random(1)[0]; pages * heads],
+        Scales::Head | Scales::HeadValues => random(heads).into_iter().cycle().take(pages * heads).collect(),
         Scales::Page => random(pages).into_iter().flat_map(|factor| vec![factor; heads]).collect(),
         Scales::PageAndHead => random(pages * heads),
     }
@@ -68,7 +72,15 @@ fn factors(kind: Scales, pages: usize, heads: usize, generator: &mut Generator) 
 
 fn caches_of_8_bits_agree_with_the_oracle<B: Backend + Clone>(backends: &[B]) {
     let dtypes = [Dtype::E4m3, Dtype::E5m2, Dtype::I8];
-    let kinds = [Scales::One, Scales::Tensor, Scales::Head, Scales::Page, Scales::PageAndHead];
+    let kinds = [
+        Scales::One,
+        Scales::Tensor,
+        Scales::Head,
+        Scales::TensorValue,
+        Scales::HeadValues,
+        Scales::Page,
+        Scales::PageAndHead,
+    ];
     let grid = dtypes.into_iter().flat_map(|dtype| {
         kinds.into_iter().flat_map(move |kind| [1, 5, 16, 64].map(|page| (dtype, kind, page)))
     });
@@ -126,7 +138,7 @@ fn ragged_tensors_have_scales_too<B: Backend + Clone>(backends: &[B]) {
             .expect("it is sound");
         let sample = Sample::random(problem, lens(), number as u64);
         let stored = Stored::new(&sample, Storage::Ragged, number as u64);
-        for kind in [Scales::One, Scales::Tensor, Scales::Head] {
+        for kind in [Scales::One, Scales::Tensor, Scales::Head, Scales::TensorValue, Scales::HeadValues] {
             judge(backends, (&sample, &stored), kind, Plain, &Definition::default);
         }
     }
@@ -172,6 +184,12 @@ fn judge<B: Backend + Clone, V: Variant + Clone>(
         Scales::One => Scale::One,
         Scales::Tensor => Scale::Tensor(factors[0]),
         Scales::Head => Scale::Head(factors[..heads].to_vec().leak()),
+        Scales::TensorValue => values(factors, 1, 1),
+        Scales::HeadValues => {
+            // with a NaN after each
+            let spread: Vec<f32> = factors[..heads].iter().flat_map(|factor| [*factor, f32::NAN]).collect();
+            values(&spread, heads, 2)
+        }
         Scales::Page => per_page(factors, &[pages], [heads, 1]),
         Scales::PageAndHead if page_size % 2 == 0 => per_page(factors, &[pages, heads], [heads, 1]),
         Scales::PageAndHead => {
@@ -216,6 +234,12 @@ fn judge<B: Backend + Clone, V: Variant + Clone>(
             panic!("{}: {}, {kind:?}, page {page_size}: {text}", backend.describe(), sample.problem);
         }
     }
+}
+
+/// A tensor of `count` scales.
+fn values(factors: &[f32], count: usize, stride: usize) -> Scale<'static> {
+    let factors: &'static [f32] = factors.to_vec().leak();
+    Scale::Values(View::strided(factors, &[count], &[stride]).expect("it is there"))
 }
 
 /// A view of per-page scales with a stride between pages.

@@ -2,12 +2,12 @@
 
 use crate::{
     judge::Expected,
-    run::{Outcome, execute},
+    run::{Outcome, execute, execute_bound},
     sample::{Lens, Sample},
     storage::{Storage, Stored},
 };
 use tilewright::{
-    Attention, Backend, Dtype, HeadDim, Heads, KvLayout, Mask, Problem, Workspace,
+    Attention, Backend, Dtype, HeadDim, Heads, KvLayout, Mask, Problem, View, Workspace,
     attention::{
         Split, Variant,
         variant::{
@@ -127,6 +127,31 @@ fn attention_sinks<B: Backend + Clone>(backends: &[B]) {
     let sinks = |heads: Heads| each_head(heads.qo, |h| 2.0 - h);
     let definition = |heads: Heads, _| owning(wide(&sinks(heads)), |sinks| formula::attention_sinks(sinks));
     judge(backends, &MASKS, |heads| AttentionSinks::new(sinks(heads)).expect("they are finite"), definition);
+}
+
+/// Runs with bound tables give the bits of a variant with their values, and each run reads its own.
+fn bound_tables<B: Backend + Clone>(backends: &[B]) {
+    let heads = Heads { qo: 6, kv: 2 };
+    let problem = Problem::builder(heads, HeadDim::same(64)).build().expect("it is sound");
+    let sample = Sample::random(problem, &LENS, 4);
+    let stored = Stored::new(&sample, Storage::Paged(16), 4);
+    let slopes = Alibi::slopes(heads.qo);
+    let bound = Both::new(Alibi::bound(heads.qo), AttentionSinks::bound(heads.qo));
+    for backend in backends {
+        let attention =
+            Attention::with_variant(problem, bound.clone(), backend.clone()).expect("it is sound");
+        let plan = attention.plan(&stored.batch()).expect("the batch is sound");
+        for first in [2.0, -1.0] {
+            let sinks = each_head(heads.qo, |h| first - h);
+            let with_values = AttentionSinks::new(sinks.clone()).expect("they are finite");
+            let with_values = Both::new(Alibi::new(heads.qo), with_values);
+            let expected = run(backend, (&sample, &stored), with_values, Split::Balanced);
+            let view = |values| View::new(values, &[heads.qo]).expect("a view");
+            let tables = [("sinks", view(&sinks[..])), ("slopes", view(&slopes[..]))];
+            let outcome = execute_bound(&attention, &plan, (&sample, stored.cache(), &tables));
+            assert_eq!(outcome.bits(), expected.bits(), "{}: {first}", backend.describe());
+        }
+    }
 }
 
 fn flash_sigmoid<B: Backend + Clone>(backends: &[B]) {
@@ -339,6 +364,7 @@ crate::judge_backends!(
     alibi,
     alibi_with_soft_cap,
     attention_sinks,
+    bound_tables,
     flash_sigmoid,
     rotary_embedding,
     relative_position_bias,

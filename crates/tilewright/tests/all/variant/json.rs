@@ -94,7 +94,7 @@ fn constants_beyond_json_have_names() {
 }
 
 /// The text after the name, and the error text.
-const REFUSED: [(&str, &str); 21] = [
+const REFUSED: [(&str, &str); 22] = [
     (
         r#""logit": 1"#,
         "unknown member \"logit\", expected one of name, softmax, scalars, tables, buffers, query, key, value, logits, mask, update, output",
@@ -121,7 +121,11 @@ const REFUSED: [(&str, &str); 21] = [
         "table \"t\" has 0 elements, expected 1 to 16777216",
     ),
     (r#""tables": {"t": [1, "x"]}"#, "tables.t[1]: \"x\", expected a number"),
-    (r#""tables": {"t": 1}"#, "tables.t: 1, expected an array of numbers"),
+    (
+        r#""tables": {"t": "x"}"#,
+        "tables.t: \"x\", expected an array of numbers, or the number of elements that each run binds",
+    ),
+    (r#""tables": {"t": 0}"#, "tables.t: 0, expected a number of elements, 1 to 16777216"),
     (r#""scalars": {"kv": 1}"#, "scalars: \"kv\" has a meaning in every hook, expected another name"),
     (r#""scalars": {"a": 1e300}"#, "scalars.a: 1e+300, expected a number that f32 can hold"),
     (r#""buffers": {"b": 0}"#, "buffers.b: 0, expected a number of elements, 1 to 16777216"),
@@ -144,6 +148,20 @@ const REFUSED: [(&str, &str); 21] = [
         "logits: unknown member \"lets\", expected one of let, store, in",
     ),
 ];
+
+#[test]
+fn tables_without_values_keep_their_length() {
+    let text = r#"{"name": "v", "tables": {"a": [1, 2], "b": 3, "unused": 4},
+                   "logits": {"add": [{"read": ["a", "kv"]}, {"read": ["b", "kv"]}]}}"#;
+    let parsed = ExpressionVariant::from_json(text).expect("it is sound");
+    let again = ExpressionVariant::from_json(&parsed.to_json()).expect("it is sound");
+    for variant in [&parsed, &again, &ExpressionVariant::of(&parsed).expect("it can be recorded")] {
+        let tables: Vec<_> =
+            variant.tables().iter().map(|(name, table)| (name.as_str(), table.len())).collect();
+        assert_eq!(tables, [("a", 2), ("b", 3)]);
+        assert_eq!([0, 1, 2].map(|at| variant.is_bound(at)), [false, true, false]);
+    }
+}
 
 #[test]
 fn errors_name_location_and_expectation() {

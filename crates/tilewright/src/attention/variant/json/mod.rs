@@ -13,7 +13,7 @@
 //! | `name` | as [`Variant::name`](super::Variant::name); the only required member |
 //! | `softmax` | as [`Variant::has_softmax`](super::Variant::has_softmax); default `true` |
 //! | `scalars` | parameters: name and number |
-//! | `tables` | name and array of numbers |
+//! | `tables` | name and array of numbers, or number of elements, which each run binds |
 //! | `buffers` | name and number of elements |
 //! | `query`, `key`, `update` | `[expression, expression]`: the pair, or maximum and sum |
 //! | `value`, `logits`, `mask`, `output` | an expression |

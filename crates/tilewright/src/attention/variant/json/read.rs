@@ -38,7 +38,7 @@ impl ExpressionVariant {
         let name = name.ok_or_else(|| unexpected("name", value_or_null, "a string"))?;
         let softmax = members.get("softmax").unwrap_or(&Value::Bool(true));
         let softmax = softmax.as_bool().ok_or_else(|| unexpected("softmax", softmax, "true or false"))?;
-        let named = read_named(members)?;
+        let (named, bound) = read_named(members)?;
         let names = NameIndex::new(&named);
         let recorder = Recorder::default();
         let mut graphs: [Graph; 7] = Default::default();
@@ -49,7 +49,8 @@ impl ExpressionVariant {
                 None => scope.identity(),
             };
         }
-        Self::assemble(name, softmax, recorder, graphs).map_err(|error| Error::new(OPERATOR, error))
+        let assembled = Self::assemble(name, softmax, recorder, graphs);
+        Ok(assembled.map_err(|error| Error::new(OPERATOR, error))?.with_bound(bound))
     }
 }
 
@@ -94,9 +95,9 @@ fn constant(path: &str, value: &Value) -> Result<Option<f32>> {
     })
 }
 
-/// Parses parameters, tables and buffers.
-fn read_named(members: &Map<String, Value>) -> Result<NamedData> {
-    let mut named = NamedData::default();
+/// Parses parameters, tables and buffers, and the names of the tables that each run binds.
+fn read_named(members: &Map<String, Value>) -> Result<(NamedData, Vec<String>)> {
+    let (mut named, mut bound) = (NamedData::default(), Vec::new());
     for (name, value) in object_entries(members, "scalars")? {
         let path = format!("scalars.{name}");
         let number = constant(&path, value)?.ok_or_else(|| unexpected(&path, value, "a number"))?;
@@ -104,7 +105,13 @@ fn read_named(members: &Map<String, Value>) -> Result<NamedData> {
     }
     for (name, value) in object_entries(members, "tables")? {
         let path = format!("tables.{name}");
-        let items = value.as_array().ok_or_else(|| unexpected(&path, value, "an array of numbers"))?;
+        if value.is_number() {
+            named.tables.push((name.clone(), vec![0.0; element_count(&path, value)?].into()));
+            bound.push(name.clone());
+            continue;
+        }
+        let expected = "an array of numbers, or the number of elements that each run binds";
+        let items = value.as_array().ok_or_else(|| unexpected(&path, value, expected))?;
         let mut table = Vec::with_capacity(items.len());
         for (i, item) in items.iter().enumerate() {
             let path = format!("{path}[{i}]");
@@ -114,12 +121,16 @@ fn read_named(members: &Map<String, Value>) -> Result<NamedData> {
     }
     for (name, value) in object_entries(members, "buffers")? {
         let path = format!("buffers.{name}");
-        let len = value.as_u64().filter(|len| (1..=MAX_ELEMENTS as u64).contains(len));
-        let expected = format!("a number of elements, 1 to {MAX_ELEMENTS}");
-        let len = len.ok_or_else(|| unexpected(&path, value, &expected))?;
-        named.buffers.push((name.clone(), HookBuffer::new(len as usize)));
+        named.buffers.push((name.clone(), HookBuffer::new(element_count(&path, value)?)));
     }
-    Ok(named)
+    Ok((named, bound))
+}
+
+/// The length of a table or buffer without values.
+fn element_count(path: &str, value: &Value) -> Result<usize> {
+    let len = value.as_u64().filter(|len| (1..=MAX_ELEMENTS as u64).contains(len));
+    let expected = format!("a number of elements, 1 to {MAX_ELEMENTS}");
+    len.map(|len| len as usize).ok_or_else(|| unexpected(path, value, &expected))
 }
 
 fn object_entries<'a>(members: &'a Map<String, Value>, name: &str) -> Result<Vec<(&'a String, &'a Value)>> {

@@ -6,6 +6,7 @@ use crate::attention::variant::{
     hook::Hook,
 };
 use serde_json::{Map, Value, json};
+use std::sync::Arc;
 
 /// Nesting depth from which a subexpression is bound to a name.
 const BIND_DEPTH: usize = 16;
@@ -17,7 +18,11 @@ impl ExpressionVariant {
         document.insert("name".to_owned(), json!(self.name));
         let numbers = |table: &[f32]| table.iter().map(|x| number(*x)).collect::<Value>();
         let scalars = self.named.scalars.iter().map(|(name, value)| (name.clone(), number(*value)));
-        let tables = self.named.tables.iter().map(|(name, table)| (name.clone(), numbers(table)));
+        let table = |(at, (name, table)): (usize, &(String, _))| {
+            let values: &Arc<[f32]> = table;
+            (name.clone(), if self.is_bound(at) { json!(values.len()) } else { numbers(values) })
+        };
+        let tables = self.named.tables.iter().enumerate().map(table);
         let buffers = self.named.buffers.iter().map(|(name, buffer)| (name.clone(), json!(buffer.len())));
         let lists: [(&str, Map<String, Value>); 3] =
             [("scalars", scalars.collect()), ("tables", tables.collect()), ("buffers", buffers.collect())];

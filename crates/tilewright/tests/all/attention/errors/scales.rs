@@ -39,6 +39,8 @@ fn invalid_scale_factors() {
         refuses(false, Scale::Tensor(factor), &text);
     }
     refuses(false, Scale::Head(&[1.0, -0.0]), "head 1: ? scale = -0, expected a finite number above 0");
+    let values = Scale::Values(View::new(&[1.0_f32, -0.0][..], &[2]).expect("it fits"));
+    refuses(true, values, "head 1: ? scale = -0, expected a finite number above 0");
 }
 
 #[test]
@@ -55,6 +57,12 @@ fn scales_of_other_heads_or_pages() {
     refuses(false, of(&[5]), "? scale is per page, but the cache is ragged");
     let halves = [half::f16::ONE; 5];
     let halves = Scale::Page(View::new(&halves[..], &[5]).expect("it fits"));
+    refuses(true, halves, "? scale is f16, expected f32");
+    let values = |shape: &[usize]| Scale::Values(View::new(&ones[..shape[0]], shape).expect("it is there"));
+    refuses(true, values(&[5]), "? scale has shape [5], expected [1] or [num_kv_heads] = [2]");
+    refuses(false, values(&[1, 1]), "? scale has shape [1, 1], expected [1] or [num_kv_heads] = [2]");
+    let halves = [half::f16::ONE; 2];
+    let halves = Scale::Values(View::new(&halves[..], &[2]).expect("it fits"));
     refuses(true, halves, "? scale is f16, expected f32");
 }
 

@@ -3,8 +3,8 @@
 use super::refused;
 use crate::elements::Elements;
 use tilewright::{
-    Attention, Batch, Cpu, Dtype, HeadDim, Heads, KvCache, KvLayout, Mask, Output, PageTable, Problem,
-    Result, Workspace,
+    Attention, Batch, Cpu, Dtype, HeadDim, Heads, KvCache, KvLayout, KvScales, Mask, Output, PageTable,
+    Problem, QuantizedCache, Result, View, Workspace,
     attention::{
         Variant,
         variant::{Alibi, At, AttentionSinks, FlashSigmoid, Number, Plain, PrefixLm, SoftCap},
@@ -70,6 +70,39 @@ fn variants_that_do_not_fit_the_problem() {
         run(prefix, 3, false),
         "prefix_lm: mask = causal, expected full: another would hide parts of prefixes",
     );
+}
+
+#[test]
+fn bound_tables_that_do_not_fit() {
+    let refuses = |variant: AttentionSinks, tables: &[(&str, View<'_>)], text: &str| {
+        let attention = Attention::with_variant(problem(), variant, Cpu::with_threads(1).unwrap());
+        let attention = attention.expect("it is sound");
+        let plan = attention.plan(&Batch::ragged(&[0, 1], &[0, 3])).expect("the batch is sound");
+        let (q, kv, mut o, workspace) = (zeros(32), zeros(48), zeros(32), &mut Workspace::for_plan(&plan));
+        let out = Output { o: o.view_mut(&[1, 4, 8]), lse: None, workspace };
+        let cache = KvCache { k: kv.view(&[3, 2, 8]), v: kv.view(&[3, 2, 8]) };
+        let cache = QuantizedCache { cache, scales: KvScales::default() };
+        let result = attention.bind(tables).run_scaled(&plan, q.view(&[1, 4, 8]), cache, out);
+        refused(result, &format!("attention.run: {text}"));
+    };
+    let bound = || AttentionSinks::bound(4);
+    let ones = [1.0_f32; 8];
+    let sinks = View::new(&ones[..4], &[4]).expect("a view");
+    let missing = "variant attention_sinks: table \"sinks\" is not bound, expected 4 elements of f32";
+    refuses(bound(), &[], missing);
+    let unknown =
+        |name: &str| format!("variant attention_sinks has no table {name:?} to bind, or it is bound twice");
+    refuses(bound(), &[("sink", sinks)], &unknown("sink"));
+    refuses(bound(), &[("sinks", sinks), ("sinks", sinks)], &unknown("sinks"));
+    let with_values = AttentionSinks::new(vec![0.0; 4]).expect("they are finite");
+    refuses(with_values, &[("sinks", sinks)], &unknown("sinks"));
+    let short = View::new(&ones[..3], &[3]).expect("a view");
+    refuses(bound(), &[("sinks", short)], "sinks has shape [3], expected [elements of the table] = [4]");
+    let apart = View::strided(&ones[..], &[4], &[2]).expect("a view");
+    refuses(bound(), &[("sinks", apart)], "sinks has strides [2], expected a contiguous tensor");
+    let halves = [half::f16::ONE; 4];
+    let halves = View::new(&halves[..], &[4]).expect("a view");
+    refuses(bound(), &[("sinks", halves)], "sinks is f16, expected f32");
 }
 
 /// Multiplies outputs by a constant that is not a parameter.
