@@ -25,6 +25,7 @@ pub(crate) struct ProblemFields {
     head_dim_vo: usize,
     dtype: String,
     q_dtype: Option<String>,
+    out_dtype: Option<String>,
     kv_dtype: String,
     layout: String,
     causal: bool,
@@ -76,6 +77,15 @@ impl PyProblem {
             Some(Dtype::E4m3) => builder = builder.fp8_queries(),
             Some(q) => {
                 let text = format!("q_dtype = {q}, expected {} as dtype, or e4m3", dtypes.0);
+                return Err(invalid(OPERATOR, text));
+            }
+        }
+        let out_dtype = fields.out_dtype.as_ref().map(|name| element_type(OPERATOR, name)).transpose()?;
+        match out_dtype.filter(|out| *out != dtypes.0) {
+            None => {}
+            Some(Dtype::E4m3) => builder = builder.fp8_outputs(),
+            Some(out) => {
+                let text = format!("out_dtype = {out}, expected {} as dtype, or e4m3", dtypes.0);
                 return Err(invalid(OPERATOR, text));
             }
         }

@@ -44,3 +44,12 @@ def paged(rng, kv_lens, page_size, heads, dim, dtype="float32", layout="NHD"):
     if layout == "HND":
         caches = [numpy.ascontiguousarray(cache.swapaxes(1, 2)) for cache in caches]
     return caches, (indptr, indices, last), rows
+
+
+def rounds_to_e4m3(narrow, wide):
+    """Whether a torch tensor of e4m3 is the rounding of numbers within the error of ``wide``, which is rounded to its dtype."""
+    import torch
+
+    error = torch.finfo(wide.dtype).eps * wide.double().abs()
+    low, high = ((wide.double() + sign * error).clamp(-448.0, 448.0).to(torch.float8_e4m3fn).float() for sign in (-1, 1))
+    return bool(((low <= narrow.float()) & (narrow.float() <= high)).all())

@@ -16,7 +16,9 @@ class Problem:
 
     ``num_qo_heads`` is a multiple of ``num_kv_heads``. ``head_dim`` is that of queries and keys; ``head_dim_vo`` that of values
     and outputs, by default the same. ``dtype`` is that of queries and outputs (float32, float16, bfloat16), ``kv_dtype`` that of
-    the cache (also float8_e4m3fn, float8_e5m2, int8). ``q_dtype`` float8_e4m3fn is FP8 attention, with a cache of that dtype. ``layout`` is ``"NHD"`` or ``"HND"``.
+    the cache (also float8_e4m3fn, float8_e5m2, int8). ``q_dtype`` float8_e4m3fn is FP8 attention, with a cache of that dtype.
+    ``out_dtype`` float8_e4m3fn rounds outputs once, times ``v_scale``; those out of range become the largest. ``layout`` is
+    ``"NHD"`` or ``"HND"``.
 
     Visible keys: ``causal`` is aligned bottom-right; ``window_left`` keeps that many keys before a row's own position, itself
     not counted. ``scale`` is by default ``1 / sqrt(head_dim)``.
@@ -33,6 +35,7 @@ class Problem:
         head_dim_vo: "int | None" = None,
         dtype="float32",
         q_dtype=None,
+        out_dtype=None,
         kv_dtype=None,
         layout: str = "NHD",
         causal: bool = True,
@@ -48,6 +51,7 @@ class Problem:
             head_dim_vo=head_dim if head_dim_vo is None else head_dim_vo,
             dtype=dtype,
             q_dtype=None if q_dtype is None else dtype_name(q_dtype),
+            out_dtype=dtype if out_dtype is None else dtype_name(out_dtype),
             kv_dtype=dtype if kv_dtype is None else dtype_name(kv_dtype),
             layout=layout,
             causal=causal,
@@ -60,10 +64,10 @@ class Problem:
     @classmethod
     def latent(
         cls, num_heads: int, head_dim_ckv: int, head_dim_kpe: int, *, scale: float, dtype="bfloat16", kv_dtype=None,
-        causal: bool = True,
+        out_dtype=None, causal: bool = True,
     ) -> "Problem":
         """Multi-head latent attention (DeepSeek) in absorbed form: one latent row and one rotary row per token. The cache has
-        ``dtype``, unless ``kv_dtype`` differs.
+        ``dtype``, unless ``kv_dtype`` differs. ``out_dtype`` may be float8_e4m3fn.
 
         ``scale`` is that of the heads before absorption, ``1 / sqrt(128 + 64)`` in DeepSeek-V3.
         """
@@ -76,6 +80,7 @@ class Problem:
             head_dim_vo=head_dim_ckv,
             dtype=dtype,
             q_dtype=None,
+            out_dtype=dtype if out_dtype is None else dtype_name(out_dtype),
             kv_dtype=dtype if kv_dtype is None else dtype_name(kv_dtype),
             layout="NHD",
             causal=causal,
@@ -357,7 +362,7 @@ class Attention:
         if out is None or (lse is None and return_lse):
             fields = self.problem._fields
             shape = (*shape_of(q)[:1], fields[0], fields[3])
-            out = empty(shape, fields[4], q) if out is None else out
+            out = empty(shape, fields[6], q) if out is None else out
             lse = empty(shape[:2], "float32", q) if lse is None and return_lse else lse
         try:
             core = plan._core

@@ -70,13 +70,12 @@ class Settings:
         return _unless_one(k_factor), _unless_one(_factor(function, "v_scale", v_scale, device))
 
     def problem(self) -> Problem:
-        """The problem with the default scale; runs multiply by the ratio to theirs, so that one plan serves all scales. Outputs of
-        e4m3 are those of another dtype, rounded."""
+        """The problem with the default scale; runs multiply by the ratio to theirs, so that one plan serves all scales."""
         left = None if self.window_left < 0 else self.window_left
         out, _, q = self.dtypes
-        if out == FP8:
-            out = "float16" if q == FP8 else q
-        return Problem(self.heads[0], self.heads[1], self.dims[0], head_dim_vo=self.dims[1], dtype=out,
+        # the dtype of products
+        dtype = out if out != FP8 else "float16" if q == FP8 else q
+        return Problem(self.heads[0], self.heads[1], self.dims[0], head_dim_vo=self.dims[1], dtype=dtype, out_dtype=out,
                        q_dtype=self.dtypes[2], kv_dtype=self.dtypes[1], layout=self.layout, causal=self.causal, window_left=left)
 
     def variant(self):
@@ -132,13 +131,6 @@ def check_output_dtype(function: str, dtypes: tuple, name: str = "o_data_type") 
     others = (q,) if q not in (FP8, E5M2) else _WIDE
     if out not in (FP8, *others):
         refuse(function, " or ".join((*others, FP8)), **{name: out})
-
-
-def in_e4m3(values, out=None):
-    """The values in e4m3, rounded and saturated, in ``out`` if it is passed. ``values`` are overwritten: not all releases of torch
-    saturate."""
-    out = torch.empty_like(values, dtype=torch.float8_e4m3fn) if out is None else out
-    return out.copy_(values.clamp_(-448.0, 448.0))
 
 
 def split_of(function: str, fixed_split_size, disable_split_kv: bool, page_size: int):
@@ -325,18 +317,11 @@ class PlannedAttention:
         v_scale, (q_factor, k_factor, v_factor) = None, scales
         if q_factor is not None or k_factor is not None or v_factor is not None:
             k_scale, v_scale = settings.factors(function, q_factor, k_factor, v_factor, q.device)
-        is_narrow = settings.dtypes[0] == FP8
-        if is_narrow and out is not None:
-            self._check_tensors(function, settings, q, out, lse)
         try:
-            found = operator._run(plan, q, None, kv[0], kv[1], k_scale, v_scale, None if is_narrow else out, lse, return_lse,
-                                  tables)
+            return operator._run(plan, q, None, kv[0], kv[1], k_scale, v_scale, out, lse, return_lse, tables)
         except Error:
             self._check_tensors(function, settings, q, out, lse)
             raise
-        if not is_narrow:
-            return found
-        return (in_e4m3(found[0], out), found[1]) if return_lse else in_e4m3(found, out)
 
     @staticmethod
     def _check_tensors(function, settings, q, out, lse):

@@ -11,7 +11,7 @@ from .._tensors import dtype_name
 from ..attention import Attention, Batch, BlockTable, Capacity, DeviceBatch, PageTable, Problem
 from ..device_batch import pages_on_device
 from ._pages import host_array
-from ._planned import in_e4m3, is_on_gpu, planned_device
+from ._planned import is_on_gpu, planned_device
 from ._refuse import check_backend, check_choice, check_output, output_scale, positive, refuse, torch_dtype
 from .stateless import plan_lengths
 
@@ -142,7 +142,8 @@ class BatchMLAPagedAttentionWrapper:
             self._operator.run_latent(self._plan, q_nope, q_pe, ckv_cache, kpe_cache, out=out, lse=lse, ckv_scale=ckv_scale,
                                       kpe_scale=kpe_scale)
         if narrow is not None:
-            out = in_e4m3(out.float().div_(o_scale), narrow)
+            # not all releases of torch saturate
+            out = narrow.copy_(out.float().div_(o_scale).clamp_(-448.0, 448.0))
         if not return_lse:
             return out
         return out, lse.mul_(math.log(2.0)) if return_lse_base_on_e else lse

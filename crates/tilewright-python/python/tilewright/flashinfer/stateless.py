@@ -15,7 +15,7 @@ from .._core import Error, segment_packbits
 from .._tensors import dtype_name
 from ..attention import Batch, BlockTable, Capacity, DeviceBatch, PageTable
 from ._pages import host_array, split_cache
-from ._planned import FP8, Settings, check_output_dtype, dtype_names, in_e4m3, planned_device, sinks_of
+from ._planned import Settings, check_output_dtype, dtype_names, planned_device, sinks_of
 from ._refuse import check_choice, check_layout, check_output, number, output_scale, refuse
 
 #: Plans kept for calls of the same shape. Those of recorded graphs are kept for good.
@@ -140,12 +140,8 @@ def attend_pages(function, tensors, lengths, *, kv_layout, scales, window_left, 
         check_output(function, "out", out, (*query.shape[:2], values.shape[3]), out.dtype, query.device)
     factors = [_factor(function, name, scale, times, query.device) for name, scale, times in
                (("bmm1_scale", scales[0], math.sqrt(query.shape[2])), ("bmm2_scale", scales[1], 1.0))]
-    is_narrow = dtypes[0] == FP8
-    found = operator.run(plan, query, keys, values, out=None if is_narrow else out, lse=lse, return_lse=return_lse,
-                         k_scale=factors[0], v_scale=factors[1], tables=sinks_of(sinks, query))
-    if not is_narrow:
-        return found
-    return (in_e4m3(found[0], out), found[1]) if return_lse else in_e4m3(found, out)
+    return operator.run(plan, query, keys, values, out=out, lse=lse, return_lse=return_lse, k_scale=factors[0],
+                        v_scale=factors[1], tables=sinks_of(sinks, query))
 
 
 def _draft_batch(function, mask, batch, qo_len):
