@@ -144,7 +144,7 @@ def _table(cos_sin_cache, is_neox, q):
     """The table in the memory of ``q``; a copy of one that is elsewhere or has gaps."""
     if cos_sin_cache.dtype != torch.float32:
         raise ValueError("cos_sin_cache should be float32")
-    return CosSinCache(cos_sin_cache.to(q.device).contiguous(), interleaved=not is_neox)
+    return CosSinCache(cos_sin_cache.detach().to(q.device).contiguous(), interleaved=not is_neox)
 
 
 def _heads(x, head_size):
