@@ -352,8 +352,8 @@ class Attention:
         and values. ``tables`` maps names to tensors float32, for tables of a variant that have no values. Returns ``out``, or
         ``(out, lse)``.
         """
-        k_scale = None if k_scale is None else _scale(k_scale)
-        v_scale = None if v_scale is None else _scale(v_scale)
+        k_scale = None if k_scale is None else _scale(k_scale, q)
+        v_scale = None if v_scale is None else _scale(v_scale, q)
         return self._run(plan, q, None, k, v, k_scale, v_scale, out, lse, return_lse, tables)
 
     def _run(self, plan: Plan, q, q_pe, k, v, k_scale, v_scale, out, lse, return_lse, tables=None):
@@ -402,26 +402,31 @@ def _latent_scale(q_pe, ckv_scale, kpe_scale):
     if ckv_scale is None and kpe_scale is None:
         return q_pe, None
     scale, other = (1.0 if one is None else one for one in (ckv_scale, kpe_scale))
+    # a tensor without axes does not change the dtype of its product
+    scale, other = (one.detach().reshape(()) if is_torch(one) and not _is_converted(one, q_pe) else float(one)
+                    for one in (scale, other))
     if is_torch(scale) or is_torch(other):
-        scale, other = (one.reshape(()) if is_torch(one) else float(one) for one in (scale, other))
-        # a scalar does not change the dtype of its product
         q_pe = q_pe if kpe_scale is ckv_scale else q_pe * (other / scale)
         return q_pe, scale.float().reshape(1) if is_torch(scale) else scale
-    ratio = float(other) / float(scale)
-    return q_pe if ratio == 1.0 else q_pe * ratio, float(scale)
+    return q_pe if other == scale else q_pe * (other / scale), scale
 
 
-def _scale(scale):
-    """A number, numbers per head, or a tensor. One on the host of another dtype than float32 is converted."""
+def _is_converted(scale, q) -> bool:
+    """Whether a tensor of scales is read on the host: it is there, of another dtype than float32 or not beside the queries."""
+    return device_number(scale) == HOST and (dtype_name(scale.dtype) != "float32" or device_number(q) != HOST)
+
+
+def _scale(scale, q):
+    """A number, numbers per head, or a tensor in the memory of ``q``."""
     if isinstance(scale, (int, float)):
         return scale
     shape = getattr(scale, "shape", None)
     if shape is None:
         return list(scale)
+    scale = scale.detach() if is_torch(scale) else scale
     if len(shape) == 0:
         return scale.reshape(1) if device_number(scale) != HOST else float(scale)
-    is_converted = len(shape) == 1 and device_number(scale) == HOST and dtype_name(scale.dtype) != "float32"
-    return scale.tolist() if is_converted else scale
+    return scale.tolist() if len(shape) == 1 and _is_converted(scale, q) else scale
 
 
 def merge_states(o, lse, *, out=None, out_lse=None):
