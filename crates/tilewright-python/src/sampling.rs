@@ -5,14 +5,14 @@ use crate::{
     device::Queue,
     dtype::TensorDtype,
     errors::{invalid, raised},
-    integers::{Integers, PerRow, Seeds},
+    integers::{IndexArg, PerRow, Seeds},
     keywords::Keywords,
     operators::InputArg,
     overlap::check_separate,
     tensor::TensorArg,
     token_params::TokenParams,
 };
-use pyo3::{prelude::*, types::PyBytes};
+use pyo3::{Borrowed, prelude::*, types::PyBytes};
 use tilewright::{
     Error, Operator, Result,
     sampling::{
@@ -326,6 +326,20 @@ pub(crate) fn top_k_selection(py: Python<'_>, queue: &Queue, fields: Keywords<To
     .map_err(raised)
 }
 
+/// Words of 32 bits on the host or on a device.
+pub(crate) struct WordArg(IndexArg);
+
+impl<'py> FromPyObject<'_, 'py> for WordArg {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        match TensorArg::exported(&object)? {
+            Some(tensor) => IndexArg::of(tensor.words()).map(Self),
+            None => object.extract().map(Self),
+        }
+    }
+}
+
 /// Excludes the tokens whose bit is 0.
 #[pyfunction]
 #[pyo3(signature = (queue, logits, words, rows=None))]
@@ -333,13 +347,14 @@ pub(crate) fn token_bitmask(
     py: Python<'_>,
     queue: &Queue,
     mut logits: TensorArg,
-    words: Integers,
+    words: WordArg,
     rows: Option<Vec<u32>>,
 ) -> PyResult<()> {
     const OPERATOR: &str = "sampling.apply_token_bitmask";
     py.detach(|| {
-        let words = words.to_i32(OPERATOR, "word")?;
-        let mask = TokenBitmask { words: &words, rows: rows.as_deref() };
+        let mut copied = Vec::new();
+        let words = words.0.indices(OPERATOR, "bitmask", &mut copied)?;
+        let mask = TokenBitmask { words, rows: rows.as_deref() };
         apply_token_bitmask(&queue.backend, logits.view_mut(OPERATOR, "logits")?, mask)
     })
     .map_err(raised)

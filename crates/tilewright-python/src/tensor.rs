@@ -111,6 +111,11 @@ impl TensorArg {
         if matches!(self.dtype, TensorDtype::Bool | TensorDtype::U8) { Self { dtype, ..self } } else { self }
     }
 
+    /// Words of 32 bits as int32, which has the same bytes.
+    pub(crate) fn words(self) -> Self {
+        if self.dtype == TensorDtype::U32 { Self { dtype: TensorDtype::I32, ..self } } else { self }
+    }
+
     pub(crate) fn shape(&self) -> &[usize] {
         &self.shape
     }

@@ -235,6 +235,15 @@ def test_masks_of_tokens_and_chains(host):
     words = numpy.array([[0b101, 0], [0, 1]], dtype="int32")
     tw.sampling.apply_token_bitmask(logits, words)
     assert [numpy.flatnonzero(numpy.isfinite(row)).tolist() for row in logits] == [[0, 2], [32]]
+    unsigned = numpy.zeros((2, 40), dtype="float32")
+    tw.sampling.apply_token_bitmask(unsigned, words.astype("uint32"))
+    assert (unsigned == logits).all()
+    # words on a device reach the kernel, and the CPU refuses them
+    refused = "bitmask is in the memory of device 0, expected host memory" if host == "cpu" else "out of bounds: 4 bytes at 0x100000"
+    with pytest.raises((tw.Error, tw.DeviceError), match=refused):
+        tw.sampling.apply_token_bitmask(logits, OnDevice(length=4))
+    with pytest.raises(tw.Error, match="bitmask is float32 with strides .*, expected contiguous int32"):
+        tw.sampling.apply_token_bitmask(logits, OnDevice("<f4", 4))
     draft, target = numpy.full((1, 2, 4), 0.25, "float32"), numpy.zeros((1, 3, 4), "float32")
     target[0, :, 3] = 1.0
     tokens, counts = tw.sampling.chain_speculative_sampling(draft, numpy.array([[3, 1]], "int32"), target)

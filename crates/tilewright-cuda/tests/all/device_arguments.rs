@@ -10,6 +10,7 @@ use tilewright::{
     kv::QuantizedCache,
     norm::rmsnorm,
     rope::{CosSinCache, Rope, RopeAngles, RopeRotation, RopeStyle},
+    sampling::{TokenBitmask, apply_token_bitmask},
     tensor::DeviceMemory,
 };
 use tilewright_cuda::{Gpu, Simulated, Simulator, machine::Machine};
@@ -214,6 +215,52 @@ fn scales_and_tables_are_read_on_the_device() {
         recorded.replay().expect("it runs");
         assert_eq!(case.found(&o).expect("it was written"), [expected; ROWS * DIM], "{values:?}");
     }
+}
+
+/// The words of a bitmask in device memory are read by each run and each replay of a graph.
+#[test]
+fn bitmasks_are_read_on_the_device() {
+    const SHAPE: [usize; 2] = [3, 40];
+    let gpu: Simulated = Gpu::new(Simulator::new(80, 1));
+    let words = gpu.allocate(4 * 6).expect("room");
+    let logits = RefCell::new(gpu.allocate(4 * 120).expect("room"));
+    let mask = || {
+        let bitmask = TokenBitmask { words: words.indices(0, 6)?, rows: None };
+        apply_token_bitmask(&gpu, logits.borrow_mut().view_mut(Dtype::F32, 0, &SHAPE)?, bitmask)
+    };
+    let write = |bits: &[i32; 6]| {
+        gpu.machine().write(words.address(), bytemuck::cast_slice(bits)).expect("room");
+        let zeros = [0_u8; 4 * 120];
+        gpu.machine().write(logits.borrow().address(), &zeros).expect("room");
+    };
+    let check = |bits: &[i32; 6]| {
+        let mut found = [0.0_f32; 120];
+        gpu.machine()
+            .read(logits.borrow().address(), bytemuck::cast_slice_mut(&mut found))
+            .expect("it was written");
+        let mut expected = [0.0_f32; 120];
+        let to = ViewMut::new(&mut expected[..], &SHAPE).expect("a view");
+        let bitmask = TokenBitmask { words: bits.into(), rows: None };
+        apply_token_bitmask(&Cpu::with_threads(1).expect("a thread"), to, bitmask).expect("it runs");
+        assert_eq!(found, expected);
+        assert!(found.contains(&0.0) && found.contains(&f32::NEG_INFINITY));
+    };
+    let bits = [[0x0f0f_0f0f, 1, -1, 0, 7, -2], [1, 2, 3, 4, 5, 6]];
+    write(&bits[0]);
+    mask().expect("it runs");
+    check(&bits[0]);
+    let recorded = gpu.record(&mut || mask()).expect("nothing is allocated").expect("a graph");
+    write(&bits[1]);
+    recorded.replay().expect("it runs");
+    check(&bits[1]);
+    let few = TokenBitmask { words: words.indices(0, 5).expect("there are 6"), rows: None };
+    let to = logits.borrow_mut();
+    let mut to = to;
+    let text = apply_token_bitmask(&gpu, to.view_mut(Dtype::F32, 0, &SHAPE).expect("a view"), few)
+        .expect_err("short");
+    let expected =
+        "sampling.apply_token_bitmask: bitmask has 5 words, expected rows x ceil(vocab / 32) = 3 x 2";
+    assert_eq!(text.to_string(), expected);
 }
 
 /// An operator may be made for another stream during a capture, which rejects allocations.

@@ -135,6 +135,11 @@ def bindable(operator: str, name: str, x):
     raise Error(f"{operator}: {name} is {x.dtype} with strides {x.stride()} on {x.device}, expected a contiguous tensor of float32")
 
 
+def device_bytes(x):
+    """An array of bytes or words where it is; one on a GPU has one axis without gaps."""
+    return x.reshape(-1).contiguous() if getattr(x, "is_cuda", False) else on_host(x)
+
+
 def same_memory(a, b) -> bool:
     """Whether two arguments are the same tensor, or views of the same elements."""
     if a is b:

@@ -2,7 +2,7 @@
 
 from . import _core
 from ._device import queue_of
-from ._tensors import device_indices, dtype_name, empty, from_bytes, from_list, on_host, shape_of
+from ._tensors import device_bytes, device_indices, dtype_name, empty, from_bytes, from_list, on_host, shape_of
 
 __all__ = ["apply_token_bitmask", "chain_speculative_sampling", "distribution", "sample", "sampling_from_probs", "softmax",
            "top_k", "top_k_mask_logits", "top_k_renorm_probs", "top_k_transform", "top_p_renorm_probs"]
@@ -109,10 +109,10 @@ def top_k_transform(
 
 
 def apply_token_bitmask(logits, words, rows=None) -> None:
-    """Sets the logits of tokens whose bit is 0 to -inf: ``words`` int32 ``[rows, ceil(vocab / 32)]``, in the layout of
-    xgrammar; ``rows``: the masked rows, by default all."""
+    """Sets the logits of tokens whose bit is 0 to -inf: ``words`` int32 or uint32 ``[rows, ceil(vocab / 32)]``, in the layout
+    of xgrammar; words on a GPU are read there. ``rows``: the masked rows on the host, by default all."""
     words = words.reshape(-1) if hasattr(words, "reshape") else words
-    _core.token_bitmask(queue_of(logits), logits, on_host(words), None if rows is None else list(rows))
+    _core.token_bitmask(queue_of(logits), logits, device_bytes(words), None if rows is None else list(rows))
 
 
 def chain_speculative_sampling(draft_probs, draft_ids, target, *, probs: bool = True, return_valid: bool = False, **params):

@@ -6,6 +6,7 @@ use super::{History, Penalties, filter::check_matrix};
 use crate::{
     Backend, Error, Operator, Result, ViewMut,
     operator::{TensorRef, TensorVisitor, dispatch},
+    tensor::Indices,
 };
 
 /// An edit with its arguments for all rows.
@@ -24,7 +25,7 @@ pub enum LogitsEdit<'a> {
 pub struct TokenBitmask<'a> {
     /// `[rows, ceil(vocab / 32)]`, row-major: token `t` is allowed if bit `t % 32` (from the least significant) of
     /// word `t / 32` is 1. Bits beyond the vocabulary are ignored.
-    pub words: &'a [i32],
+    pub words: Indices<'a>,
     /// The masked rows, each with its own row of `words`; `None` for all. A row listed twice is masked once.
     pub rows: Option<&'a [u32]>,
 }
@@ -94,6 +95,9 @@ impl<'a> Operator<'a> for LogitsEditing<'a> {
     }
 
     fn views(&mut self, visit: &mut TensorVisitor<'_, 'a>) -> Result<()> {
+        if let LogitsEdit::Bitmask(bitmask) = &mut self.edit {
+            visit("bitmask", TensorRef::Indices(&mut bitmask.words))?;
+        }
         visit("logits", TensorRef::Output(&mut self.logits))
     }
 

@@ -202,7 +202,7 @@ fn filters() {
     });
     refused("sampling.apply_token_bitmask: logits is 8-BIT", |cpu, memory| {
         let ([mut x, _], _, _) = memory.views();
-        apply_token_bitmask(cpu, x.get_mut(&shape), TokenBitmask { words: &[1; 2], rows: None })
+        apply_token_bitmask(cpu, x.get_mut(&shape), TokenBitmask { words: (&[1; 2]).into(), rows: None })
     });
     refused("sampling.apply_logit_bias: logits is 8-BIT", |cpu, memory| {
         let ([mut x, _], _, _) = memory.views();

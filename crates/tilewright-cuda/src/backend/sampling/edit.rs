@@ -44,25 +44,33 @@ pub(in crate::backend) fn edit_logits<M: Machine>(gpu: &Gpu<M>, operator: Logits
 }
 
 fn mask<M: Machine>(gpu: &Gpu<M>, logits: &EditTarget<'_>, bitmask: &TokenBitmask<'_>) -> Result<()> {
-    let chosen: BTreeSet<u32> = match bitmask.rows {
-        Some(rows) => rows.iter().copied().collect(),
+    let chosen: Vec<u32> = match bitmask.rows {
+        Some(rows) => rows.iter().copied().collect::<BTreeSet<_>>().into_iter().collect(),
         None => (0..logits.rows as u32).collect(),
     };
     if chosen.is_empty() {
         return Ok(());
     }
+    let count = chosen.len() as u32;
     let dtype = logits.view.dtype();
     let kernel = with_elements!(logits.operator, dtype, T => {
         gpu.kernel(logits.operator, &format!("mask_tokens_{dtype}"), mask_tokens::<T>)
     })?;
-    let words = gpu.upload(bytemuck::cast_slice(bitmask.words))?;
+    let (words, _uploaded) = gpu.integers(logits.operator, "bitmask", bitmask.words)?;
+    // without a list of rows the launch allocates nothing after the first call, so that a graph can record it
+    let (rows, _uncached) = match bitmask.rows {
+        Some(_) => {
+            let memory = gpu.upload(bytemuck::cast_slice(&chosen))?;
+            (memory.address(), Some(memory))
+        }
+        None => gpu.constants(bytemuck::cast_slice(&(0..count.next_power_of_two()).collect::<Vec<_>>()))?,
+    };
     let ctas = logits.vocab.div_ceil(EDIT_THREADS * TOKENS_PER_MASK_THREAD);
-    let grid = [chosen.len() as u32, ctas, 1];
-    let rows = gpu.upload_words(chosen)?;
+    let grid = [count, ctas, 1];
     let args = [
         Arg::U64(address(&logits.view)),
-        Arg::U64(words.address()),
-        Arg::U64(rows.address()),
+        Arg::U64(words),
+        Arg::U64(rows),
         Arg::U64(logits.view.strides()[0] as u64),
         Arg::U32(logits.vocab),
     ];

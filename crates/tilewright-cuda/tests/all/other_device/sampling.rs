@@ -99,7 +99,11 @@ fn draws() {
 #[test]
 fn edits() {
     judge!("sampling.apply_token_bitmask", ["logits"], |gpu, [logits]| {
-        apply_token_bitmask(gpu, view_mut(logits, &SHAPE), TokenBitmask { words: &[1, 0], rows: None })
+        apply_token_bitmask(
+            gpu,
+            view_mut(logits, &SHAPE),
+            TokenBitmask { words: (&[1, 0]).into(), rows: None },
+        )
     });
     judge!("sampling.apply_logit_bias", ["logits"], |gpu, [logits]| {
         apply_logit_bias(gpu, view_mut(logits, &SHAPE), &[&[Bias { token: 3, bias: 1.0 }]])

@@ -39,7 +39,8 @@ fn masked_rows(edit: &LogitsEdit<'_>, rows: usize) -> Vec<bool> {
 fn apply_bitmask<T: Element>(logits: &mut [T], row: usize, bitmask: &TokenBitmask<'_>) {
     let words = TokenBitmask::words_per_row(logits.len());
     let excluded = T::from_f32(f32::NEG_INFINITY);
-    for (logits, &word) in logits.chunks_mut(32).zip(&bitmask.words[row * words..][..words]) {
+    let allowed = &bitmask.words.host().unwrap_or_default()[row * words..][..words];
+    for (logits, &word) in logits.chunks_mut(32).zip(allowed) {
         if word == -1 {
             continue; // all tokens allowed: the common case in free text
         }

@@ -62,7 +62,8 @@ fn assert_masks<B: Backend>(
     values.iter_mut().step_by(3).for_each(|value| *value = f32::NAN);
     let mut logits = Array::new(dtype, &[rows, vocab], Layout::Padded, &values);
     let before = logits.bits();
-    let bitmask = TokenBitmask { words: &words(rows, vocab), rows: chosen };
+    let words = words(rows, vocab);
+    let bitmask = TokenBitmask { words: (&words).into(), rows: chosen };
     apply_token_bitmask(backend, logits.view_mut(), bitmask).unwrap();
     for (i, (&bits, &old)) in logits.bits().iter().zip(&before).enumerate() {
         let (row, t) = (i / vocab, i % vocab);
@@ -76,7 +77,7 @@ fn assert_masks<B: Backend>(
 fn a_row_without_an_allowed_token_is_reported_when_it_is_sampled<B: Backend>(backends: &[B]) {
     for backend in backends {
         let mut logits = Array::random(Dtype::F32, &[2, 33], Layout::Dense, 2);
-        let bitmask = TokenBitmask { words: &[0, 0, 0, 1], rows: None };
+        let bitmask = TokenBitmask { words: (&[0, 0, 0, 1]).into(), rows: None };
         apply_token_bitmask(backend, logits.view_mut(), bitmask).unwrap();
         let mut out = [Ok(0), Ok(0)];
         sample(backend, logits.view(), &[SamplingParams::default(); 2], &mut out).unwrap();
@@ -183,8 +184,12 @@ fn draws_from_edited_logits_follow_the_definition<B: Backend>(backends: &[B]) {
         let narrow = |logits: &Array| logits.values().iter().map(|&v| v as f32).collect::<Vec<_>>();
 
         let mut logits = edited();
-        apply_token_bitmask(backend, logits.view_mut(), TokenBitmask { words: &words(1, 45), rows: None })
-            .unwrap();
+        apply_token_bitmask(
+            backend,
+            logits.view_mut(),
+            TokenBitmask { words: (&words(1, 45)).into(), rows: None },
+        )
+        .unwrap();
         let selected: Vec<f64> =
             (0..45).map(|t| if allowed(0, t) { wide[t] } else { f64::NEG_INFINITY }).collect();
         assert_drawn_from(&softmax(&selected, 1.0), &draws(backend, &narrow(&logits)), "bitmask");
@@ -206,7 +211,7 @@ fn refusals_name_argument_and_value() {
     let mut logits = Array::random(Dtype::F32, &[2, 33], Layout::Dense, 2);
     let before = logits.bits();
     let mut mask = |words: &[i32], rows| {
-        text(apply_token_bitmask(backend, logits.view_mut(), TokenBitmask { words, rows }))
+        text(apply_token_bitmask(backend, logits.view_mut(), TokenBitmask { words: words.into(), rows }))
     };
     assert_eq!(
         mask(&[0; 3], None),

@@ -125,7 +125,7 @@ fn a_distribution_is_refused_by_name_and_a_bad_row_becomes_nan() {
 fn logits_that_are_edited_have_a_dense_last_axis() {
     let mut data = [0.0f32; 12];
     let logits = ViewMut::strided(&mut data[..], &[2, 3], &[6, 2]).unwrap();
-    let bitmask = TokenBitmask { words: &[1, 1], rows: None };
+    let bitmask = TokenBitmask { words: (&[1, 1]).into(), rows: None };
     assert_eq!(
         apply_token_bitmask(&Cpu::with_threads(1).unwrap(), logits, bitmask).unwrap_err().to_string(),
         "sampling.apply_token_bitmask: logits has stride 2 along its last axis, expected 1"

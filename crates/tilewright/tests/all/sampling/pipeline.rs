@@ -110,7 +110,7 @@ fn pipeline_tokens_equal_stage_by_stage_tokens<B: Backend>(backends: &[B]) {
         let edits = Edits::new();
         let lists: Vec<&[u32]> = edits.prompt.iter().map(Vec::as_slice).collect();
         let history = History::Tokens { prompt: &lists, output: &lists };
-        let bitmask = TokenBitmask { words: &edits.words, rows: None };
+        let bitmask = TokenBitmask { words: (&edits.words).into(), rows: None };
         let bias = vec![&edits.bias[..]; num_rows()];
         let streams = streams(num_rows());
         let temperature: Vec<f32> = (0..num_rows()).map(|row| [0.7, 0.0, 1.0, 2.5][row % 4]).collect();
@@ -206,7 +206,7 @@ fn a_whole_pipeline_draws_from_the_exact_distribution<B: Backend>(backends: &[B]
         let streams: Vec<_> = (0..draws_wanted() as u64).map(|offset| Stream { seed: 3, offset }).collect();
         let pipeline = || {
             Pipeline::logits()
-                .bitmask(TokenBitmask { words: &words, rows: None })
+                .bitmask(TokenBitmask { words: (&words).into(), rows: None })
                 .penalties(penalties, history)
                 .temperature(1.2)
                 .softmax()
@@ -244,7 +244,7 @@ fn a_whole_pipeline_draws_from_the_exact_distribution<B: Backend>(backends: &[B]
 fn explain_lists_fused_stages() {
     let history = History::Counts { prompt: &[], output: &[] };
     let edited = Pipeline::logits()
-        .bitmask(TokenBitmask { words: &[], rows: None })
+        .bitmask(TokenBitmask { words: (&[]).into(), rows: None })
         .penalties(Penalties::default(), history)
         .logit_bias(&[]);
     let fused = edited.temperature(0.5).softmax().top_k(50).top_p(0.9).min_p(0.1).sample(&[]);
@@ -286,7 +286,7 @@ fn errors_name_the_stage() {
     };
     let cases = [
         (
-            edited().bitmask(TokenBitmask { words: &[0; 3], rows: None }).sample(&streams),
+            edited().bitmask(TokenBitmask { words: (&[0; 3]).into(), rows: None }).sample(&streams),
             "stage 2 (bitmask): bitmask has 3 words, expected rows x ceil(vocab / 32) = 2 x 2",
         ),
         (
