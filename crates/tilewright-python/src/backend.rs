@@ -3,7 +3,7 @@
 use tilewright::{
     Backend, Cpu, Dtype, Error, ErrorKind, Opaque, Result, View, ViewMut, Workspace,
     attention::{
-        DeviceBatch, Plan, Problem, Tiling,
+        BitOrder, DeviceBatch, Plan, Problem, Tiling,
         variant::{ExpressionVariant, Variant},
     },
     kv::AppendPlan,
@@ -106,6 +106,15 @@ impl Backend for AnyBackend {
 
     fn prepare(&self, plan: &Plan, previous: Option<Opaque>) -> Result<Option<Opaque>> {
         each!(self, backend => backend.prepare(plan, previous))
+    }
+
+    fn segment_packbits(
+        &self,
+        flags: &DeviceMemory,
+        indptr: &[i32],
+        order: BitOrder,
+    ) -> Result<(DeviceMemory, Vec<i32>)> {
+        each!(self, backend => backend.segment_packbits(flags, indptr, order))
     }
 
     fn plan_on_device(&self, plan: &mut Plan, batch: DeviceBatch) -> Result<()> {

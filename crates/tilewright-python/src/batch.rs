@@ -1,11 +1,13 @@
 //! Batches: the arrays of one step, copied from Python.
 
 use crate::{
+    dtype::TensorDtype,
     errors::{invalid, raised},
     integers::{Bytes, Flags, IndexArg, Integers},
     keywords::{Keywords, fields_of_tuple},
+    tensor::TensorArg,
 };
-use pyo3::prelude::*;
+use pyo3::{Borrowed, prelude::*};
 use tilewright::{
     Batch, PageTable, Result,
     attention::{BitOrder, KvTable, Level, PackedMask, Shard, packbits},
@@ -69,6 +71,43 @@ struct VariableBlockArrays {
     column_sizes: Integers,
 }
 
+/// Packed bits of a mask, copied from the host or on a device.
+enum MaskBytes {
+    Host(Vec<u8>),
+    Device(TensorArg),
+}
+
+impl<'py> FromPyObject<'_, 'py> for MaskBytes {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        match TensorArg::exported(&object)? {
+            Some(tensor) if !tensor.on_host() => {
+                if tensor.dtype() != TensorDtype::U8 {
+                    let text = format!("mask is {}, expected uint8", tensor.dtype());
+                    return Err(invalid(OPERATOR, text));
+                }
+                Ok(Self::Device(tensor.flags().owned_by(object.to_owned().unbind())))
+            }
+            _ => object.extract().map(|Bytes(bytes)| Self::Host(bytes)),
+        }
+    }
+}
+
+impl MaskBytes {
+    fn mask<'a>(&'a self, columns: &'a Option<Integers>) -> Result<PackedMask<'a>> {
+        let bits: &[u8] = if let Self::Host(bits) = self { bits } else { &[] };
+        let mask = match columns {
+            Some(columns) => PackedMask::last(bits, columns.index()),
+            None => PackedMask::new(bits),
+        };
+        match self {
+            Self::Host(_) => Ok(mask),
+            Self::Device(tensor) => mask.on_device(tensor.view(OPERATOR, "mask")?),
+        }
+    }
+}
+
 /// The keywords of a batch; exactly one of the tables is not `None`.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
@@ -78,7 +117,7 @@ pub(crate) struct BatchFields {
     kv_indptr: Option<Integers>,
     blocks: Option<BlockArrays>,
     variable_blocks: Option<VariableBlockArrays>,
-    mask: Option<Bytes>,
+    mask: Option<MaskBytes>,
     mask_columns: Option<Integers>,
     levels: Option<Vec<LevelArrays>>,
     shared_prefixes: bool,
@@ -99,7 +138,7 @@ enum Storage {
 pub(crate) struct PyBatch {
     qo_indptr: Integers,
     storage: Storage,
-    mask: Option<(Vec<u8>, Option<Integers>)>,
+    mask: Option<(MaskBytes, Option<Integers>)>,
     levels: Vec<LevelArrays>,
     shared_prefixes: bool,
     shard: Option<[Integers; 2]>,
@@ -129,7 +168,7 @@ impl PyBatch {
         Ok(Self {
             qo_indptr: fields.qo_indptr.unwrap_or(Integers::I64(Vec::new())),
             storage,
-            mask: fields.mask.map(|Bytes(bytes)| (bytes, fields.mask_columns)),
+            mask: fields.mask.map(|bits| (bits, fields.mask_columns)),
             levels: fields.levels.unwrap_or_default(),
             shared_prefixes: fields.shared_prefixes,
             shard,
@@ -155,11 +194,7 @@ impl PyBatch {
             KvTable::VariableBlocks(blocks) => Batch::variable_block_sparse(blocks),
         };
         if let Some((bits, columns)) = &self.mask {
-            let mask = match columns {
-                Some(columns) => PackedMask::last(bits, columns.index()),
-                None => PackedMask::new(bits),
-            };
-            batch = batch.with_mask(mask);
+            batch = batch.with_mask(bits.mask(columns).map_err(raised)?);
         }
         let levels: Result<Vec<Level<'_>>> = self.levels.iter().map(LevelArrays::level).collect();
         let levels = levels.map_err(raised)?;

@@ -51,6 +51,7 @@ fn core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(operators::linear_layer, module)?)?;
     module.add_function(wrap_pyfunction!(operators::segment_gemm, module)?)?;
     module.add_function(wrap_pyfunction!(operators::segment_packbits, module)?)?;
+    module.add_function(wrap_pyfunction!(operators::segment_packbits_on_device, module)?)?;
     module.add_function(wrap_pyfunction!(rope::apply_rope, module)?)?;
     module.add_function(wrap_pyfunction!(rope::apply_rope_quantized, module)?)?;
     module.add_function(wrap_pyfunction!(cache::append_paged, module)?)?;

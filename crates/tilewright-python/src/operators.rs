@@ -11,13 +11,15 @@ use crate::{
 };
 use pyo3::{prelude::*, types::PyBytes};
 use tilewright::{
-    Error, Operator, Result, View,
+    Dtype, Error, Operator, Result, View,
     activation::{Activation, act_and_mul},
     attention::{self, BitOrder, StateMerge},
     gemm::{SegmentGemm, linear},
     norm::{LayerNorm, NormWeight, RmsNorm},
-    tensor::Buffer,
+    tensor::{Buffer, copy},
 };
+
+const PACKBITS: &str = "attention.segment_packbits";
 
 /// An input on the host that may share memory with an output, of which it is then a copy.
 pub(crate) struct InputArg<'a> {
@@ -232,6 +234,29 @@ pub(crate) fn segment_gemm(py: Python<'_>, queue: &Queue, fields: Keywords<Segme
     .map_err(raised)
 }
 
+/// Packs flags in device memory into `out`, uint8, from the lowest bit of each byte on.
+#[pyfunction]
+pub(crate) fn segment_packbits_on_device(
+    py: Python<'_>,
+    queue: &Queue,
+    flags: TensorArg,
+    indptr: Integers,
+    out: TensorArg,
+) -> PyResult<()> {
+    let mut out = out.flags();
+    py.detach(|| {
+        let indptr = indptr.to_i32(PACKBITS, "indptr")?;
+        let Some(memory) = flags.device_memory() else {
+            return Err(Error::new(PACKBITS, "flags are in host memory, expected a GPU"));
+        };
+        let (packed, bounds) =
+            attention::segment_packbits_on_device(&queue.backend, memory, &indptr, BitOrder::Little)?;
+        let bytes = bounds.last().map_or(0, |end| *end as usize);
+        copy(&queue.backend, packed.view(Dtype::I8, 0, &[bytes])?, out.view_mut(PACKBITS, "out")?)
+    })
+    .map_err(raised)
+}
+
 /// Packs the flags of each segment into bytes of its own; returns the bytes and their bounds as i32.
 #[pyfunction]
 pub(crate) fn segment_packbits<'py>(
@@ -245,7 +270,7 @@ pub(crate) fn segment_packbits<'py>(
         "little" => BitOrder::Little,
         other => {
             let text = format!("bitorder = {other:?}, expected \"big\" or \"little\"");
-            return Err(invalid("attention.segment_packbits", text));
+            return Err(invalid(PACKBITS, text));
         }
     };
     let packed = py.detach(|| attention::segment_packbits(&flags.0, indptr.index(), order));

@@ -177,6 +177,21 @@ def test_page_indices_on_a_device_reach_the_plan():
         operator().plan(tw.Batch.paged([0, 1], tw.PageTable([0, 4], OnDevice(length=3), [1], 4)))
 
 
+def test_masks_on_a_device_reach_the_plan():
+    with pytest.raises(tw.Error, match="attention.plan: mask is in the memory of device 0, expected host memory"):
+        operator().plan(tw.Batch.ragged([0, 2], [0, 8], mask=OnDevice("|u1", 2)))
+    with pytest.raises(tw.Error, match="mask is in the memory of device 0"):
+        operator().plan(tw.Batch.ragged([0, 2], [0, 8], mask=OnDevice("|u1", 1), mask_columns=[3]))
+    with pytest.raises(tw.Error, match="mask has 3 bytes, expected 2"):
+        operator().plan(tw.Batch.ragged([0, 2], [0, 8], mask=OnDevice("|u1", 3)))
+    with pytest.raises(tw.Error, match="attention.batch: mask is int32, expected uint8"):
+        tw.Batch.ragged([0, 2], [0, 8], mask=OnDevice(length=2))
+    with pytest.raises(tw.Error, match="attention.segment_packbits: flags are in host memory, expected a GPU"):
+        queue = tw.Device("cpu")._core.queue(0)
+        flags, packed = numpy.ones(8, "bool"), numpy.zeros(1, "uint8")
+        tw._core.segment_packbits_on_device(queue, flags, [0, 8], packed)
+
+
 def test_kinds_of_errors():
     assert issubclass(tw.Unsupported, NotImplementedError) and issubclass(tw.DeviceError, RuntimeError)
     x, weights = numpy.ones((1, 8), "float32"), numpy.ones((1, 4, 8), "float32")

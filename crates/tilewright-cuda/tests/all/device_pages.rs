@@ -1,4 +1,4 @@
-//! Plans of page indices in device memory: the bits of indices on the host, now and after a replan.
+//! Plans of page indices and masks in device memory: the bits of those on the host, now and after a replan.
 
 use tilewright::{
     Attention, Backend, Batch, Cpu, Dtype, HeadDim, Heads, KvCache, Output, PageTable, Plan, Problem, Result,
@@ -112,6 +112,70 @@ fn plans_read_pages_on_the_device<M: Machine>(gpu: &Gpu<M>) -> Result<()> {
     Ok(())
 }
 
+/// Bits of all keys, and of the last ones, with and without capacity.
+fn plans_read_masks_on_the_device<M: Machine>(gpu: &Gpu<M>) -> Result<()> {
+    const COLUMNS: [i32; 3] = [7, 4, 9];
+    let mut setup = Setup::new(gpu)?;
+    let memory = gpu.allocate(8)?;
+    let whole = |bits| PackedMask::new(bits);
+    let last = |bits| PackedMask::last(bits, &COLUMNS);
+    // 10, 4 and 17 keys; the view begins at an odd address
+    let cases: [(usize, &dyn Fn(&'static [u8]) -> PackedMask<'static>); 2] = [(6, &whole), (4, &last)];
+    let batch = || batch(&INDICES[0]);
+    let capacity = Capacity { mask_bytes: 6, ..Capacity::decode(3, 16) };
+    for (bytes, mask) in cases {
+        let there = || mask(&[]).on_device(memory.view(Dtype::I8, 1, &[bytes])?);
+        let mut plans = [
+            setup.attention.plan(&batch().with_mask(there()?))?,
+            setup.attention.plan_with_capacity(&capacity, &batch().with_mask(there()?), Split::Balanced)?,
+        ];
+        for bits in [&[0b1010_1010_u8; 6], &[0b0101_1001; 6]] {
+            let plan = setup.attention.plan(&batch().with_mask(mask(&bits[..bytes])))?;
+            setup.run(&plan)?;
+            let expected = setup.found()?;
+            gpu.machine().write(memory.address() + 1, &bits[..bytes])?;
+            for plan in &mut plans {
+                setup.attention.replan(plan, &batch().with_mask(there()?))?;
+                setup.run(plan)?;
+                assert_eq!(setup.found()?, expected, "{bits:?}");
+            }
+            assert!(plans[0].explain().flops > plan.explain().flops, "all keys count as visible");
+            assert_ne!(expected, setup.expected(&INDICES[0])?, "the mask hides keys");
+        }
+    }
+    Ok(())
+}
+
+fn other_masks_are_refused<M: Machine>(gpu: &Gpu<M>) -> Result<()> {
+    let setup = Setup::new(gpu)?;
+    let memory = gpu.allocate(8)?;
+    let mask = |bytes| PackedMask::new(&[]).on_device(memory.view(Dtype::I8, 0, &[bytes])?);
+    let refused = |result: Result<Plan>, text: &str| {
+        assert_eq!(result.expect_err("it is refused").to_string(), format!("attention.plan: {text}"));
+    };
+    let cpu = Attention::new(problem(), Cpu::with_threads(1)?)?;
+    let batch = || batch(&INDICES[0]);
+    let there = format!("mask is in the memory of device {}, expected host memory", memory.device());
+    refused(cpu.plan(&batch().with_mask(mask(6)?)), &there);
+    let text = "mask has 5 bytes, expected 6: ceil(qo_len * columns / 8) for each request";
+    refused(setup.attention.plan(&batch().with_mask(mask(5)?)), text);
+    let small = Capacity { mask_bytes: 5, ..Capacity::decode(3, 16) };
+    let plan = setup.attention.plan_with_capacity(&small, &batch().with_mask(mask(6)?), Split::Balanced);
+    refused(plan, "the batch has 6 bytes of masks, the capacity is 5");
+    let of_view = |view, text: &str| {
+        let error = PackedMask::new(&[]).on_device(view).expect_err("it is refused").to_string();
+        assert_eq!(error, format!("attention.mask: {text}"));
+    };
+    of_view(memory.view(Dtype::F32, 0, &[2])?, "mask is f32, expected int8");
+    of_view(
+        memory.view(Dtype::I8, 0, &[2, 3])?,
+        "mask has shape [2, 3] with strides [3, 1], expected contiguous bytes",
+    );
+    let on_host = tilewright::View::new(&[0_i8; 6][..], &[6])?;
+    of_view(on_host, "mask is in host memory, expected device memory");
+    Ok(())
+}
+
 /// Tables of levels and of the requests' own keys, each on the host or on the device, in every combination.
 fn levels_have_pages_on_the_device<M: Machine>(gpu: &Gpu<M>) -> Result<()> {
     let mut setup = Setup::new(gpu)?;
@@ -188,6 +252,8 @@ fn other_uses_of_pages_on_the_device_are_refused<M: Machine>(gpu: &Gpu<M>) -> Re
 #[test]
 fn in_the_simulator() {
     plans_read_pages_on_the_device(&Gpu::new(Simulator::new(80, 3))).unwrap();
+    plans_read_masks_on_the_device(&Gpu::new(Simulator::new(80, 3))).unwrap();
+    other_masks_are_refused(&Gpu::new(Simulator::new(80, 3))).unwrap();
     levels_have_pages_on_the_device(&Gpu::new(Simulator::new(80, 3))).unwrap();
     other_uses_of_pages_on_the_device_are_refused(&Gpu::new(Simulator::new(80, 3))).unwrap();
 }

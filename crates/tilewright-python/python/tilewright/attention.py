@@ -3,7 +3,7 @@
 from . import _core
 from ._core import Error, Unsupported
 from ._device import Device, device_of, host_device, queue_of
-from ._tensors import HOST, device_indices, device_number, dtype_name, empty, is_torch, on_host, shape_of
+from ._tensors import HOST, device_bytes, device_indices, device_number, dtype_name, empty, is_torch, on_host, shape_of
 from .device_batch import REFUSALS, BlockTable, DeviceBatch
 from .variants import Variant
 
@@ -155,7 +155,7 @@ class Batch:
             "kv_indptr": on_host(kv_indptr),
             "blocks": blocks,
             "variable_blocks": variable_blocks,
-            "mask": on_host(mask),
+            "mask": device_bytes(mask),
             "mask_columns": on_host(mask_columns),
             "levels": [{"qo_indptr": on_host(one.qo_indptr), "table": one.table._arrays(True)} for one in levels],
             "shared_prefixes": shared_prefixes,
@@ -169,9 +169,10 @@ class Batch:
         """Queries over a paged cache.
 
         ``mask``: packed little-endian bits (uint8), row-major per request, each request from a new byte; a key is visible if the
-        mask and the problem show it. ``mask_columns`` ``[num_requests]``: the bits are of that many last keys. ``levels``: shared
-        keys before those of ``table``, outermost first. ``shared_prefixes`` detects levels in equal page lists. ``shard``:
-        ``(kv_offsets, kv_lens)`` of context parallelism, each ``[num_requests]``.
+        mask and the problem show it. A plan on a GPU copies bits that are there within it. ``mask_columns`` ``[num_requests]``:
+        the bits are of that many last keys. ``levels``: shared keys before those of ``table``, outermost first.
+        ``shared_prefixes`` detects levels in equal page lists. ``shard``: ``(kv_offsets, kv_lens)`` of context parallelism, each
+        ``[num_requests]``.
         """
         return cls(qo_indptr=qo_indptr, table=table, mask=mask, mask_columns=mask_columns, levels=levels,
                    shared_prefixes=shared_prefixes, shard=shard)

@@ -462,6 +462,72 @@ def run_checks():
                 assert torch.equal(one, other), backend
         return "aot_eager and inductor"
 
+    @check("tables, sinks, scales, masks and bitmasks in tensors, without waiting")
+    def _():
+        def rand(*shape):
+            return torch.rand(shape, device=DEVICE) + 0.5
+
+        # tables of cosines and sines
+        positions, table = torch.arange(64, device=DEVICE), torch.randn(64, 128, device=DEVICE)
+        rows, keys = (torch.randn(64, n * 128, device=DEVICE, dtype=torch.bfloat16) for n in (32, 8))
+        first = ours.apply_rope_with_cos_sin_cache(positions, rows, keys, 128, table)[0]
+        on_host = [x.cpu() for x in (positions, rows, keys)]
+        truth = ours.apply_rope_with_cos_sin_cache(*on_host, 128, table.cpu())[0]
+        errors = [worst(first.cpu(), truth.float())]
+        # sinks, scales and tables of variants
+        data = cache.data.to(torch.float8_e4m3fn)
+        wrapper = ours.BatchDecodeWithPagedKVCacheWrapper(workspace(), "NHD", use_tensor_cores=True)
+        wrapper.plan(cache.indptr, cache.indices, cache.last, 32, 8, 128, 16, q_data_type=torch.bfloat16,
+                     kv_data_type=torch.float8_e4m3fn)
+        sinks, q_scale, k_scale, v_scale, bias = rand(32), rand(1), rand(8), rand(8), rand(32)
+
+        def decode(device=None):
+            of = (lambda x: x) if device is None else (lambda x: x.cpu().tolist() if x.numel() == 1 else x.cpu())
+            return wrapper.run(q, data, sinks=sinks, q_scale=q_scale if device is None else float(q_scale), k_scale=of(k_scale),
+                               v_scale=of(v_scale))
+
+        errors.append(worst(decode(), decode("cpu").float()))
+
+        @tilewright.variant(bias=bias)
+        def biased(at, logit):
+            return logit + at.bias[at.qo_head] * (at.kv - at.qo) * 0.01
+
+        problem = tilewright.Problem(32, 8, 128, dtype="bfloat16")
+        pages = tilewright.PageTable(cache.indptr, cache.indices, cache.last, 16)
+        batch = tilewright.Batch.paged(list(range(5)), pages)
+        attend = tilewright.Attention(problem, biased, device=DEVICE)
+        plan = attend.plan(batch)
+        copied = tilewright.Variant("copied", params={"bias": bias.tolist()},
+                                    logits=lambda at, logit: logit + at.bias[at.qo_head] * (at.kv - at.qo) * 0.01)
+        of_copy = tilewright.Attention(problem, copied, device=DEVICE).run(plan, q, *cache.data.unbind(1))
+        errors.append(worst(attend.run(plan, q, *cache.data.unbind(1)), of_copy.float()))
+        # masks
+        bounds = torch.tensor([0, 1, 18, 40, 90], dtype=torch.int32)
+        lens = [(int(b) - int(a)) * n for a, b, n in zip(bounds[:-1], bounds[1:], cache.kv_lens)]
+        flags = torch.rand(sum(lens), device=DEVICE) < 0.7
+        packed, _ = ours.segment_packbits(flags.cpu(), torch.tensor([0, *torch.tensor(lens).cumsum(0).tolist()]), "little")
+        queries, prefill = torch.randn(90, 32, 128, device=DEVICE, dtype=torch.bfloat16), ours.BatchPrefillWithPagedKVCacheWrapper(workspace())
+
+        def masked(**mask):
+            prefill.plan(bounds, cache.indptr, cache.indices, cache.last, 32, 8, 128, 16, q_data_type=torch.bfloat16, **mask)
+            return prefill.run(queries, cache.data)
+
+        masks = {"packed_custom_mask": packed.to(DEVICE)}, {"custom_mask": flags}
+        truth = masked(packed_custom_mask=packed)
+        for mask in masks:
+            assert torch.equal(masked(**mask), truth), list(mask)
+        # bitmasks
+        logits = torch.randn(4, 32000, device=DEVICE)
+        words = torch.randint(-(2**31), 2**31 - 1, (4, 1000), device=DEVICE, dtype=torch.int32)
+        edited, edited_host = logits.clone(), logits.cpu()
+        tilewright.sampling.apply_token_bitmask(edited, words)
+        tilewright.sampling.apply_token_bitmask(edited_host, words.cpu())
+        assert torch.equal(edited.cpu(), edited_host)
+        calls = [lambda: ours.apply_rope_with_cos_sin_cache(positions, rows, keys, 128, table), decode,
+                 lambda: attend.run(plan, q, *cache.data.unbind(1)), *(lambda mask=mask: masked(**mask) for mask in masks),
+                 lambda: tilewright.sampling.apply_token_bitmask(edited, words)]
+        return f"{waits_for_nothing(calls)}, {', '.join(errors)}"
+
     @check("expandable segments")
     def _():
         torch.cuda.memory._set_allocator_settings("expandable_segments:True")

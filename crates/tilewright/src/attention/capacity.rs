@@ -88,7 +88,7 @@ impl ArraySizes {
         Self {
             requests: requests.requests.len(),
             pages: requests.source.num_indices(),
-            mask_bytes: requests.mask.bytes().len(),
+            mask_bytes: requests.mask.len(),
             items: schedule.items.len(),
             merges: schedule.merges.len(),
             sources: schedule.sources.len(),
@@ -166,7 +166,7 @@ impl FixedCapacity {
             ("query rows in one request", qo_len, capacity.qo_len),
             ("keys in one request", kv_len, capacity.kv_len),
             ("pages", batch.source.num_indices(), capacity.pages),
-            ("bytes of masks", batch.mask.bytes().len(), capacity.mask_bytes),
+            ("bytes of masks", batch.mask.len(), capacity.mask_bytes),
         ];
         check(operator, &counts)?;
         let limit = capacity.levels.saturating_mul(capacity.requests);

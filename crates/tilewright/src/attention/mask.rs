@@ -8,26 +8,58 @@ use super::{
     batch::Index,
     requests::{Segment, ones},
 };
-use crate::{Error, Result};
+use crate::{
+    Dtype, Error, Result, View,
+    tensor::{DeviceAddress, check_dtype},
+};
 use std::ops::Range;
 
 /// A packed mask.
 #[derive(Debug, Clone, Copy)]
 pub struct PackedMask<'a> {
-    bits: &'a [u8],
+    bits: PackedBits<'a>,
     columns: Option<Index<'a>>,
+}
+
+/// Bytes of packed bits, on the host or on a device.
+#[derive(Debug, Clone, Copy)]
+enum PackedBits<'a> {
+    Host(&'a [u8]),
+    /// The address, valid while the plan is prepared, and the number of bytes.
+    Device(DeviceAddress),
 }
 
 impl<'a> PackedMask<'a> {
     /// Bits of all keys of each request: request `r` has `ceil(qo_len[r] * kv_len[r] / 8)` bytes.
     pub fn new(bits: &'a [u8]) -> Self {
-        Self { bits, columns: None }
+        Self { bits: PackedBits::Host(bits), columns: None }
+    }
+
+    /// The bits of this mask in device memory instead: contiguous int8 `[num_bytes]`, which a plan copies within the device.
+    /// Reports of the plan count every key as visible.
+    ///
+    /// # Errors
+    /// When the view is in host memory, or has another dtype or shape.
+    pub fn on_device(self, bits: View<'a>) -> Result<Self> {
+        const OPERATOR: &str = "attention.mask";
+        check_dtype(OPERATOR, "mask", bits.dtype(), Dtype::I8)?;
+        crate::ensure!(
+            bits.shape().len() == 1 && bits.is_contiguous(),
+            OPERATOR,
+            "mask has shape {:?} with strides {:?}, expected contiguous bytes",
+            bits.shape(),
+            bits.strides()
+        );
+        let Some(at) = bits.device() else {
+            return Err(Error::new(OPERATOR, "mask is in host memory, expected device memory"));
+        };
+        Ok(Self { bits: PackedBits::Device(DeviceAddress { len: bits.shape()[0], ..at }), ..self })
     }
 
     /// Bits of the last `columns[r]` keys of each request, `[num_requests]`; for example a draft-token tree after a
     /// long context.
     pub fn last(bits: &'a [u8], columns: impl Into<Index<'a>>) -> Self {
-        Self { bits, columns: Some(columns.into()) }
+        Self { bits: PackedBits::Host(bits), columns: Some(columns.into()) }
     }
 
     /// Columns of each request.
@@ -52,38 +84,67 @@ impl<'a> PackedMask<'a> {
     }
 }
 
-/// The mask bits of a validated batch.
+/// The mask bits of a validated batch. Those on a device compare by address, and the host takes all of them for visible.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MaskBits {
+    /// Empty if the bits are on a device.
     bytes: Vec<u8>,
+    device: Option<DeviceAddress>,
 }
 
 impl MaskBits {
     /// Checks that `mask` has `expected` bytes.
     pub(super) fn new(operator: &'static str, mask: &PackedMask<'_>, expected: usize) -> Result<Self> {
+        let bits = match mask.bits {
+            PackedBits::Host(bits) => Self::from_bytes(bits.to_vec()),
+            PackedBits::Device(at) => Self { bytes: Vec::new(), device: Some(at) },
+        };
         crate::ensure!(
-            mask.bits.len() == expected,
+            bits.len() == expected,
             operator,
             "mask has {} bytes, expected {expected}: ceil(qo_len * columns / 8) for each request",
-            mask.bits.len()
+            bits.len()
         );
-        Ok(Self { bytes: mask.bits.to_vec() })
+        Ok(bits)
     }
 
-    /// The packed bytes; bit `n` is bit `n % 8` of byte `n / 8`.
+    /// The number of bytes, on the host or on a device.
+    pub fn len(&self) -> usize {
+        self.device.map_or(self.bytes.len(), |at| at.len)
+    }
+
+    /// Whether there are no bits.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The address of bits on a device, valid while the plan is prepared.
+    pub fn device(&self) -> Option<DeviceAddress> {
+        self.device
+    }
+
+    /// Rejects bits on a device.
+    pub(crate) fn check_on_host(&self, operator: &'static str) -> Result<()> {
+        self.device.map_or(Ok(()), |at| {
+            let text = format!("mask is in the memory of device {}, expected host memory", at.device);
+            Err(Error::new(operator, text))
+        })
+    }
+
+    /// The packed bytes on the host; bit `n` is bit `n % 8` of byte `n / 8`.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
     /// Wraps packed bytes.
     pub(crate) fn from_bytes(bytes: Vec<u8>) -> Self {
-        Self { bytes }
+        Self { bytes, device: None }
     }
 
     /// The visible keys of `keys` (at most 64) of a segment for row `row` of the batch, as bits.
     pub(crate) fn word(&self, segment: &Segment, row: usize, keys: Range<usize>) -> u64 {
         let (start, tokens) = (keys.start, keys.len());
-        let Some(mask) = segment.mask else { return ones(tokens) };
+        let Some(mask) = segment.mask.filter(|_| self.device.is_none()) else { return ones(tokens) };
         let unmasked = segment.kv_len - mask.columns;
         let visible = unmasked.saturating_sub(start).min(tokens);
         if visible == tokens {

@@ -92,9 +92,8 @@ pub(super) fn run(cpu: &Cpu, operator: AttentionRun<'_>) -> Result<()> {
     let (partial_o, rest) =
         out.workspace.memory.split_at_mut(plan.schedule.partial_rows * plan.problem.head_dim().vo);
     let (partial_stats, scratch) = rest.split_at_mut(2 * plan.schedule.partial_rows);
-    let per_key_mask = !plan.requests.mask.bytes().is_empty()
-        || plan.requests.has_position_gaps(inputs.problem)
-        || hooks.mask;
+    let per_key_mask =
+        !plan.requests.mask.is_empty() || plan.requests.has_position_gaps(inputs.problem) || hooks.mask;
     let params = AttentionParams {
         plan,
         inputs: &inputs,

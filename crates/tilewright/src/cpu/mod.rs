@@ -206,11 +206,13 @@ impl Backend for Cpu {
 
     fn prepare(&self, plan: &crate::Plan, _previous: Option<Opaque>) -> Result<Option<Opaque>> {
         plan.requests().source.check_on_host("attention.plan", "")?;
+        plan.requests().mask.check_on_host("attention.plan")?;
         Ok(None)
     }
 
     fn attention(&self, operator: AttentionRun<'_>) -> Result<()> {
         operator.plan.requests().source.check_on_host("attention.run", "")?;
+        operator.plan.requests().mask.check_on_host("attention.run")?;
         attention::run(self, on_host(operator)?)
     }
 

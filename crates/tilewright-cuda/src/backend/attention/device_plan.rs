@@ -120,13 +120,20 @@ impl<M: Machine> Gpu<M> {
         Ok(Some(Arc::new(device_plan)))
     }
 
-    /// Writes a plan to its device memory. Page indices on the device are copied there.
+    /// Writes a plan to its device memory. Page indices and masks on the device are copied there.
     fn upload_plan(&self, plan: &Plan, plan_layout: &PlanLayout, args: &PlanArrays) -> Result<()> {
         let used = || plan.requests().source.device_indices().iter().filter(|part| part.at.len > 0);
         for part in used() {
             self.check_device("attention.plan", "page indices", Some(part.at))?;
         }
+        let mask = plan.requests().mask.device().filter(|mask| mask.len > 0);
+        if mask.is_some() {
+            self.check_device("attention.plan", "mask", mask)?;
+        }
         self.upload_host_arrays(plan, plan_layout, args)?;
+        if let Some(mask) = mask {
+            self.machine.copy(mask.address, args.mask_bits, mask.len)?;
+        }
         let bytes = |count: usize| count * size_of::<i32>();
         used().try_for_each(|part| {
             let to = args.indices + bytes(part.first) as u64;

@@ -7,6 +7,8 @@ import torch
 
 from .._core import Error
 from .._core import segment_packbits as pack_segments
+from .._core import segment_packbits_on_device as pack_on_device
+from .._device import queue_of
 from .._tensors import dtype_name
 from ..attention import Batch, Capacity
 from ._compiled import is_compiling, operator
@@ -88,7 +90,7 @@ def _single(q, k, v, custom_mask, packed_custom_mask, causal, kv_layout, pos_enc
     qo_len, kv_len = q.shape[0], k.shape[axis]
     mask = None
     if packed_custom_mask is not None:
-        mask = host_array(packed_custom_mask)
+        mask = _bytes(packed_custom_mask)
     elif custom_mask is not None:
         if tuple(custom_mask.shape) != (qo_len, kv_len):
             raise Error(f"flashinfer.{function}: custom_mask has shape {tuple(custom_mask.shape)}, expected ({qo_len}, {kv_len})")
@@ -117,8 +119,22 @@ def single_prefill_with_kv_cache_return_lse(*args, **kwargs):
     return single_prefill_with_kv_cache(*args, **{**kwargs, "return_lse": True})
 
 
-def pack_mask(flags, bounds) -> numpy.ndarray:
-    """Packs bool flags into little-endian bits, each segment from a new byte."""
+#: The most flags of a segment that a GPU packs.
+_MOST_FLAGS = 0xFFFF * 1024
+
+
+def _bytes(packed):
+    """Packed bits where they are."""
+    return packed.reshape(-1) if packed.is_cuda else host_array(packed)
+
+
+def pack_mask(flags, bounds):
+    """Packs bool flags into little-endian bits, each segment from a new byte, where they are."""
+    sizes = numpy.diff(bounds)
+    if flags.is_cuda and flags.numel() < 1 << 31 and sizes.max(initial=0) <= _MOST_FLAGS:
+        packed = torch.empty(int(((sizes + 7) // 8).sum()), dtype=torch.uint8, device=flags.device)
+        pack_on_device(queue_of(flags), flags.reshape(-1).bool().contiguous(), list(map(int, bounds)), packed)
+        return packed
     packed, _ = pack_segments(host_array(flags.reshape(-1)), bounds, "little")
     return numpy.frombuffer(packed, dtype=numpy.uint8)
 
@@ -169,7 +185,7 @@ class _PrefillWrapper(BatchWrapper):
             refuse(function, "None with prefix_len_ptr", custom_mask=custom_mask, packed_custom_mask=packed_custom_mask)
             return bits
         if packed_custom_mask is not None:
-            return host_array(packed_custom_mask)
+            return _bytes(packed_custom_mask)
         if custom_mask is None:
             return None
         sizes = (qo_indptr[1:] - qo_indptr[:-1]).astype(numpy.int64) * kv_lens
