@@ -20,6 +20,7 @@ use tilewright::{
 };
 
 const PACKBITS: &str = "attention.segment_packbits";
+const ACTIVATION: &str = "activation.act_and_mul";
 
 /// An input on the host that may share memory with an output, of which it is then a copy.
 pub(crate) struct InputArg<'a> {
@@ -120,45 +121,57 @@ pub(crate) fn gated_activation(
     x: TensorArg,
     mut out: TensorArg,
 ) -> PyResult<()> {
-    const OPERATOR: &str = "activation.act_and_mul";
     let activation = match activation {
         "silu" => Activation::Silu,
         "gelu" => Activation::Gelu,
         "gelu_tanh" => Activation::GeluTanh,
         other => {
             let text = format!("activation = {other:?}, expected \"silu\", \"gelu\" or \"gelu_tanh\"");
-            return Err(invalid(OPERATOR, text));
+            return Err(invalid(ACTIVATION, text));
         }
     };
-    py.detach(|| {
-        let x = InputArg::beside(OPERATOR, x.named("x"), out.named("out"))?;
-        act_and_mul(&queue.backend, activation, x.view(OPERATOR, "x")?, out.view_mut(OPERATOR, "out")?)
-    })
-    .map_err(raised)
+    py.detach(|| activate(&queue.backend, activation, &x, &mut out)).map_err(raised)
 }
 
-/// States to merge: many per row, or one more in place.
+/// `out = act(x[.., ..d]) * x[.., d..]`
+pub(crate) fn activate(
+    backend: &AnyBackend,
+    activation: Activation,
+    x: &TensorArg,
+    out: &mut TensorArg,
+) -> Result<()> {
+    let x = InputArg::beside(ACTIVATION, x.named("x"), out.named("out"))?;
+    act_and_mul(backend, activation, x.view(ACTIVATION, "x")?, out.view_mut(ACTIVATION, "out")?)
+}
+
+/// States to merge: many per row, or one more in place, of the rows whose flag is not 0 if there is a mask.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct MergeFields {
-    o: TensorArg,
-    lse: TensorArg,
-    out: TensorArg,
-    out_lse: TensorArg,
-    in_place: bool,
+    pub(crate) o: TensorArg,
+    pub(crate) lse: TensorArg,
+    pub(crate) out: TensorArg,
+    pub(crate) out_lse: TensorArg,
+    pub(crate) in_place: bool,
+    pub(crate) mask: Option<TensorArg>,
 }
 
 /// Merges attention states.
 #[pyfunction]
 pub(crate) fn merge_states(py: Python<'_>, queue: &Queue, fields: Keywords<MergeFields>) -> PyResult<()> {
     let Keywords(fields) = fields;
-    const OPERATOR: &str = "attention.merge_states";
-    let MergeFields { o, lse, mut out, mut out_lse, in_place } = fields;
-    py.detach(|| {
+    py.detach(|| fields.run(&queue.backend)).map_err(raised)
+}
+
+impl MergeFields {
+    pub(crate) fn run(self, backend: &AnyBackend) -> Result<()> {
+        const OPERATOR: &str = "attention.merge_states";
+        let Self { o, lse, mut out, mut out_lse, in_place, mask } = self;
+        let mask = mask.map(TensorArg::flags);
+        let inputs =
+            || [o.named("o"), lse.named("lse")].into_iter().chain(mask.iter().map(|mask| mask.named("mask")));
         for out in [out.named("out"), out_lse.named("out_lse")] {
-            [o.named("o"), lse.named("lse")]
-                .into_iter()
-                .try_for_each(|input| check_separate(OPERATOR, out, input))?;
+            inputs().try_for_each(|input| check_separate(OPERATOR, out, input))?;
         }
         check_separate(OPERATOR, out.named("out"), out_lse.named("out_lse"))?;
         StateMerge {
@@ -167,10 +180,10 @@ pub(crate) fn merge_states(py: Python<'_>, queue: &Queue, fields: Keywords<Merge
             out: out.view_mut(OPERATOR, "out")?,
             out_lse: out_lse.view_mut(OPERATOR, "out_lse")?,
             in_place,
+            mask: mask.as_ref().map(|mask| mask.view(OPERATOR, "mask")).transpose()?,
         }
-        .run(&queue.backend)
-    })
-    .map_err(raised)
+        .run(backend)
+    }
 }
 
 /// A linear layer.

@@ -64,7 +64,7 @@ class Calls:
         add(operator.run, paged_plan, floats(3, 2, 8), pages, pages, k_scale=floats(1), v_scale=floats(3, 1))
         add(latent.run_latent, latent_plan, floats(3, 2, 8), floats(3, 2, 4), floats(3, 4, 8), floats(3, 4, 4))
         add(tw.merge_states, floats(2, 3, 2, 8), floats(2, 3, 2), out=floats(2, 2, 8), out_lse=floats(2, 2))
-        add(tw.merge_state, floats(2, 2, 8), floats(2, 2), floats(2, 2, 8), floats(2, 2))
+        add(tw.merge_state, floats(2, 2, 8), floats(2, 2), floats(2, 2, 8), floats(2, 2), mask=numpy.array([True, False]))
         add(tw.rmsnorm, floats(2, 8), floats(8), 1e-6, gemma=False, out=floats(2, 8))
         add(tw.rmsnorm, floats(2, 8), floats(8), scale=floats(1), out=lambda: numpy.zeros((2, 8), "int8"))
         add(tw.fused_add_rmsnorm, floats(2, 8), floats(2, 8), floats(8), 1e-6, gemma=True)

@@ -89,6 +89,11 @@ def test_levels_and_states_merge_to_the_whole(host, rng):
     tw.merge_state(first, first_lse, states[:, 1].copy(), lses[:, 1].copy())
     close(first, whole[0])
     close(first_lse, whole[1])
+    masked, masked_lse = states[:, 0].copy(), lses[:, 0].copy()
+    tw.merge_state(masked, masked_lse, states[:, 1].copy(), lses[:, 1].copy(), mask=numpy.array([True, False]))
+    for found, merged, before in ((masked, first, states[:, 0]), (masked_lse, first_lse, lses[:, 0])):
+        close(found[0], merged[0], 0)
+        close(found[1], before[1], 0)
 
 
 def test_latent_attention_agrees_with_the_definition(host, rng):

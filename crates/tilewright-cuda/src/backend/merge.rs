@@ -9,16 +9,22 @@ use tilewright::{Error, Operator, Result, View, attention::StateMerge};
 use tilewright_kernels::attention::kernel::merge::{MergeInputs, MergeParams, StateTensor, merge};
 
 pub(super) fn merge_states<M: Machine>(gpu: &Gpu<M>, operator: StateMerge<'_>) -> Result<()> {
-    let StateMerge { o, lse, out, out_lse, in_place } = &operator;
+    let StateMerge { o, lse, out, out_lse, in_place, mask } = &operator;
     let name = operator.name();
     let Some(shape) = extents(name, out.shape())? else { return Ok(()) };
     let out = state(&out.as_view(), &out_lse.as_view(), [0, 1, 2]);
-    let states = if *in_place {
-        MergeInputs::Pair([out, state(o, lse, [0, 1, 2])])
-    } else {
-        let count = extent(name, "num_states", o.shape()[1])?;
-        let strides = [o, lse].map(|view| view.strides()[1] as u64);
-        MergeInputs::Strided { first: state(o, lse, [0, 2, 3]), count, strides }
+    let pair = || [out, state(o, lse, [0, 1, 2])];
+    let states = match mask {
+        Some(mask) => {
+            let mask_stride = mask.strides()[0] as u64;
+            MergeInputs::MaskedPair { states: pair(), mask: address(mask), mask_stride }
+        }
+        None if *in_place => MergeInputs::Pair(pair()),
+        None => {
+            let count = extent(name, "num_states", o.shape()[1])?;
+            let strides = [o, lse].map(|view| view.strides()[1] as u64);
+            MergeInputs::Strided { first: state(o, lse, [0, 2, 3]), count, strides }
+        }
     };
     let params = MergeParams { dtype: o.dtype(), shape, states, out };
     let Some(config) = params.config() else {

@@ -4,7 +4,7 @@ use super::{ALL, KernelEntry, entry, entry_with, named_entry};
 use crate::{
     activation::{Activation, ActivationConfig, act_and_mul},
     append::{self, AppendConfig},
-    attention::kernel::merge,
+    attention::kernel::merge::{self, MergeKind},
     bits,
     elementwise::{self, AddConfig, MapConfig, MapKind},
     norm::{self, NormConfig},
@@ -76,7 +76,7 @@ fn layers(dtype: Dtype) -> Vec<KernelEntry> {
         RopeConfig { dtypes, style, angles, split: false, scaled: false, width }
     };
     let rope_append_config = |norms| RopeAppendConfig { dtypes: (Dtype::F32, dtype), norms, dim: 128 };
-    let merged = |pair| merge::MergeConfig { dtype, width, rows: row_partition(128 / width), pair };
+    let merged = |kind| merge::MergeConfig { dtype, width, rows: row_partition(128 / width), kind };
     let to = |cache| AppendConfig {
         dtypes: (dtype, cache),
         width: chunk::max_width(&[dtype, cache]),
@@ -102,8 +102,8 @@ fn layers(dtype: Dtype) -> Vec<KernelEntry> {
         named_entry(named("gelu_tanh_and_mul"), activation_config(Activation::GeluTanh), act_and_mul),
         named_entry(named("append"), to(dtype), append::append),
         named_entry(named("append_e4m3"), to(Dtype::E4m3), append::append),
-        named_entry(named("merge_state"), merged(true), merge::merge),
-        named_entry(named("merge_states"), merged(false), merge::merge),
+        named_entry(named("merge_state"), merged(MergeKind::Pair), merge::merge),
+        named_entry(named("merge_states"), merged(MergeKind::Strided), merge::merge),
     ]
 }
 
@@ -145,7 +145,7 @@ fn norms() -> Vec<KernelEntry> {
 /// f32 elements, width 1, rows that exceed registers, and kernels with a single dtype.
 fn others() -> Vec<KernelEntry> {
     let (f32, bf16) = (Dtype::F32, Dtype::Bf16);
-    let merged = |pair| merge::MergeConfig { dtype: f32, width: 4, rows: row_partition(32), pair };
+    let merged = |kind| merge::MergeConfig { dtype: f32, width: 4, rows: row_partition(32), kind };
     let norm = |width, rows| NormConfig {
         dtype: f32,
         out: f32,
@@ -166,8 +166,9 @@ fn others() -> Vec<KernelEntry> {
     };
     let copied = |to| rows::CopyRowsConfig { dtypes: (bf16, to), width: chunk::max_width(&[bf16, to]) };
     let mut all = vec![
-        named_entry("merge_state_f32".to_owned(), merged(true), merge::merge),
-        named_entry("merge_states_f32".to_owned(), merged(false), merge::merge),
+        named_entry("merge_state_f32".to_owned(), merged(MergeKind::Pair), merge::merge),
+        named_entry("merge_state_masked_f32".to_owned(), merged(MergeKind::MaskedPair), merge::merge),
+        named_entry("merge_states_f32".to_owned(), merged(MergeKind::Strided), merge::merge),
     ];
     all.extend(
         [norm(4, RowPartition::for_chunks(1024)), norm(1, RowPartition::for_chunks(100)), norm(4, None)]

@@ -438,11 +438,13 @@ def merge_states(o, lse, *, out=None, out_lse=None):
         out = empty((*shape[:1], *shape[2:]), dtype_name(o.dtype), o)
     if out_lse is None:
         out_lse = empty((*shape[:1], *shape[2:3]), "float32", o)
-    _core.merge_states(queue_of(o), {"o": o, "lse": lse, "out": out, "out_lse": out_lse, "in_place": False})
+    fields = {"o": o, "lse": lse, "out": out, "out_lse": out_lse, "in_place": False, "mask": None}
+    _core.merge_states(queue_of(o), fields)
     return out, out_lse
 
 
-def merge_state(o, lse, other, other_lse) -> None:
+def merge_state(o, lse, other, other_lse, *, mask=None) -> None:
     """Merges a second state into the first, in place: ``o``, ``other`` ``[rows, heads, dim]``; ``lse``, ``other_lse`` ``[rows,
-    heads]`` float32, base 2."""
-    _core.merge_states(queue_of(o), {"o": other, "lse": other_lse, "out": o, "out_lse": lse, "in_place": True})
+    heads]`` float32, base 2. Rows whose ``mask`` ``[rows]``, bool or 8 bits, is 0 keep their state."""
+    fields = {"o": other, "lse": other_lse, "out": o, "out_lse": lse, "in_place": True, "mask": mask}
+    _core.merge_states(queue_of(o), fields)

@@ -35,6 +35,8 @@ pub struct StateMerge<'a> {
     pub out_lse: ViewMut<'a>,
     /// Whether the content of `out` and `out_lse` is a state too, with which that of `o` and `lse` is merged.
     pub in_place: bool,
+    /// Flags int8 of the rows that are merged, `[num_rows]`, in place only. The rows whose flag is 0 keep their state.
+    pub mask: Option<View<'a>>,
 }
 
 impl StateMerge<'_> {
@@ -58,7 +60,8 @@ impl StateMerge<'_> {
         check_shape(operator, o_name, (self.o.shape(), shape), axes)?;
         check_shape(operator, lse_name, (self.lse.shape(), &shape[..rank - 1]), lse_axes)?;
         check_shape(operator, out_name, (self.out.shape(), &[rows, heads, dim]), values)?;
-        check_shape(operator, out_lse_name, (self.out_lse.shape(), &[rows, heads]), lses)
+        check_shape(operator, out_lse_name, (self.out_lse.shape(), &[rows, heads]), lses)?;
+        self.mask.map_or(Ok(()), |mask| check_shape(operator, "mask", (mask.shape(), &[rows]), "[num_rows]"))
     }
 }
 
@@ -68,15 +71,18 @@ impl<'a> Operator<'a> for StateMerge<'a> {
     }
 
     fn check(&self) -> Result<()> {
-        self.check_shapes()?;
         let (operator, [o, lse, out, out_lse]) = (self.name(), self.names());
+        let has_unused_mask = self.mask.is_some() && !self.in_place;
+        crate::ensure!(!has_unused_mask, operator, "mask is a tensor, expected None unless in_place is set");
+        self.check_shapes()?;
         check_computable(operator, "o", self.o.dtype())?;
         if self.in_place {
             check_dtype(operator, o, self.o.dtype(), self.out.dtype())?;
         }
         check_dtype(operator, out, self.out.dtype(), self.o.dtype())?;
         check_dtype(operator, lse, self.lse.dtype(), Dtype::F32)?;
-        check_dtype(operator, out_lse, self.out_lse.dtype(), Dtype::F32)
+        check_dtype(operator, out_lse, self.out_lse.dtype(), Dtype::F32)?;
+        self.mask.map_or(Ok(()), |mask| check_dtype(operator, "mask", mask.dtype(), Dtype::I8))
     }
 
     fn views(&mut self, visit: &mut TensorVisitor<'_, 'a>) -> Result<()> {
@@ -84,7 +90,8 @@ impl<'a> Operator<'a> for StateMerge<'a> {
         visit(o, TensorRef::Input(&mut self.o))?;
         visit(lse, TensorRef::Input(&mut self.lse))?;
         visit(out, TensorRef::Output(&mut self.out))?;
-        visit(out_lse, TensorRef::Output(&mut self.out_lse))
+        visit(out_lse, TensorRef::Output(&mut self.out_lse))?;
+        self.mask.as_mut().map_or(Ok(()), |mask| visit("mask", TensorRef::Input(mask)))
     }
 
     dispatch!(merge_states);
@@ -103,7 +110,7 @@ pub fn merge_states<B: Backend + ?Sized>(
     out: ViewMut<'_>,
     out_lse: ViewMut<'_>,
 ) -> Result<()> {
-    StateMerge { o, lse, out, out_lse, in_place: false }.run(backend)
+    StateMerge { o, lse, out, out_lse, in_place: false, mask: None }.run(backend)
 }
 
 /// Merges a second state per row and head into the first: `o`, `other` `[num_rows, num_heads, head_dim]`; `lse`, `other_lse`
@@ -118,5 +125,5 @@ pub fn merge_state<B: Backend + ?Sized>(
     other: View<'_>,
     other_lse: View<'_>,
 ) -> Result<()> {
-    StateMerge { o: other, lse: other_lse, out: o, out_lse: lse, in_place: true }.run(backend)
+    StateMerge { o: other, lse: other_lse, out: o, out_lse: lse, in_place: true, mask: None }.run(backend)
 }

@@ -120,11 +120,12 @@ pub(super) fn run(cpu: &Cpu, operator: AttentionRun<'_>) -> Result<()> {
 }
 
 pub(super) fn merge_states(operator: StateMerge<'_>) {
-    let StateMerge { o, lse, mut out, mut out_lse, in_place } = operator;
+    let StateMerge { o, lse, mut out, mut out_lse, in_place, mask } = operator;
     let &[rows, heads, dim] = out.shape() else { return };
     let states = if in_place { 2 } else { o.shape()[1] };
     let mut merged = vec![0.0; dim];
-    for (row, head) in (0..rows).flat_map(|row| (0..heads).map(move |head| (row, head))) {
+    let is_merged = |row: &usize| mask.is_none_or(|mask| mask.at(&[*row]) != 0.0);
+    for (row, head) in (0..rows).filter(is_merged).flat_map(|row| (0..heads).map(move |head| (row, head))) {
         // in place, the first state is the output
         let lse_of = |state: usize| match (in_place, state) {
             (true, 0) => out_lse.as_view().at(&[row, head]),

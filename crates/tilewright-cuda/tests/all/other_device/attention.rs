@@ -3,10 +3,11 @@
 use super::{Two, gpus, simulated, view, view_mut, zeros};
 use std::{mem::replace, sync::Arc};
 use tilewright::{
-    Attention, Batch, Dtype, HeadDim, Heads, KvCache, KvCacheMut, KvLayout, KvScales, Output, PageTable,
-    Plan, Problem, Result, Scale, Workspace,
+    Attention, Batch, Dtype, HeadDim, Heads, KvCache, KvCacheMut, KvLayout, KvScales, Operator, Output,
+    PageTable, Plan, Problem, Result, Scale, Workspace,
     attention::{
-        Capacity, DeviceBatch, DevicePages, LatentCache, LatentQuery, Split, merge_state, merge_states,
+        Capacity, DeviceBatch, DevicePages, LatentCache, LatentQuery, Split, StateMerge, merge_state,
+        merge_states,
     },
     kv::{
         AppendPlan, QuantizedCache, ScaleMut,
@@ -109,6 +110,18 @@ fn states_that_are_merged() {
     judge!("attention.merge_state", ["o", "lse", "other", "other_lse"], |gpu, [o, lse, other, other_lse]| {
         let (other, other_lse) = (view(other, &[1, 1, 16]), view(other_lse, &[1, 1]));
         merge_state(gpu, view_mut(o, &[1, 1, 16]), view_mut(lse, &[1, 1]), other, other_lse)
+    },);
+    let names = ["o", "lse", "other", "other_lse", "mask"];
+    judge!("attention.merge_state", names, |gpu, [out, out_lse, o, lse, mask]| {
+        StateMerge {
+            o: view(o, &[1, 1, 16]),
+            lse: view(lse, &[1, 1]),
+            out: view_mut(out, &[1, 1, 16]),
+            out_lse: view_mut(out_lse, &[1, 1]),
+            in_place: true,
+            mask: Some(mask.view(Dtype::I8, 0, &[1])?),
+        }
+        .run(gpu)
     },);
 }
 

@@ -21,13 +21,7 @@ def merge_state(v_a, s_a, v_b, s_b):
 
 def merge_state_in_place(v, s, v_other, s_other, mask=None):
     """Merges a second state into the first, in place. Rows whose ``mask`` is 0 stay."""
-    if mask is None:
-        attention.merge_state(v, s, v_other, s_other)
-        return
-    merged_v, merged_s = merge_state(v, s, v_other, s_other)
-    chosen = mask.bool()
-    v.copy_(torch.where(chosen[:, None, None], merged_v, v))
-    s.copy_(torch.where(chosen[:, None], merged_s, s))
+    attention.merge_state(v, s, v_other, s_other, mask=None if mask is None else mask.bool())
 
 
 def merge_states(v, s):

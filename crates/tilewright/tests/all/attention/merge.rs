@@ -5,8 +5,8 @@ use crate::{
     generator::Generator,
 };
 use tilewright::{
-    Backend, Dtype,
-    attention::{LSE_TO_NATURAL, merge_state, merge_states},
+    Backend, Dtype, Operator,
+    attention::{LSE_TO_NATURAL, StateMerge, merge_state, merge_states},
     reference::attention::merge,
 };
 
@@ -110,16 +110,19 @@ fn no_states_give_the_empty_state<B: Backend + Clone + Sync>(backends: &[B]) {
     }
 }
 
+/// Values and LSEs of one of two states of every row and head.
+fn one_of_two(states: &States, state: usize) -> (Elements, Elements) {
+    let [rows, 2, heads, dim] = states.shape else { panic!("two states each") };
+    let all = (0..rows).flat_map(|row| (0..heads).map(move |head| states.at(row, state, head)));
+    let o: Vec<f32> = all.clone().flat_map(|at| states.o[at * dim..(at + 1) * dim].to_vec()).collect();
+    let lse: Vec<f32> = all.map(|at| states.lse[at]).collect();
+    (Elements::new(states.dtype, &o), Elements::new(Dtype::F32, &lse))
+}
+
 /// Merges state 1 of every row and head into state 0.
 fn merge_two<B: Backend>(backend: &B, states: &States) -> (Vec<f32>, Vec<f32>) {
-    let [rows, 2, heads, dim] = states.shape else { panic!("two states each") };
-    let part = |state: usize| {
-        let all = (0..rows).flat_map(|row| (0..heads).map(move |head| states.at(row, state, head)));
-        let o: Vec<f32> = all.clone().flat_map(|at| states.o[at * dim..(at + 1) * dim].to_vec()).collect();
-        let lse: Vec<f32> = all.map(|at| states.lse[at]).collect();
-        (Elements::new(states.dtype, &o), Elements::new(Dtype::F32, &lse))
-    };
-    let ((mut o, mut lse), (other, other_lse)) = (part(0), part(1));
+    let [rows, _, heads, dim] = states.shape;
+    let ((mut o, mut lse), (other, other_lse)) = (one_of_two(states, 0), one_of_two(states, 1));
     let (shape, lse_shape) = ([rows, heads, dim], [rows, heads]);
     let (other, other_lse) = (other.view(&shape), other_lse.view(&lse_shape));
     merge_state(backend, o.view_mut(&shape), lse.view_mut(&lse_shape), other, other_lse).expect("they fit");
@@ -135,6 +138,38 @@ fn two_states_merge_as_in_the_oracle_and_as_many_do<B: Backend + Clone + Sync>(b
         assert_eq!(lse, many_lse);
         if dtype == Dtype::F32 {
             assert_eq!(o, many_o);
+        }
+    }
+}
+
+/// Flags of every second row of a longer tensor: strided, and different from 1.
+fn a_mask_selects_the_rows_that_are_merged<B: Backend + Clone + Sync>(backends: &[B]) {
+    let cases = DTYPES.iter().flat_map(|&dtype| [1, 33, 600].map(|dim| (dtype, dim)));
+    for ((dtype, dim), cpu) in cases.flat_map(|case| backends.iter().map(move |cpu| (case, cpu))) {
+        let states = States::random([13, 2, 3, dim], dtype, 13);
+        let ((o, lse), (merged, merged_lse)) = (one_of_two(&states, 0), merge_two(cpu, &states));
+        let is_merged = |row: usize| row % 3 != 1;
+        let flags: Vec<f32> =
+            (0..26).map(|at| if at % 2 == 0 && is_merged(at / 2) { -128.0 } else { 0.0 }).collect();
+        let flags = Elements::new(Dtype::I8, &flags);
+        let (mut out, mut out_lse) = one_of_two(&states, 0);
+        let (other, other_lse) = one_of_two(&states, 1);
+        StateMerge {
+            o: other.view(&[13, 3, dim]),
+            lse: other_lse.view(&[13, 3]),
+            out: out.view_mut(&[13, 3, dim]),
+            out_lse: out_lse.view_mut(&[13, 3]),
+            in_place: true,
+            mask: Some(flags.strided(0, &[13], &[2])),
+        }
+        .run(cpu)
+        .expect("the tensors fit");
+        let (out, out_lse, o, lse) = (out.to_f32(), out_lse.to_f32(), o.to_f32(), lse.to_f32());
+        for row in 0..13 {
+            let (values, lses) = (row * 3 * dim..(row + 1) * 3 * dim, row * 3..(row + 1) * 3);
+            let (o, lse) = if is_merged(row) { (&merged, &merged_lse) } else { (&o, &lse) };
+            assert_eq!(out[values.clone()], o[values], "row {row} of {dim} {dtype}");
+            assert_eq!(out_lse[lses.clone()], lse[lses], "row {row} of {dim} {dtype}");
         }
     }
 }
@@ -205,6 +240,7 @@ crate::judge_backends!(
     many_states_merge_as_in_the_oracle,
     no_states_give_the_empty_state,
     two_states_merge_as_in_the_oracle_and_as_many_do,
+    a_mask_selects_the_rows_that_are_merged,
     the_empty_state_is_the_identity_bit_for_bit,
     nan_stays_in_its_row_and_head_and_is_never_lost,
     weights_are_powers_of_two_of_the_stored_lse

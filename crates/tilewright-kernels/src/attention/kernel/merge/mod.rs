@@ -17,4 +17,4 @@ pub(crate) mod partial_states;
 mod states;
 
 pub use arrival::max_fused_states;
-pub use states::{MergeConfig, MergeInputs, MergeParams, StateTensor, merge};
+pub use states::{MergeConfig, MergeInputs, MergeKind, MergeParams, StateTensor, merge};

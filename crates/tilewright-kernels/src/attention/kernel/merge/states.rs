@@ -6,7 +6,7 @@
 //!
 //! LSE is base 2. A state of no keys is 0 and -inf, as is the merge of such states; a NaN in an LSE gives NaN. Shapes: values of
 //! many states `[rows, states, heads, head_dim]`, of two `[rows, heads, head_dim]` each, of one dtype, f32, f16 or bf16; LSE the
-//! same without the last axis, f32; any strides. Sizes are launch parameters; only a class of head lengths is compiled in.
+//! same without the last axis, f32; any strides. A merge of two can be limited to the rows whose flag is not 0. Sizes are launch parameters; only a class of head lengths is compiled in.
 
 use crate::{
     attention::kernel::{
@@ -36,8 +36,19 @@ pub struct MergeConfig {
     pub width: u32,
     /// The class of head lengths.
     pub rows: RowPartition,
-    /// Whether the inputs are two separate tensors.
-    pub pair: bool,
+    /// The form of the inputs.
+    pub kind: MergeKind,
+}
+
+/// The form of [`MergeInputs`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum MergeKind {
+    /// [`MergeInputs::Pair`]
+    Pair,
+    /// [`MergeInputs::MaskedPair`]
+    MaskedPair,
+    /// [`MergeInputs::Strided`]
+    Strided,
 }
 
 /// Values and LSE of states in memory.
@@ -58,6 +69,15 @@ pub struct StateTensor {
 pub enum MergeInputs {
     /// Two states; the result may overwrite either.
     Pair([StateTensor; 2]),
+    /// Two states; the rows of the result whose flag is 0 are not written.
+    MaskedPair {
+        /// The states.
+        states: [StateTensor; 2],
+        /// Address of the first flag, an int8 per row.
+        mask: u64,
+        /// Stride of the flags, in elements.
+        mask_stride: u64,
+    },
     /// `count` states at a fixed stride; `count` may be 0.
     Strided {
         /// The first state of each row.
@@ -99,7 +119,7 @@ impl MergeParams {
     pub fn config(&self) -> Option<MergeConfig> {
         let (dtype, dim) = (self.dtype, self.shape[2]);
         let (states, stride) = match self.states {
-            MergeInputs::Pair(pair) => (pair.to_vec(), 0),
+            MergeInputs::Pair(states) | MergeInputs::MaskedPair { states, .. } => (states.to_vec(), 0),
             MergeInputs::Strided { first, strides, .. } => (vec![first], strides[0]),
         };
         let all = || states.iter().copied().chain([self.out]);
@@ -107,7 +127,12 @@ impl MergeParams {
         let elements = all().flat_map(|state| state.alignment(dtype)).chain([stride, u64::from(dim)]);
         let width = if dense { chunk::width(&[dtype], elements) } else { 1 };
         let rows = RowPartition::for_chunks(dim / width)?;
-        Some(MergeConfig { dtype, width, rows, pair: matches!(self.states, MergeInputs::Pair(_)) })
+        let kind = match self.states {
+            MergeInputs::Pair(_) => MergeKind::Pair,
+            MergeInputs::MaskedPair { .. } => MergeKind::MaskedPair,
+            MergeInputs::Strided { .. } => MergeKind::Strided,
+        };
+        Some(MergeConfig { dtype, width, rows, kind })
     }
 
     /// Grid and arguments for `config`, which is [`MergeParams::config`]; rows, heads and elements must not be 0.
@@ -115,6 +140,9 @@ impl MergeParams {
         let [rows, heads, dim] = self.shape;
         let mut args = match self.states {
             MergeInputs::Pair(pair) => pair.into_iter().flat_map(StateTensor::args).collect(),
+            MergeInputs::MaskedPair { states: [a, b], mask, mask_stride } => {
+                [a.args(), b.args(), vec![Arg::U64(mask), Arg::U64(mask_stride)]].concat()
+            }
             MergeInputs::Strided { first, count, strides } => {
                 [&first.args()[..], &strides.map(Arg::U64), &[Arg::U32(count)]].concat()
             }
@@ -128,7 +156,11 @@ impl MergeParams {
 impl MergeConfig {
     /// A unique name of the configuration.
     pub fn name(self) -> String {
-        let prefix = if self.pair { "merge_state" } else { "merge_states" };
+        let prefix = match self.kind {
+            MergeKind::Pair => "merge_state",
+            MergeKind::MaskedPair => "merge_state_masked",
+            MergeKind::Strided => "merge_states",
+        };
         format!("{prefix}_{}_{}_{}", self.dtype, self.width, self.rows.name())
     }
 }
@@ -138,15 +170,27 @@ impl MergeConfig {
 /// # Errors
 /// None.
 pub fn merge(name: &str, config: MergeConfig) -> Result<Kernel, Invalid> {
-    if config.pair { merge_state(name, config) } else { merge_states(name, config) }
+    match config.kind {
+        MergeKind::Pair | MergeKind::MaskedPair => merge_state(name, config),
+        MergeKind::Strided => merge_states(name, config),
+    }
 }
 
 fn merge_state(name: &str, config: MergeConfig) -> Result<Kernel, Invalid> {
     Builder::dependent_kernel(name, config.rows.cta_threads(), |k| {
         let states = ["_a", "_b"].map(|of| StateTensorRegs::param(k, of, config.dtype));
+        let mask = (config.kind == MergeKind::MaskedPair)
+            .then(|| (Elements::param(k, "mask", Dtype::I8), k.param::<u64>("mask_stride")));
         let (to, sizes) = (StateTensorRegs::param(k, "", config.dtype), Sizes::param(k));
         config.rows.place(k, (sizes.rows, sizes.chunks), |place| {
-            let head = HeadMerge::new(k, config, (place, sizes));
+            let mut head = HeadMerge::new(k, config, (place, sizes));
+            if let Some((mask, stride)) = mask {
+                let selected = k.var("selected", false);
+                k.when(place.in_rows, || {
+                    selected.set(mask.at_wide(head.row[0] * stride).number(Access::Weak).ne(0.0));
+                });
+                head = head.only_when(selected.get());
+            }
             let loaded = states.each_ref().map(|state| (head.load(state, None), head.lse(state, None)));
             // all threads of a head must read its LSE before one of them overwrites it
             match config.rows.rows_per_cta() {
@@ -155,7 +199,10 @@ fn merge_state(name: &str, config: MergeConfig) -> Result<Kernel, Invalid> {
             }
             head.set_max(loaded[0].1.max(loaded[1].1));
             loaded.iter().for_each(|(chunks, lse)| head.accumulate(chunks, *lse));
-            head.store(&to);
+            match mask {
+                Some(_) => k.when(head.condition, || head.store(&to)),
+                None => head.store(&to),
+            }
         });
     })
 }

@@ -3,8 +3,8 @@
 use super::refused;
 use crate::elements::Elements;
 use tilewright::{
-    Cpu, Dtype, KvCacheMut, KvLayout, PageTable, Result,
-    attention::{merge_state, merge_states},
+    Cpu, Dtype, KvCacheMut, KvLayout, Operator, PageTable, Result,
+    attention::{StateMerge, merge_state, merge_states},
     gemm::linear,
     kv::{
         append::{NewTokens, append_paged_kv_cache, get_batch_indices_positions},
@@ -14,6 +14,7 @@ use tilewright::{
 
 const F32: Dtype = Dtype::F32;
 const F16: Dtype = Dtype::F16;
+const I8: Dtype = Dtype::I8;
 
 fn zeros(dtype: Dtype, shape: &[usize]) -> Elements {
     Elements::filled(dtype, shape.iter().product(), 0.0)
@@ -215,6 +216,29 @@ fn merges_of_two_that_do_not_fit() {
         let (other, other_lse) = (other.view(shapes[2]), other_lse.view(shapes[3]));
         let result = merge_state(&Cpu::with_threads(1).unwrap(), o, lse, other, other_lse);
         refused(result, &format!("attention.merge_state: {text}"));
+    }
+}
+
+#[test]
+fn masks_of_merges_that_do_not_fit() {
+    let cases = [
+        (true, I8, 3, "attention.merge_state: mask has shape [3], expected [num_rows] = [2]"),
+        (true, F32, 2, "attention.merge_state: mask is f32, expected int8"),
+        (false, I8, 2, "attention.merge_states: mask is a tensor, expected None unless in_place is set"),
+    ];
+    for (in_place, dtype, rows, text) in cases {
+        let [o, mut out, lse, mut out_lse] =
+            [&[2, 3, 8][..], &[2, 3, 8], &[2, 3], &[2, 3]].map(|s| zeros(F32, s));
+        let mask = zeros(dtype, &[rows]);
+        let merge = StateMerge {
+            o: o.view(&[2, 3, 8]),
+            lse: lse.view(&[2, 3]),
+            out: out.view_mut(&[2, 3, 8]),
+            out_lse: out_lse.view_mut(&[2, 3]),
+            in_place,
+            mask: Some(mask.view(&[rows])),
+        };
+        refused(merge.run(&Cpu::with_threads(1).unwrap()), text);
     }
 }
 
