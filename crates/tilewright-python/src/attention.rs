@@ -21,7 +21,7 @@ use std::sync::{Mutex, PoisonError};
 use tilewright::{
     Attention, Backend, Batch, KvCache, KvScales, PageTable, Plan, Problem, QuantizedCache, Result, Scale,
     ViewMut, Workspace,
-    attention::{Capacity, LatentCache, LatentQuery, Output, QuantizedLatentCache, Split},
+    attention::{Capacity, LatentCache, LatentQuery, Output, QuantizedLatentCache, Split, variant::Variant},
     tensor::DeviceMemory,
 };
 
@@ -307,9 +307,9 @@ impl PyAttention {
 }
 
 impl PyAttention {
-    /// The operator of a plain problem.
-    pub(crate) fn plain(problem: Problem, backend: AnyBackend) -> Result<Self> {
-        Ok(Self { attention: Attention::new(problem, backend.clone())?, backend })
+    /// The operator of a problem with a variant.
+    pub(crate) fn with_variant(problem: Problem, variant: impl Variant, backend: AnyBackend) -> Result<Self> {
+        Ok(Self { attention: Attention::with_variant(problem, variant, backend.clone())?, backend })
     }
 
     /// Schedules a batch.

@@ -115,11 +115,11 @@ pub(crate) fn append_paged(py: Python<'_>, queue: &Queue, fields: Keywords<Appen
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct MlaAppendFields {
-    ckv: TensorArg,
-    kpe: TensorArg,
-    ckv_cache: TensorArg,
-    kpe_cache: TensorArg,
-    slots: SlotFields,
+    pub(crate) ckv: TensorArg,
+    pub(crate) kpe: TensorArg,
+    pub(crate) ckv_cache: TensorArg,
+    pub(crate) kpe_cache: TensorArg,
+    pub(crate) slots: SlotFields,
 }
 
 /// Writes new latent tokens to their pages.
@@ -130,9 +130,13 @@ pub(crate) fn append_paged_mla(
     fields: Keywords<MlaAppendFields>,
 ) -> PyResult<()> {
     let Keywords(fields) = fields;
-    const OPERATOR: &str = "kv.append_paged_mla_kv_cache";
-    let MlaAppendFields { ckv, kpe, mut ckv_cache, mut kpe_cache, slots } = fields;
-    py.detach(|| {
+    py.detach(|| fields.run(&queue.backend)).map_err(raised)
+}
+
+impl MlaAppendFields {
+    pub(crate) fn run(self, backend: &AnyBackend) -> Result<()> {
+        const OPERATOR: &str = "kv.append_paged_mla_kv_cache";
+        let Self { ckv, kpe, mut ckv_cache, mut kpe_cache, slots } = self;
         let pairs = [
             (ckv_cache.named("ckv_cache"), ckv.named("ckv")),
             (kpe_cache.named("kpe_cache"), kpe.named("kpe")),
@@ -148,12 +152,11 @@ pub(crate) fn append_paged_mla(
         match slots.slots(OPERATOR, &mut copied)? {
             Slots::Table { batch_indices, positions, table } => {
                 let new = NewMlaTokens { ckv, kpe, batch_indices, positions };
-                append_paged_mla_kv_cache(&queue.backend, &new, cache, &table)
+                append_paged_mla_kv_cache(backend, &new, cache, &table)
             }
-            Slots::Arrays(arrays) => append_mla_to_slots(&queue.backend, NewMla { ckv, kpe }, cache, &arrays),
+            Slots::Arrays(arrays) => append_mla_to_slots(backend, NewMla { ckv, kpe }, cache, &arrays),
         }
-    })
-    .map_err(raised)
+    }
 }
 
 /// The request and the position of each new token.

@@ -67,6 +67,27 @@ impl TensorArg {
         Ok(values.into())
     }
 
+    /// The elements of a contiguous tensor of int32 on the host, of any number of axes.
+    pub(crate) fn host_integers(&self, operator: &'static str, name: &str) -> Result<&[i32]> {
+        self.check_contiguous::<i32>(operator, name)?;
+        let bytes = self.dense_host(operator, name)?;
+        if bytes.is_empty() {
+            return Ok(&[]); // an empty slice of bytes is not aligned
+        }
+        bytemuck::try_cast_slice(bytes).map_err(|why| Error::new(operator, format!("{name}: {why}")))
+    }
+
+    /// The elements of a contiguous writable tensor of int32 on the host, of any number of axes.
+    pub(crate) fn host_integers_mut(&mut self, operator: &'static str, name: &str) -> Result<&mut [i32]> {
+        self.host_integers(operator, name)?;
+        self.check_writable(operator, name)?;
+        let bytes = self.bytes_mut();
+        if bytes.is_empty() {
+            return Ok(&mut []);
+        }
+        bytemuck::try_cast_slice_mut(bytes).map_err(|why| Error::new(operator, format!("{name}: {why}")))
+    }
+
     fn check_contiguous<T: IntegerType>(&self, operator: &'static str, name: &str) -> Result<()> {
         let is_contiguous = self.span().end - self.span().start == (size_of::<T>() * self.len()) as u64;
         tilewright::ensure!(

@@ -188,12 +188,20 @@ impl<'py> FromPyObject<'_, 'py> for Flags {
     fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
         match host_tensor(&object)? {
             None => object.extract().map(Self).map_err(|_| not_numbers(&object, "booleans")),
-            Some(tensor) if matches!(tensor.dtype(), TensorDtype::Bool | TensorDtype::U8) => {
+            Some(tensor) => Self::of(&tensor),
+        }
+    }
+}
+
+impl Flags {
+    /// The booleans of a tensor on the host.
+    pub(crate) fn of(tensor: &TensorArg) -> PyResult<Self> {
+        check_on_host(tensor)?;
+        match tensor.dtype() {
+            TensorDtype::Bool | TensorDtype::U8 => {
                 Ok(Self(tensor.compact().iter().map(|&byte| byte != 0).collect()))
             }
-            Some(tensor) => {
-                Err(invalid("tensor.flags", format!("dtype = {}, expected bool or uint8", tensor.dtype())))
-            }
+            other => Err(invalid("tensor.flags", format!("dtype = {other}, expected bool or uint8"))),
         }
     }
 }
@@ -340,11 +348,15 @@ fn each<T: bytemuck::Pod>(bytes: &[u8], number: impl Fn(T) -> f64) -> Vec<f64> {
 /// The tensor, if the object is one; an error if it is on a device.
 fn host_tensor(object: &Bound<'_, PyAny>) -> PyResult<Option<TensorArg>> {
     let Some(tensor) = TensorArg::exported(object)? else { return Ok(None) };
-    if let Some(memory) = tensor.device_memory() {
-        let text = format!("the array is in the memory of device {}, expected host memory", memory.device());
-        return Err(raised(Error::new(OPERATOR, text)));
-    }
+    check_on_host(&tensor)?;
     Ok(Some(tensor))
+}
+
+fn check_on_host(tensor: &TensorArg) -> PyResult<()> {
+    tensor.device_memory().map_or(Ok(()), |memory| {
+        let text = format!("the array is in the memory of device {}, expected host memory", memory.device());
+        Err(raised(Error::new(OPERATOR, text)))
+    })
 }
 
 /// The tensor, if the object is one with axes; others are numbers or sequences.

@@ -22,6 +22,7 @@ mod problem;
 mod rope;
 mod sampling;
 mod slots;
+mod speculative;
 mod tensor;
 mod token_params;
 mod top_k_transform;
@@ -63,10 +64,10 @@ fn core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(sampling::sampling_distribution, module)?)?;
     module.add_function(wrap_pyfunction!(sampling::distribution_tensors, module)?)?;
     module.add_function(wrap_pyfunction!(sampling::top_k_mask_tensors, module)?)?;
-    module.add_function(wrap_pyfunction!(sampling::chain_tensors, module)?)?;
+    module.add_function(wrap_pyfunction!(speculative::chain_tensors, module)?)?;
     module.add_function(wrap_pyfunction!(sampling::filter_scores, module)?)?;
     module.add_function(wrap_pyfunction!(sampling::top_k_selection, module)?)?;
     module.add_function(wrap_pyfunction!(top_k_transform::top_k_transform, module)?)?;
     module.add_function(wrap_pyfunction!(sampling::token_bitmask, module)?)?;
-    module.add_function(wrap_pyfunction!(sampling::chain_sample, module)?)
+    module.add_function(wrap_pyfunction!(speculative::chain_sample, module)?)
 }

@@ -1,6 +1,7 @@
 //! Rotary embeddings and tables of cosines and sines.
 
 use crate::{
+    backend::AnyBackend,
     device::Queue,
     errors::raised,
     integers::IndexArg,
@@ -21,13 +22,13 @@ const OPERATOR: &str = "rope.apply_rope";
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct RopeFields {
-    rotary_dim: usize,
-    theta: f64,
-    interleaved: bool,
-    scaling: Option<(String, Vec<f64>)>,
+    pub(crate) rotary_dim: usize,
+    pub(crate) theta: f64,
+    pub(crate) interleaved: bool,
+    pub(crate) scaling: Option<(String, Vec<f64>)>,
 }
 
-fn style(interleaved: bool) -> RopeStyle {
+pub(crate) fn style(interleaved: bool) -> RopeStyle {
     if interleaved { RopeStyle::Interleaved } else { RopeStyle::default() }
 }
 
@@ -84,26 +85,30 @@ pub(crate) fn apply_rope(py: Python<'_>, queue: &Queue, fields: Keywords<Rotatio
         let mut copied = Vec::new();
         let indices = positions.indices(OPERATOR, "position", &mut copied)?;
         let from = [from_q.as_ref(), from_k.as_ref()];
-        let rotation = Rotation { from, indices, angles };
-        if spans_overlap(&q, &k) {
-            // parts of one projection: a writable slice of each at a time
-            let (mut no_q, mut no_k) = (q.emptied(1), k.emptied(1));
-            rotation.only(0).run(queue, &mut q, &mut no_k)?;
-            return rotation.only(1).run(queue, &mut no_q, &mut k);
-        }
-        rotation.run(queue, &mut q, &mut k)
+        Rotation { from, indices, angles }.apply(&queue.backend, &mut q, &mut k)
     })
     .map_err(raised)
 }
 
-/// The inputs of a rotation.
-struct Rotation<'a> {
-    from: [Option<&'a TensorArg>; 2],
-    indices: Indices<'a>,
-    angles: RopeAngles<'a>,
+/// The inputs of a rotation; without `from` it is in place.
+pub(crate) struct Rotation<'a> {
+    pub(crate) from: [Option<&'a TensorArg>; 2],
+    pub(crate) indices: Indices<'a>,
+    pub(crate) angles: RopeAngles<'a>,
 }
 
 impl<'a> Rotation<'a> {
+    /// Rotates into `q` and `k`.
+    pub(crate) fn apply(&self, backend: &AnyBackend, q: &mut TensorArg, k: &mut TensorArg) -> Result<()> {
+        if spans_overlap(q, k) {
+            // parts of one projection: a writable slice of each at a time
+            let (mut no_q, mut no_k) = (q.emptied(1), k.emptied(1));
+            self.only(0).run(backend, q, &mut no_k)?;
+            return self.only(1).run(backend, &mut no_q, k);
+        }
+        self.run(backend, q, k)
+    }
+
     /// The same for queries (0) or keys (1) alone; out of place, a copy of one tensor cannot overlap the other.
     fn only(&self, which: usize) -> Self {
         let mut from = self.from;
@@ -111,7 +116,7 @@ impl<'a> Rotation<'a> {
         Self { from, ..*self }
     }
 
-    fn run(&self, queue: &Queue, q: &mut TensorArg, k: &mut TensorArg) -> Result<()> {
+    fn run(&self, backend: &AnyBackend, q: &mut TensorArg, k: &mut TensorArg) -> Result<()> {
         let from = match self.from {
             [None, None] => None,
             [from_q, from_k] => {
@@ -126,7 +131,7 @@ impl<'a> Rotation<'a> {
         };
         let (q, k) = (q.view_mut(OPERATOR, "q")?, k.view_mut(OPERATOR, "k")?);
         let (positions, angles) = (self.indices, self.angles);
-        RopeRotation { from, q, k, rest: None, scales: None, positions, angles }.run(&queue.backend)
+        RopeRotation { from, q, k, rest: None, scales: None, positions, angles }.run(backend)
     }
 }
 

@@ -3,8 +3,7 @@
 use crate::{
     backend::AnyBackend,
     device::Queue,
-    dtype::TensorDtype,
-    errors::{invalid, raised},
+    errors::raised,
     integers::{IndexArg, PerRow, Seeds},
     keywords::Keywords,
     operators::InputArg,
@@ -16,14 +15,14 @@ use pyo3::{Borrowed, prelude::*, types::PyBytes};
 use tilewright::{
     Error, Operator, Result,
     sampling::{
-        ChainCounts, ChainOutput, Drafts, Filter, FilterOrder, Sampled, SamplingParams, ScoreFilter, Scores,
-        TensorChain, TensorDistribution, TensorSampling, TensorTopKMask, TieBreak, TokenBitmask,
-        TokenSampling, TopK, TopKSelection, apply_token_bitmask, chain_speculative_sampling, distribution,
+        Filter, FilterOrder, Sampled, SamplingParams, ScoreFilter, Scores, TensorDistribution,
+        TensorSampling, TensorTopKMask, TieBreak, TokenBitmask, TokenSampling, TopK, TopKSelection,
+        apply_token_bitmask, distribution,
     },
 };
 
 /// A failed row and its reason.
-type RowError = (usize, String);
+pub(crate) type RowError = (usize, String);
 
 /// The parameters of each row.
 #[derive(FromPyObject)]
@@ -39,7 +38,7 @@ pub(crate) struct ParamFields {
 }
 
 impl ParamFields {
-    fn rows(&self, operator: &'static str, rows: usize) -> Result<Vec<SamplingParams>> {
+    pub(crate) fn rows(&self, operator: &'static str, rows: usize) -> Result<Vec<SamplingParams>> {
         let temperature = self.temperature.floats(operator, "temperature", rows)?;
         let top_k = self.top_k.as_ref().map(|top_k| top_k.counts(operator, "top_k", rows)).transpose()?;
         let top_p = self.top_p.floats(operator, "top_p", rows)?;
@@ -69,7 +68,7 @@ fn operator_of(probs: bool) -> &'static str {
     if probs { "sampling.sampling_from_probs" } else { "sampling.sample" }
 }
 
-fn of_kind<'a>(tensor: &'a TensorArg, operator: &'static str, probs: bool) -> Result<Scores<'a>> {
+pub(crate) fn of_kind<'a>(tensor: &'a TensorArg, operator: &'static str, probs: bool) -> Result<Scores<'a>> {
     Ok(match probs {
         true => Scores::Probs(tensor.view(operator, "probs")?),
         false => Scores::Logits(tensor.view(operator, "logits")?),
@@ -156,16 +155,23 @@ pub(crate) fn distribution_tensors(
     params: TokenParams,
     tensors: (TensorArg, TensorArg),
 ) -> PyResult<()> {
-    const OPERATOR: &str = "sampling.distribution";
     let (scores, mut out) = tensors;
-    py.detach(|| {
-        for input in params.named().chain([scores.named("scores")]) {
-            check_separate(OPERATOR, out.named("out"), input)?;
-        }
-        let (scores, params) = (of_kind(&scores, OPERATOR, probs)?, params.tensors(OPERATOR)?);
-        TensorDistribution { scores, params, out: out.view_mut(OPERATOR, "out")? }.run(&queue.backend)
-    })
-    .map_err(raised)
+    py.detach(|| write_distribution(&queue.backend, probs, &params, (&scores, &mut out))).map_err(raised)
+}
+
+/// Writes a distribution; `tensors` are scores and the output.
+pub(crate) fn write_distribution(
+    backend: &AnyBackend,
+    probs: bool,
+    params: &TokenParams,
+    (scores, out): (&TensorArg, &mut TensorArg),
+) -> Result<()> {
+    const OPERATOR: &str = "sampling.distribution";
+    for input in params.named().chain([scores.named("scores")]) {
+        check_separate(OPERATOR, out.named("out"), input)?;
+    }
+    let (scores, params) = (of_kind(scores, OPERATOR, probs)?, params.tensors(OPERATOR)?);
+    TensorDistribution { scores, params, out: out.view_mut(OPERATOR, "out")? }.run(backend)
 }
 
 /// Keeps the largest logits of each row; `tensors` are logits, counts int32 and the output.
@@ -175,51 +181,23 @@ pub(crate) fn top_k_mask_tensors(
     queue: &Queue,
     tensors: (TensorArg, TensorArg, TensorArg),
 ) -> PyResult<()> {
-    const OPERATOR: &str = "sampling.top_k_mask_logits";
     let (logits, top_k, mut out) = tensors;
-    py.detach(|| {
-        for input in [logits.named("logits"), top_k.named("top_k")] {
-            check_separate(OPERATOR, out.named("out"), input)?;
-        }
-        let (logits, top_k) = (logits.view(OPERATOR, "logits")?, top_k.integers(OPERATOR, "top_k")?);
-        TensorTopKMask { logits, top_k, out: out.view_mut(OPERATOR, "out")? }.run(&queue.backend)
-    })
-    .map_err(raised)
+    py.detach(|| mask_top_k(&queue.backend, &logits, &top_k, &mut out)).map_err(raised)
 }
 
-/// The tensors of a verification: draft probabilities, ids int32, target, tokens int32, outcomes int32.
-#[derive(FromPyObject)]
-pub(crate) struct ChainTensors(TensorArg, TensorArg, TensorArg, TensorArg, TensorArg);
-
-/// Verifies drafted tokens with parameters that stay where they are; the target has probabilities.
-#[pyfunction]
-pub(crate) fn chain_tensors(
-    py: Python<'_>,
-    queue: &Queue,
-    params: TokenParams,
-    tensors: ChainTensors,
-) -> PyResult<()> {
-    const OPERATOR: &str = "sampling.chain_speculative_sampling";
-    let ChainTensors(draft_probs, draft_ids, target, mut tokens, mut outcomes) = tensors;
-    py.detach(|| {
-        let inputs =
-            [draft_probs.named("draft probs"), draft_ids.named("draft ids"), target.named("target probs")];
-        for input in params.named().chain(inputs) {
-            check_separate(OPERATOR, tokens.named("tokens"), input)?;
-            check_separate(OPERATOR, outcomes.named("outcomes"), input)?;
-        }
-        check_separate(OPERATOR, tokens.named("tokens"), outcomes.named("outcomes"))?;
-        TensorChain {
-            draft_probs: draft_probs.view(OPERATOR, "draft probs")?,
-            draft_ids: draft_ids.integers(OPERATOR, "draft ids")?,
-            target: Scores::Probs(target.view(OPERATOR, "target probs")?),
-            params: params.tensors(OPERATOR)?,
-            tokens: tokens.indices_mut(OPERATOR, "tokens")?,
-            outcomes: outcomes.indices_mut(OPERATOR, "outcomes")?,
-        }
-        .run(&queue.backend)
-    })
-    .map_err(raised)
+/// Keeps the largest logits of each row, of which `top_k` has the counts.
+pub(crate) fn mask_top_k(
+    backend: &AnyBackend,
+    logits: &TensorArg,
+    top_k: &TensorArg,
+    out: &mut TensorArg,
+) -> Result<()> {
+    const OPERATOR: &str = "sampling.top_k_mask_logits";
+    for input in [logits.named("logits"), top_k.named("top_k")] {
+        check_separate(OPERATOR, out.named("out"), input)?;
+    }
+    let (logits, top_k) = (logits.view(OPERATOR, "logits")?, top_k.integers(OPERATOR, "top_k")?);
+    TensorTopKMask { logits, top_k, out: out.view_mut(OPERATOR, "out")? }.run(backend)
 }
 
 /// Scores and the distribution to write.
@@ -256,19 +234,23 @@ pub(crate) fn sampling_distribution(
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct FilterFields {
-    filter: String,
-    param: PerRow,
-    x: TensorArg,
-    out: TensorArg,
+    pub(crate) filter: String,
+    pub(crate) param: PerRow,
+    pub(crate) x: TensorArg,
+    pub(crate) out: TensorArg,
 }
 
 /// Filters each row.
 #[pyfunction]
 pub(crate) fn filter_scores(py: Python<'_>, queue: &Queue, fields: Keywords<FilterFields>) -> PyResult<()> {
     let Keywords(fields) = fields;
-    const OPERATOR: &str = "sampling.filter";
-    let FilterFields { filter, param, x, mut out } = fields;
-    py.detach(|| {
+    py.detach(|| fields.run(&queue.backend)).map_err(raised)
+}
+
+impl FilterFields {
+    pub(crate) fn run(self, backend: &AnyBackend) -> Result<()> {
+        const OPERATOR: &str = "sampling.filter";
+        let Self { filter, param, x, mut out } = self;
         let rows = rows(&x);
         let (mut counts, mut numbers) = (Vec::new(), Vec::new());
         match filter.as_str() {
@@ -285,10 +267,8 @@ pub(crate) fn filter_scores(py: Python<'_>, queue: &Queue, fields: Keywords<Filt
             _ => Filter::TopKMask(&counts),
         };
         let x = InputArg::beside(OPERATOR, x.named("x"), out.named("out"))?;
-        ScoreFilter { filter, x: x.view(OPERATOR, "x")?, out: out.view_mut(OPERATOR, "out")? }
-            .run(&queue.backend)
-    })
-    .map_err(raised)
+        ScoreFilter { filter, x: x.view(OPERATOR, "x")?, out: out.view_mut(OPERATOR, "out")? }.run(backend)
+    }
 }
 
 /// A selection of the largest scores; `indices` are int32.
@@ -358,56 +338,4 @@ pub(crate) fn token_bitmask(
         apply_token_bitmask(&queue.backend, logits.view_mut(OPERATOR, "logits")?, mask)
     })
     .map_err(raised)
-}
-
-/// Drafted tokens and the target's scores.
-#[derive(FromPyObject)]
-#[pyo3(from_item_all)]
-pub(crate) struct ChainFields {
-    draft_probs: TensorArg,
-    draft_ids: TensorArg,
-    target: TensorArg,
-    probs: bool,
-    params: ParamFields,
-}
-
-/// Tokens, `(accepted, emitted)` of each request, and the reasons of failed requests.
-type ChainResult = (Vec<i32>, Vec<(u64, u64)>, Vec<RowError>);
-
-/// Verifies drafted tokens.
-#[pyfunction]
-pub(crate) fn chain_sample(
-    py: Python<'_>,
-    queue: &Queue,
-    fields: Keywords<ChainFields>,
-) -> PyResult<ChainResult> {
-    let Keywords(fields) = fields;
-    const OPERATOR: &str = "sampling.chain_speculative_sampling";
-    let ChainFields { draft_probs, draft_ids, target, probs, params } = fields;
-    let &[batch, drafted] = draft_ids.shape() else {
-        return Err(invalid(
-            OPERATOR,
-            format!("draft_ids has shape {:?}, expected [batch, n]", draft_ids.shape()),
-        ));
-    };
-    let verified = py.detach(|| {
-        let ids: Vec<i32> = match draft_ids.dtype() {
-            TensorDtype::I32 => bytemuck::pod_collect_to_vec(draft_ids.dense_host(OPERATOR, "draft_ids")?),
-            other => return Err(Error::new(OPERATOR, format!("draft_ids is {other}, expected int32"))),
-        };
-        let params = params.rows(OPERATOR, batch)?;
-        let mut tokens = vec![-1; batch.saturating_mul(drafted + 1)];
-        let mut chains: Vec<Result<ChainCounts>> = vec![Ok(ChainCounts::default()); batch];
-        let drafts = Drafts { probs: draft_probs.view(OPERATOR, "draft_probs")?, ids: &ids };
-        let target = of_kind(&target, OPERATOR, probs)?;
-        let out = ChainOutput { tokens: &mut tokens, chains: &mut chains, totals: None };
-        chain_speculative_sampling(&queue.backend, drafts, target, &params, out)?;
-        Ok((tokens, chains))
-    });
-    let (tokens, chains) = verified.map_err(raised)?;
-    let error = |(row, chain): (usize, &Result<ChainCounts>)| Some((row, chain.as_ref().err()?.to_string()));
-    let errors = chains.iter().enumerate().filter_map(error).collect();
-    let counts =
-        chains.into_iter().map(|chain| chain.map_or((0, 0), |counts| (counts.accepted, counts.emitted)));
-    Ok((tokens, counts.collect(), errors))
 }

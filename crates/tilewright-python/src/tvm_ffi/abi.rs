@@ -1,7 +1,6 @@
 //! The C ABI of TVM-FFI 0.1: arguments, results, errors and the current stream. The library links nothing of TVM-FFI: its functions
 //! are found in the process, which has loaded it.
 
-use super::operators;
 use crate::{
     backend::AnyBackend,
     device::shared_backend,
@@ -23,8 +22,11 @@ const INT: i32 = 1;
 const BOOL: i32 = 2;
 const FLOAT: i32 = 3;
 const DL_TENSOR: i32 = 7;
+const RAW_TEXT: i32 = 8;
+const SMALL_TEXT: i32 = 11;
+const TEXT: i32 = 65;
 const TENSOR: i32 = 70;
-/// Bytes of an object's header, before the `DLTensor` of a tensor object.
+/// Bytes of an object's header, before the `DLTensor` of a tensor object and the bytes of a text object.
 const HEADER: usize = 24;
 
 /// `TVMFFIAny`
@@ -32,9 +34,17 @@ const HEADER: usize = 24;
 #[derive(Clone, Copy)]
 pub(super) struct AnyValue {
     type_index: i32,
-    padding: u32,
-    /// An integer, the bits of a float, or a pointer.
+    /// The length of a text in `value`; else 0.
+    text_len: u32,
+    /// An integer, the bits of a float, a text of at most 8 bytes, or a pointer.
     value: u64,
+}
+
+/// `TVMFFIByteArray`
+#[repr(C)]
+struct ByteArray {
+    data: *const u8,
+    len: usize,
 }
 
 /// An error with its Python class.
@@ -107,6 +117,27 @@ impl Arguments<'_> {
         self.optional(at)?.ok_or_else(|| self.invalid(at, "a tensor"))
     }
 
+    pub(super) fn text(&self, at: usize) -> Result<String, Failure> {
+        let AnyValue { type_index, text_len, value } = self.values[at];
+        let pointer = |offset: usize| ptr::with_exposed_provenance::<u8>(value as usize + offset);
+        let bytes = match type_index {
+            SMALL_TEXT => value.to_le_bytes()[..(text_len as usize).min(8)].to_vec(),
+            // SAFETY: a value of this type is a pointer to bytes that end with 0, which live as long as the call.
+            #[allow(unsafe_code, reason = "reads a text of TVM-FFI")]
+            RAW_TEXT => unsafe { CStr::from_ptr(pointer(0).cast()) }.to_bytes().to_vec(),
+            // SAFETY: a value of this type is a pointer to an object with a `TVMFFIByteArray` after its header, whose bytes live as
+            // long as the call.
+            #[allow(unsafe_code, reason = "reads a text of TVM-FFI")]
+            TEXT => unsafe {
+                let ByteArray { data, len } = *pointer(HEADER).cast::<ByteArray>();
+                std::slice::from_raw_parts(data, len)
+            }
+            .to_vec(),
+            _ => return Err(self.invalid(at, "a text")),
+        };
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
     pub(super) fn int(&self, at: usize) -> Result<i64, Failure> {
         match self.values[at] {
             AnyValue { type_index: INT | BOOL, value, .. } => Ok(value.cast_signed()),
@@ -170,16 +201,16 @@ fn raise(failure: &Failure) -> c_int {
 
 /// A call as the ABI passes it, and the function with the names of its parameters.
 #[derive(Clone, Copy)]
-struct Call {
-    function: &'static str,
-    names: &'static [&'static str],
-    values: *const AnyValue,
-    count: i32,
-    result: *mut AnyValue,
+pub(super) struct Call {
+    pub(super) function: &'static str,
+    pub(super) names: &'static [&'static str],
+    pub(super) values: *const AnyValue,
+    pub(super) count: i32,
+    pub(super) result: *mut AnyValue,
 }
 
 /// Executes a call and returns its code. A panic becomes an error.
-fn execute(operator: fn(&Arguments<'_>) -> Outcome, call: Call) -> c_int {
+pub(super) fn execute(operator: fn(&Arguments<'_>) -> Outcome, call: Call) -> c_int {
     let Call { function, names, values, count, result } = call;
     if usize::try_from(count) != Ok(names.len()) || values.is_null() || result.is_null() {
         let (expected, names) = (names.len(), names.join(", "));
@@ -196,7 +227,7 @@ fn execute(operator: fn(&Arguments<'_>) -> Outcome, call: Call) -> c_int {
     match outcome {
         Ok(value) => {
             let type_index = if value.is_some() { INT } else { NONE };
-            let value = AnyValue { type_index, padding: 0, value: value.unwrap_or(0).cast_unsigned() };
+            let value = AnyValue { type_index, text_len: 0, value: value.unwrap_or(0).cast_unsigned() };
             // SAFETY: the caller passes a place for the result.
             #[allow(unsafe_code, reason = "writes the result of TVM-FFI")]
             unsafe {
@@ -206,37 +237,4 @@ fn execute(operator: fn(&Arguments<'_>) -> Outcome, call: Call) -> c_int {
         }
         Err(failure) => raise(&failure),
     }
-}
-
-/// Exports functions with the names of their parameters.
-macro_rules! export {
-    ($($symbol:ident = $function:ident($($name:ident),+);)+) => {
-        $(
-            #[allow(unsafe_code, reason = "a symbol of the library")]
-            // SAFETY: the prefix `__tvm_ffi_` is that of functions of this type.
-            #[unsafe(no_mangle)]
-            extern "C" fn $symbol(_: *mut c_void, values: *const AnyValue, count: i32, result: *mut AnyValue) -> c_int {
-                let (function, names) = (stringify!($function), &[$(stringify!($name)),+]);
-                execute(operators::$function, Call { function, names, values, count, result })
-            }
-        )+
-    };
-}
-
-export! {
-    __tvm_ffi_rmsnorm = rmsnorm(output, input, weight, eps, enable_pdl);
-    __tvm_ffi_append_paged_kv_cache = append_paged_kv_cache(
-        k, v, batch_indices, positions, k_cache, v_cache, kv_indices, kv_indptr, kv_last_page_len, layout
-    );
-    __tvm_ffi_sampling_from_logits = sampling_from_logits(
-        logits, output, indices, deterministic, seed_arr, seed, offset_arr, offset
-    );
-    __tvm_ffi_top_k_top_p_sampling_from_probs = top_k_top_p_sampling_from_probs(
-        probs, output, valid, indices, top_k_arr, top_k, top_p_arr, top_p, deterministic, seed_arr, seed, offset_arr, offset
-    );
-    __tvm_ffi_paged_decode_plan = paged_decode_plan(
-        q, k_cache, kv_indptr, kv_indices, kv_last_page_len, layout, sm_scale
-    );
-    __tvm_ffi_paged_decode_run = paged_decode_run(plan, q, k_cache, v_cache, output, lse);
-    __tvm_ffi_paged_decode_free = paged_decode_free(plan);
 }

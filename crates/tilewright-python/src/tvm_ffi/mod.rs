@@ -1,18 +1,23 @@
 //! Functions of the TVM-FFI ABI, exported by the library for callers of any language: `__tvm_ffi_<name>`.
 //!
-//! | function | arguments |
-//! |---|---|
-//! | `rmsnorm` | `output, input, weight, eps, enable_pdl` |
-//! | `append_paged_kv_cache` | `k, v, batch_indices, positions, k_cache, v_cache, kv_indices, kv_indptr, kv_last_page_len, layout` |
-//! | `sampling_from_logits` | `logits, output, indices, deterministic, seed_arr, seed, offset_arr, offset` |
-//! | `top_k_top_p_sampling_from_probs` | `probs, output, valid, indices, top_k_arr, top_k, top_p_arr, top_p, deterministic, seed_arr, seed, offset_arr, offset` |
-//! | `paged_decode_plan` | `q, k_cache, kv_indptr, kv_indices, kv_last_page_len, layout, sm_scale`; returns a plan, an integer |
-//! | `paged_decode_run` | `plan, q, k_cache, v_cache, output, lse` |
-//! | `paged_decode_free` | `plan` |
+//! `exports.rs` lists the functions with their arguments. Names and orders are those of FlashInfer's modules, so that they replace
+//! these, except for attention: a plan takes the arrays of a batch and returns a plan, an integer; a run takes the plan and the
+//! tensors; a release ends it.
 //!
-//! Names and orders of the first four are those of FlashInfer's modules, so that they replace these. `layout` is 0 for NHD and 1 for
-//! HND. Tensors are on the host, for the CPU backend, or on one GPU, whose stream is that of `TVMFFIEnvGetStream`. A result is `None`
-//! unless one is named. Errors are raised as Python's `ValueError`, `NotImplementedError` and `RuntimeError`.
+//! | argument | meaning |
+//! |---|---|
+//! | `layout` | 0 for NHD, 1 for HND |
+//! | `window_left` | -1 for no window |
+//! | `logits_soft_cap` | 0 for none |
+//! | `lse`, `mask`, `valid`, `indices`, `*_arr`, workspaces | a tensor or `None` |
+//! | `deterministic`, `enable_pdl`, workspaces | no effect |
+//!
+//! Tensors are on the host, for the CPU backend, or on one GPU, whose stream is that of `TVMFFIEnvGetStream`. Tables of cosines, chains
+//! of drafts and flags to pack are on the host. A result is `None` unless one is named. Errors are raised as Python's `TypeError`,
+//! `ValueError`, `NotImplementedError` and `RuntimeError`.
 
 mod abi;
+mod exports;
 mod operators;
+mod plans;
+mod sampling;

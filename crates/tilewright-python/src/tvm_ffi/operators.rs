@@ -1,34 +1,272 @@
-//! The exported operators: their arguments in the form of the Python extension's operators.
+//! Norms, activations, rotations, merges, appends and packed bits: their arguments in the form of the Python extension's operators.
 
 use super::abi::{Arguments, Failure, Outcome, backend_of};
 use crate::{
-    attention::{PyAttention, PyPlan, RunTensors},
-    cache::AppendFields,
-    integers::IndexArg,
-    operators::NormFields,
-    sampling::DrawTensors,
+    cache::{AppendFields, MlaAppendFields},
+    dtype::TensorDtype,
+    integers::{Flags, IndexArg, Integers},
+    operators::{MergeFields, NormFields, activate},
+    overlap::check_separate,
+    rope::{RopeFields, Rotation, style},
     slots::SlotFields,
     tensor::TensorArg,
-    token_params::{NumberArg, TokenParams},
 };
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError},
+use tilewright::{
+    Dtype, Error, ErrorKind, KvLayout, Result,
+    activation::Activation,
+    attention::{self, BitOrder},
+    rope::{CosSinCache, RopeAngles},
+    tensor::copy,
 };
-use tilewright::{Batch, Error, HeadDim, Heads, KvLayout, PageTable, Problem, Result, kv::PageIndices};
 
-const PLAN: &str = "tvm_ffi.paged_decode_plan";
+/// A norm of `x` with `weight` that writes `out`, without other options.
+fn norm(x: TensorArg, weight: TensorArg, out: TensorArg, eps: f64) -> NormFields {
+    NormFields {
+        x: Some(x),
+        residual: None,
+        weight,
+        bias: None,
+        eps: eps as f32,
+        gemma: false,
+        scale: None,
+        out,
+    }
+}
 
-pub(super) fn rmsnorm(call: &Arguments<'_>) -> Outcome {
+/// `output, input, weight, eps, enable_pdl`
+fn run_rmsnorm(call: &Arguments<'_>, gemma: bool) -> Outcome {
     let (out, x, weight) = (call.tensor(0)?, call.tensor(1)?, call.tensor(2)?);
-    let (eps, (_, backend)) = (call.float(3)? as f32, backend_of(&out)?);
+    let (eps, (_, backend)) = (call.float(3)?, backend_of(&out)?);
     call.int(4)?; // a hint
-    NormFields { x: Some(x), residual: None, weight, bias: None, eps, gemma: false, scale: None, out }
-        .run(&backend)?;
+    NormFields { gemma, ..norm(x, weight, out, eps) }.run(&backend)?;
     Ok(None)
 }
 
-fn layout(call: &Arguments<'_>, at: usize, operator: &'static str) -> Result<KvLayout, Failure> {
+pub(super) fn rmsnorm(call: &Arguments<'_>) -> Outcome {
+    run_rmsnorm(call, false)
+}
+
+pub(super) fn gemma_rmsnorm(call: &Arguments<'_>) -> Outcome {
+    run_rmsnorm(call, true)
+}
+
+/// `input, residual, weight, eps, enable_pdl`
+fn run_fused_add_rmsnorm(call: &Arguments<'_>, gemma: bool) -> Outcome {
+    let (out, residual, weight) = (call.tensor(0)?, Some(call.tensor(1)?), call.tensor(2)?);
+    let (eps, (_, backend)) = (call.float(3)?, backend_of(&out)?);
+    call.int(4)?; // a hint
+    NormFields { residual, gemma, ..norm(call.tensor(0)?, weight, out, eps) }.run(&backend)?;
+    Ok(None)
+}
+
+pub(super) fn fused_add_rmsnorm(call: &Arguments<'_>) -> Outcome {
+    run_fused_add_rmsnorm(call, false)
+}
+
+pub(super) fn gemma_fused_add_rmsnorm(call: &Arguments<'_>) -> Outcome {
+    run_fused_add_rmsnorm(call, true)
+}
+
+pub(super) fn layernorm(call: &Arguments<'_>) -> Outcome {
+    let (out, x, weight) = (call.tensor(0)?, call.tensor(1)?, call.tensor(2)?);
+    let (bias, eps, (_, backend)) = (Some(call.tensor(3)?), call.float(4)?, backend_of(&out)?);
+    NormFields { bias, ..norm(x, weight, out, eps) }.run(&backend)?;
+    Ok(None)
+}
+
+/// `out, input, enable_pdl`
+fn run_activation(call: &Arguments<'_>, activation: Activation) -> Outcome {
+    let (mut out, x) = (call.tensor(0)?, call.tensor(1)?);
+    call.int(2)?; // a hint
+    let (_, backend) = backend_of(&out)?;
+    activate(&backend, activation, &x, &mut out)?;
+    Ok(None)
+}
+
+pub(super) fn silu_and_mul(call: &Arguments<'_>) -> Outcome {
+    run_activation(call, Activation::Silu)
+}
+
+pub(super) fn gelu_and_mul(call: &Arguments<'_>) -> Outcome {
+    run_activation(call, Activation::Gelu)
+}
+
+pub(super) fn gelu_tanh_and_mul(call: &Arguments<'_>) -> Outcome {
+    run_activation(call, Activation::GeluTanh)
+}
+
+/// `q, k, q_rope, k_rope`; in place if the outputs are the inputs.
+struct RotationTensors {
+    from: [TensorArg; 2],
+    to: [TensorArg; 2],
+}
+
+impl RotationTensors {
+    fn read(call: &Arguments<'_>) -> Result<Self, Failure> {
+        Ok(Self { from: [call.tensor(0)?, call.tensor(1)?], to: [call.tensor(2)?, call.tensor(3)?] })
+    }
+
+    fn rotate(self, positions: &IndexArg, angles: RopeAngles<'_>) -> Outcome {
+        let Self { from, to: [mut q, mut k] } = self;
+        let is_in_place = [(&from[0], &q), (&from[1], &k)].map(|(from, to)| from.is_same(to));
+        let from = match is_in_place {
+            [true, true] => [None, None],
+            [false, false] => from.each_ref().map(Some),
+            _ => {
+                let text = "one of q_rope and k_rope is in place, expected both or none";
+                return Err(Error::new("tvm_ffi.apply_rope_pos_ids", text).into());
+            }
+        };
+        let (_, backend) = backend_of(&q)?;
+        let mut copied = Vec::new();
+        let indices = positions.indices("tvm_ffi.apply_rope_pos_ids", "pos_ids", &mut copied)?;
+        Rotation { from, indices, angles }.apply(&backend, &mut q, &mut k)?;
+        Ok(None)
+    }
+}
+
+/// `q, k, q_rope, k_rope, pos_ids, rotary_dim, interleave, rope_scale, rope_theta`
+fn rotate(call: &Arguments<'_>, scaling: (&str, Vec<f64>)) -> Outcome {
+    let (tensors, positions) = (RotationTensors::read(call)?, IndexArg::of(call.tensor(4)?)?);
+    let rotary_dim = usize::try_from(call.int(5)?).unwrap_or(0); // 0 is refused
+    let (interleaved, theta) = (call.int(6)? != 0, call.float(8)?);
+    let scaling = Some((scaling.0.to_owned(), scaling.1));
+    let rope = RopeFields { rotary_dim, theta, interleaved, scaling }.rope()?;
+    tensors.rotate(&positions, RopeAngles::Computed(&rope))
+}
+
+pub(super) fn apply_rope_pos_ids(call: &Arguments<'_>) -> Outcome {
+    rotate(call, ("linear", vec![call.float(7)?]))
+}
+
+pub(super) fn apply_llama31_rope_pos_ids(call: &Arguments<'_>) -> Outcome {
+    rotate(call, ("llama31", vec![call.float(7)?, call.float(9)?, call.float(10)?, call.float(11)?]))
+}
+
+pub(super) fn apply_rope_pos_ids_cos_sin_cache(call: &Arguments<'_>) -> Outcome {
+    const OPERATOR: &str = "tvm_ffi.apply_rope_pos_ids_cos_sin_cache";
+    let (tensors, table) = (RotationTensors::read(call)?, call.tensor(4)?);
+    let (positions, style) = (IndexArg::of(call.tensor(5)?)?, style(call.int(6)? != 0));
+    let IndexArg::Host(positions) = positions else {
+        let text = "pos_ids is on a device, expected host memory";
+        return Err(Error::new(OPERATOR, text).with_kind(ErrorKind::Unsupported).into());
+    };
+    // only the rows of these positions are copied: a table has up to 10^8 elements, and its changes are unknown
+    let rows = table_rows(OPERATOR, &table, &positions.to_i64())?;
+    let cache = CosSinCache::from_table(rows, table.shape()[1], style)?;
+    let tokens = IndexArg::Host(Integers::I64((0..positions.index().len() as i64).collect()));
+    tensors.rotate(&tokens, RopeAngles::Table(&cache))
+}
+
+/// The rows of a table float32 `[max_positions, rotary_dim]` on the host.
+fn table_rows(operator: &'static str, table: &TensorArg, positions: &[i64]) -> Result<Vec<f32>> {
+    let &[max, dim] = table.shape() else {
+        let text =
+            format!("cos_sin_cache has shape {:?}, expected [max_positions, rotary_dim]", table.shape());
+        return Err(Error::new(operator, text));
+    };
+    let view = table.view(operator, "cos_sin_cache")?;
+    if view.dtype() != Dtype::F32 || !table.on_host() {
+        return Err(Error::new(operator, format!("cos_sin_cache is {view:?}, expected f32 on the host")));
+    }
+    let mut rows = Vec::with_capacity(positions.len() * dim);
+    for (token, &position) in positions.iter().enumerate() {
+        let row = usize::try_from(position).ok().filter(|&row| row < max).ok_or_else(|| {
+            let text = format!("token {token}: position = {position}, expected below max_positions = {max}");
+            Error::new(operator, text)
+        })?;
+        rows.extend((0..dim).map(|at| view.at(&[row, at])));
+    }
+    Ok(rows)
+}
+
+pub(super) fn merge_state(call: &Arguments<'_>) -> Outcome {
+    const OPERATOR: &str = "tvm_ffi.merge_state";
+    let (a, b, out) = (
+        [call.tensor(0)?, call.tensor(1)?],
+        [call.tensor(2)?, call.tensor(3)?],
+        [call.tensor(4)?, call.tensor(5)?],
+    );
+    let (_, backend) = backend_of(&out[0])?;
+    let ([o, lse], [mut out, mut out_lse]) = (b, out);
+    for (from, to, names) in
+        [(&a[0], &mut out, ["v_a", "v_merged"]), (&a[1], &mut out_lse, ["s_a", "s_merged"])]
+    {
+        if !from.is_same(to) {
+            check_separate(OPERATOR, to.named(names[1]), from.named(names[0]))?;
+            copy(&backend, from.view(OPERATOR, names[0])?, to.view_mut(OPERATOR, names[1])?)?;
+        }
+    }
+    MergeFields { o, lse, out, out_lse, in_place: true, mask: None }.run(&backend)?;
+    Ok(None)
+}
+
+pub(super) fn merge_state_in_place(call: &Arguments<'_>) -> Outcome {
+    let (out, out_lse, o, lse) = (call.tensor(0)?, call.tensor(1)?, call.tensor(2)?, call.tensor(3)?);
+    let (mask, (_, backend)) = (call.optional(4)?, backend_of(&out)?);
+    MergeFields { o, lse, out, out_lse, in_place: true, mask }.run(&backend)?;
+    Ok(None)
+}
+
+pub(super) fn merge_states(call: &Arguments<'_>) -> Outcome {
+    let (o, lse, out, out_lse) = (call.tensor(0)?, call.tensor(1)?, call.tensor(2)?, call.tensor(3)?);
+    let (_, backend) = backend_of(&out)?;
+    MergeFields { o, lse, out, out_lse, in_place: false, mask: None }.run(&backend)?;
+    Ok(None)
+}
+
+/// Packs segments of flags into `y`; returns their bounds.
+fn pack(
+    operator: &'static str,
+    x: &TensorArg,
+    indptr: &Integers,
+    order: &str,
+    y: &mut TensorArg,
+) -> Result<Vec<i64>, Failure> {
+    let order = match order {
+        "big" => BitOrder::Big,
+        "little" => BitOrder::Little,
+        other => {
+            let text = format!("bitorder = {other:?}, expected \"big\" or \"little\"");
+            return Err(Error::new(operator, text).into());
+        }
+    };
+    let (bytes, bounds) = attention::segment_packbits(&Flags::of(x)?.0, indptr.index(), order)?;
+    y.check_writable(operator, "y")?;
+    check_separate(operator, y.named("y"), x.named("x"))?;
+    if y.dtype() != TensorDtype::U8 || y.dense_host(operator, "y")?.len() != bytes.len() {
+        let text = format!("y is {} of shape {:?}, expected uint8 [{}]", y.dtype(), y.shape(), bytes.len());
+        return Err(Error::new(operator, text).into());
+    }
+    y.bytes_mut().copy_from_slice(&bytes);
+    Ok(bounds)
+}
+
+pub(super) fn packbits(call: &Arguments<'_>) -> Outcome {
+    let (x, order, mut y) = (call.tensor(0)?, call.text(1)?, call.tensor(2)?);
+    let bounds = Integers::I64(vec![0, x.len() as i64]);
+    pack("tvm_ffi.packbits", &x, &bounds, &order, &mut y)?;
+    Ok(None)
+}
+
+pub(super) fn segment_packbits(call: &Arguments<'_>) -> Outcome {
+    const OPERATOR: &str = "tvm_ffi.segment_packbits";
+    let (x, order, mut y) = (call.tensor(0)?, call.text(3)?, call.tensor(4)?);
+    let index = |at: usize| -> Result<IndexArg, Failure> { Ok(IndexArg::of(call.tensor(at)?)?) };
+    let (input, output) = (index(1)?, index(2)?);
+    let bounds = pack(OPERATOR, &x, input.host(OPERATOR, "input_indptr")?, &order, &mut y)?;
+    let given = output.host(OPERATOR, "output_indptr")?.to_i64();
+    if given != bounds {
+        return Err(Error::new(OPERATOR, format!("output_indptr is {given:?}, expected {bounds:?}")).into());
+    }
+    Ok(None)
+}
+
+pub(super) fn kv_layout(
+    call: &Arguments<'_>,
+    at: usize,
+    operator: &'static str,
+) -> Result<KvLayout, Failure> {
     match call.int(at)? {
         0 => Ok(KvLayout::Nhd),
         1 => Ok(KvLayout::Hnd),
@@ -37,7 +275,7 @@ fn layout(call: &Arguments<'_>, at: usize, operator: &'static str) -> Result<KvL
 }
 
 /// Tokens per page of a cache, and its KV heads.
-fn page_shape(operator: &'static str, cache: &TensorArg, layout: KvLayout) -> Result<[usize; 2]> {
+pub(super) fn page_shape(operator: &'static str, cache: &TensorArg, layout: KvLayout) -> Result<[usize; 2]> {
     match (cache.shape(), layout) {
         (&[_, page_size, heads, _], KvLayout::Nhd) | (&[_, heads, page_size, _], KvLayout::Hnd) => {
             Ok([page_size, heads])
@@ -51,143 +289,39 @@ fn page_shape(operator: &'static str, cache: &TensorArg, layout: KvLayout) -> Re
 
 pub(super) fn append_paged_kv_cache(call: &Arguments<'_>) -> Outcome {
     const OPERATOR: &str = "tvm_ffi.append_paged_kv_cache";
-    let layout = layout(call, 9, OPERATOR)?;
+    let layout = kv_layout(call, 9, OPERATOR)?;
     let (k, v, k_cache, v_cache) = (call.tensor(0)?, call.tensor(1)?, call.tensor(4)?, call.tensor(5)?);
-    let index =
-        |at: usize| -> Result<Option<IndexArg>, Failure> { Ok(Some(IndexArg::of(call.tensor(at)?)?)) };
     let [page_size, _] = page_shape(OPERATOR, &k_cache, layout)?;
-    let slots = SlotFields {
-        batch_indices: index(2)?,
-        positions: index(3)?,
-        indptr: index(7)?,
-        indices: index(6)?,
-        last_page_len: index(8)?,
-        slot_mapping: None,
-        page_size,
-    };
-    let (_, backend) = backend_of(&k_cache)?;
+    let (slots, (_, backend)) = (slots(call, [2, 3, 6, 7, 8], page_size)?, backend_of(&k_cache)?);
     let layout = if layout == KvLayout::Nhd { "NHD" } else { "HND" }.to_owned();
     AppendFields { k, v, k_cache, v_cache, slots, layout, k_scale: None, v_scale: None }.run(&backend)?;
     Ok(None)
 }
 
-/// A tensor at `at`, or else the number after it.
-fn counter(call: &Arguments<'_>, at: usize) -> Result<Option<NumberArg<u64>>, Failure> {
-    Ok(Some(match call.optional(at)? {
-        Some(tensor) => NumberArg::Tensor(Box::new(tensor)),
-        None => NumberArg::Number(call.int(at + 1)?.cast_unsigned()),
-    }))
-}
-
-fn number(call: &Arguments<'_>, at: usize) -> Result<Option<NumberArg<f64>>, Failure> {
-    Ok(Some(match call.optional(at)? {
-        Some(tensor) => NumberArg::Tensor(Box::new(tensor)),
-        None => NumberArg::Number(call.float(at + 1)?),
-    }))
-}
-
-pub(super) fn sampling_from_logits(call: &Arguments<'_>) -> Outcome {
-    let (logits, tokens, rows) = (call.tensor(0)?, call.tensor(1)?, call.optional(2)?);
-    call.int(3)?; // all samplers are deterministic
-    let params = TokenParams { seed: counter(call, 4)?, offset: counter(call, 6)?, ..TokenParams::default() };
-    let (_, backend) = backend_of(&logits)?;
-    DrawTensors(logits, tokens, None, rows).run(&backend, false, &params)?;
+pub(super) fn append_paged_mla_kv_cache(call: &Arguments<'_>) -> Outcome {
+    let (ckv, kpe, ckv_cache, kpe_cache) =
+        (call.tensor(0)?, call.tensor(1)?, call.tensor(4)?, call.tensor(5)?);
+    let &[_, page_size, _] = ckv_cache.shape() else {
+        let text = format!("ckv_cache has shape {:?}, expected three axes", ckv_cache.shape());
+        return Err(Error::new("tvm_ffi.append_paged_mla_kv_cache", text).into());
+    };
+    let (slots, (_, backend)) = (slots(call, [2, 3, 6, 7, 8], page_size)?, backend_of(&ckv_cache)?);
+    MlaAppendFields { ckv, kpe, ckv_cache, kpe_cache, slots }.run(&backend)?;
     Ok(None)
 }
 
-pub(super) fn top_k_top_p_sampling_from_probs(call: &Arguments<'_>) -> Outcome {
-    let (probs, tokens) = (call.tensor(0)?, call.tensor(1)?);
-    let (valid, rows) = (call.optional(2)?.map(TensorArg::flags), call.optional(3)?);
-    call.int(8)?; // all samplers are deterministic
-    let params = TokenParams {
-        top_k: number(call, 4)?,
-        top_p: number(call, 6)?,
-        joint: true,
-        seed: counter(call, 9)?,
-        offset: counter(call, 11)?,
-        ..TokenParams::default()
-    };
-    let (_, backend) = backend_of(&probs)?;
-    DrawTensors(probs, tokens, valid, rows).run(&backend, true, &params)?;
-    Ok(None)
-}
-
-/// A plan with its operator on each stream that has run it.
-struct DecodePlan {
-    problem: Problem,
-    plan: PyPlan,
-    operators: Mutex<BTreeMap<u64, Arc<PyAttention>>>,
-}
-
-/// The plans of callers, by their numbers.
-static PLANS: Mutex<(i64, BTreeMap<i64, Arc<DecodePlan>>)> = Mutex::new((0, BTreeMap::new()));
-
-fn known_plan(number: i64) -> Result<Arc<DecodePlan>> {
-    let plans = PLANS.lock().unwrap_or_else(PoisonError::into_inner);
-    let unknown = || Error::new("tvm_ffi.paged_decode_run", format!("plan = {number} does not exist"));
-    plans.1.get(&number).cloned().ok_or_else(unknown)
-}
-
-pub(super) fn paged_decode_plan(call: &Arguments<'_>) -> Outcome {
-    let (q, cache, layout) = (call.tensor(0)?, call.tensor(1)?, layout(call, 5, PLAN)?);
-    let &[_, heads, dim] = q.shape() else {
-        let text = format!("q has shape {:?}, expected [batch_size, num_qo_heads, head_dim]", q.shape());
-        return Err(Error::new(PLAN, text).into());
-    };
-    let [page_size, kv_heads] = page_shape(PLAN, &cache, layout)?;
-    let dtype = |name: &str, tensor: &TensorArg| {
-        let text = format!("{name} is {}, expected a float or int8", tensor.dtype());
-        tensor.dtype().float().ok_or_else(|| Error::new(PLAN, text))
-    };
-    let problem = Problem::builder(Heads { qo: heads, kv: kv_heads }, HeadDim::same(dim))
-        .dtypes(dtype("q", &q)?, dtype("k_cache", &cache)?)
-        .layout(layout)
-        .scale(call.float(6)? as f32)
-        .build()?;
-    let (indptr, last) = (IndexArg::of(call.tensor(2)?)?, IndexArg::of(call.tensor(4)?)?);
-    let (indptr, last) = (indptr.host(PLAN, "kv_indptr")?, last.host(PLAN, "kv_last_page_len")?);
-    let indices = IndexArg::of(call.tensor(3)?)?;
-    let indices: PageIndices<'_> = match &indices {
-        IndexArg::Host(integers) => integers.index().into(),
-        IndexArg::Device(tensor) => tensor.integers::<i32>(PLAN, "kv_indices")?.into(),
-    };
-    let table = PageTable::new(indptr.index(), indices, last.index(), page_size);
-    let rows: Vec<i64> = (0..=last.index().len() as i64).collect();
-    let (stream, backend) = backend_of(&q)?;
-    let operator = PyAttention::plain(problem, backend)?;
-    let plan = operator.plan_batch(&Batch::paged(&rows, table))?;
-    let operators = Mutex::new(BTreeMap::from([(stream, Arc::new(operator))]));
-    let mut plans = PLANS.lock().unwrap_or_else(PoisonError::into_inner);
-    plans.0 += 1;
-    let number = plans.0;
-    plans.1.insert(number, Arc::new(DecodePlan { problem, plan, operators }));
-    Ok(Some(number))
-}
-
-pub(super) fn paged_decode_run(call: &Arguments<'_>) -> Outcome {
-    let DecodePlan { problem, plan, operators } = &*known_plan(call.int(0)?)?;
-    let (q, k, v, o) = (call.tensor(1)?, call.tensor(2)?, call.tensor(3)?, call.tensor(4)?);
-    let (stream, backend) = backend_of(&q)?;
-    let operator = {
-        let mut operators = operators.lock().unwrap_or_else(PoisonError::into_inner);
-        match operators.get(&stream) {
-            Some(operator) => operator.clone(),
-            None => {
-                let operator = Arc::new(PyAttention::plain(*problem, backend)?);
-                operators.entry(stream).or_insert(operator).clone()
-            }
-        }
-    };
-    let lse = call.optional(5)?;
-    let mut tensors =
-        RunTensors { q, q_pe: None, k, v: Some(v), k_scale: None, v_scale: None, o, lse, tables: Vec::new() };
-    operator.run_checked(plan, &mut tensors)?;
-    Ok(None)
-}
-
-pub(super) fn paged_decode_free(call: &Arguments<'_>) -> Outcome {
-    let number = call.int(0)?;
-    known_plan(number)?;
-    PLANS.lock().unwrap_or_else(PoisonError::into_inner).1.remove(&number);
-    Ok(None)
+/// The slots of new tokens from `batch_indices, positions, kv_indices, kv_indptr, kv_last_page_len` at these arguments.
+fn slots(call: &Arguments<'_>, at: [usize; 5], page_size: usize) -> Result<SlotFields, Failure> {
+    let index =
+        |at: usize| -> Result<Option<IndexArg>, Failure> { Ok(Some(IndexArg::of(call.tensor(at)?)?)) };
+    let [batch_indices, positions, indices, indptr, last_page_len] = at;
+    Ok(SlotFields {
+        batch_indices: index(batch_indices)?,
+        positions: index(positions)?,
+        indptr: index(indptr)?,
+        indices: index(indices)?,
+        last_page_len: index(last_page_len)?,
+        slot_mapping: None,
+        page_size,
+    })
 }
