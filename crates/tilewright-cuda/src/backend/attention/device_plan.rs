@@ -26,6 +26,8 @@ use tilewright_kernels::attention::{
 };
 
 const OPERATOR: &str = "attention.plan_on_device";
+/// Maximum bytes of a plan of fixed capacity that are copied at once, unused items included: they take less time than another copy.
+const MAX_JOINED_BYTES: usize = 64 << 10;
 
 /// A plan in device memory.
 #[derive(Debug)]
@@ -143,8 +145,10 @@ impl<M: Machine> Gpu<M> {
 
     /// Writes what the host has of a plan.
     fn upload_host_arrays(&self, plan: &Plan, plan_layout: &PlanLayout, args: &PlanArrays) -> Result<()> {
-        if plan.capacity().is_none() && plan.requests().source.device_indices().is_empty() {
-            return self.machine.write_words(args.worker_indptr, plan_layout.all_words(), &mut |all| {
+        let words = plan_layout.words_with_lists(plan);
+        let are_joined = plan.capacity().is_none() || size_of::<u32>() * words <= MAX_JOINED_BYTES;
+        if are_joined && plan.requests().source.device_indices().is_empty() {
+            return self.machine.write_words(args.worker_indptr, words, &mut |all| {
                 flatten::write(plan, plan_layout, &mut all[..plan_layout.words(plan)]);
                 plan_layout.write_lists(plan, all);
             });

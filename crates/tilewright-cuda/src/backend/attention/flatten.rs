@@ -11,9 +11,8 @@
 //! by a kernel without tickets, and the others beside runs. The counters of merges are followed by the ticket of runs, and by the
 //! list of large merges.
 //!
-//! A plan without fixed capacity has exactly the capacity of its batch, so one copy uploads all arrays. For a plan of fixed
-//! capacity or with page indices on the device, that copy ends with the last used item; page indices and mask bits, if any, are
-//! separate copies.
+//! One copy uploads all arrays. If page indices are on the device, or a plan of fixed capacity is large, that copy ends with the last used
+//! item; page indices and mask bits, if any, are separate copies.
 
 use tilewright::{
     Plan,
@@ -129,18 +128,27 @@ impl PlanLayout {
         self.offsets.items as usize / 4 + WorkItem::WORDS * plan.schedule().items.len()
     }
 
-    /// Words of all arrays.
-    pub(super) fn all_words(&self) -> usize {
-        self.bytes / 4
+    /// Words from the start to the end of the plan's last page index or mask bit.
+    pub(super) fn words_with_lists(&self, plan: &Plan) -> usize {
+        let (indices, bits) = (plan.requests().source.indices(), plan.requests().mask.bytes());
+        match (indices.len(), bits.len()) {
+            (0, 0) => self.words(plan),
+            (len, 0) => self.offsets.indices as usize / 4 + len,
+            (_, len) => self.offsets.mask_bits as usize / 4 + len.div_ceil(4),
+        }
     }
 
-    /// Writes the page indices and mask bits of a plan into all its words.
+    /// Writes the page indices and mask bits of a plan into its first [`PlanLayout::words_with_lists`] words.
     pub(super) fn write_lists(&self, plan: &Plan, all: &mut [u32]) {
         let (indices, bits) = (plan.requests().source.indices(), plan.requests().mask.bytes());
-        all[self.offsets.indices as usize / 4..][..indices.len()]
-            .copy_from_slice(bytemuck::cast_slice(indices));
-        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut all[self.offsets.mask_bits as usize / 4..]);
-        bytes[..bits.len()].copy_from_slice(bits);
+        if !indices.is_empty() {
+            all[self.offsets.indices as usize / 4..][..indices.len()]
+                .copy_from_slice(bytemuck::cast_slice(indices));
+        }
+        if !bits.is_empty() {
+            let to = &mut all[self.offsets.mask_bits as usize / 4..];
+            bytemuck::cast_slice_mut::<u32, u8>(to)[..bits.len()].copy_from_slice(bits);
+        }
     }
 }
 
