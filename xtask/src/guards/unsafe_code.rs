@@ -4,16 +4,17 @@ use super::{Guard, numbered, words};
 use crate::{rust_source::code_only, safety::unexplained, tree::Tree};
 
 /// Folders and files that may use `unsafe`, with the maximum number of uses.
-const MODULES: [(&str, usize); 9] = [
+const MODULES: [(&str, usize); 10] = [
     ("crates/tilewright/src/cpu/simd/", usize::MAX),
     ("crates/tilewright-serve/src/model/weights/shard.rs", 1), // the one line that memory-maps
     ("crates/tilewright-cuda/src/driver/", usize::MAX),
-    ("crates/tilewright/src/tensor/device.rs", 1), // the constructor that trusts an address
-    ("crates/tilewright-cuda/src/device.rs", 1),   // trusts memory just allocated by the driver
-    ("crates/tilewright-cuda/src/simulator.rs", 1), // trusts addresses that only the simulator accesses
-    ("crates/tilewright-python/src/tensor.rs", 4), // memory of Python objects
-    ("crates/tilewright-python/src/dlpack.rs", 4), // structures and a function of the DLPack protocol
-    ("crates/tilewright-python/src/tvm_ffi/abi.rs", 8), // structures, functions and symbols of TVM-FFI
+    ("crates/tilewright-driver-double/src/", usize::MAX), // C functions of the driver, for tests
+    ("crates/tilewright/src/tensor/device.rs", 1),        // the constructor that trusts an address
+    ("crates/tilewright-cuda/src/device.rs", 1),          // trusts memory just allocated by the driver
+    ("crates/tilewright-cuda/src/simulator.rs", 1),       // trusts addresses that only the simulator accesses
+    ("crates/tilewright-python/src/tensor.rs", 4),        // memory of Python objects
+    ("crates/tilewright-python/src/dlpack.rs", 4),        // structures and a function of the DLPack protocol
+    ("crates/tilewright-python/src/tvm_ffi/abi.rs", 8),   // structures, functions and symbols of TVM-FFI
 ];
 
 pub(super) const GUARD: Guard = Guard { name: "unsafe", check, planted, clean };

@@ -1,0 +1,120 @@
+"""A GPU of the driver double, in a process of its own: ``python driver_calls.py SCENARIO`` prints the driver calls of its parts as JSON.
+
+The double is loaded as ``libcuda.so.1``. Its device memory is host memory, and it logs each call with its arguments as numbers.
+"""
+
+import ctypes
+import json
+import sys
+
+import numpy
+import tilewright as tw
+from tilewright import _core
+
+driver = ctypes.CDLL("libcuda.so.1")
+driver.driver_double_log.restype = ctypes.c_size_t
+driver.driver_double_split.argtypes = [ctypes.c_uint64]
+
+
+def calls(work) -> list:
+    """The driver calls of ``work()``: lists of a name and its arguments."""
+    driver.driver_double_clear()
+    work()
+    text = ctypes.create_string_buffer(driver.driver_double_log(None, 0))
+    driver.driver_double_log(text, len(text))
+    return [[line.split()[0], *map(int, line.split()[1:])] for line in text.raw.decode().splitlines()]
+
+
+def handle(function: str, *args) -> int:
+    """A new handle or address of a driver function that returns it in its first argument."""
+    result = ctypes.c_uint64()
+    assert getattr(driver, function)(ctypes.byref(result), *args) == 0, function
+    return result.value
+
+
+class Array:
+    """An array in device memory, of a library with ``__cuda_array_interface__``."""
+
+    def __init__(self, values, address=None):
+        values = numpy.ascontiguousarray(values)
+        self.address = handle("cuMemAlloc_v2", ctypes.c_size_t(values.nbytes)) if address is None else address
+        self.shape, self.dtype, self.device, self.id = values.shape, values.dtype, self, 0
+        self.__cuda_array_interface__ = {"data": (self.address, False), "shape": self.shape, "typestr": values.dtype.str, "version": 3}
+        if address is None:
+            self.write(values)
+
+    def write(self, values):
+        values = numpy.ascontiguousarray(values, self.dtype)
+        ctypes.memmove(self.address, values.ctypes.data, values.nbytes)
+
+
+def enter_context():
+    """Makes the context current, as it is in the threads of torch."""
+    context = handle("cuDevicePrimaryCtxRetain", 0)
+    assert driver.cuCtxPushCurrent_v2(ctypes.c_uint64(context)) == 0
+
+
+def zeros(*shape, dtype="float16") -> Array:
+    return Array(numpy.zeros(shape, dtype))
+
+
+class Step:
+    """The operators of a decode step of 4 requests with 8 pages of 16 tokens each."""
+
+    def __init__(self):
+        requests, pages, heads, kv_heads, dim, vocab = 4, 8, 8, 2, 128, 1024
+        self.kv_len = pages * 16 - 1
+        self.indptr = numpy.arange(requests + 1, dtype="int32") * pages
+        self.pages = numpy.arange(requests * pages, dtype="int32")
+        self.attention = tw.Attention(tw.Problem(heads, kv_heads, dim, dtype="float16"), device="cuda")
+        self.attention.prepare()
+        self.plan, self.large_plan = (self.attention.plan(self.batch(), capacity=tw.Capacity(rows, rows, len(self.pages)))
+                                      for rows in (requests, 4096))
+        self.k_cache, self.v_cache = (zeros(len(self.pages), 16, kv_heads, dim) for _ in range(2))
+        self.hidden, self.weight, self.normed = zeros(requests, 512), zeros(512), zeros(requests, 512)
+        self.q, self.k, self.v, self.out = (zeros(requests, n, dim) for n in (heads, kv_heads, kv_heads, heads))
+        self.batch_indices = Array(numpy.arange(requests, dtype="int32"))
+        self.positions = Array(numpy.full(requests, self.kv_len - 1, "int32"))
+        self.table = tw.PageTable(Array(self.indptr), Array(self.pages), zeros(requests, dtype="int32"), 16)
+        self.rope = tw.Rope(dim)
+        self.logits, self.tokens = zeros(requests, vocab, dtype="float32"), zeros(requests, dtype="int32")
+        self.top_k, self.top_p = zeros(requests, dtype="int32"), zeros(requests, dtype="float32")
+
+    def batch(self):
+        last = numpy.full(len(self.indptr) - 1, (self.kv_len - 1) % 16 + 1, dtype="int32")
+        return tw.Batch.paged(numpy.arange(len(self.indptr)), tw.PageTable(self.indptr, self.pages, last, 16))
+
+    def append(self):
+        tw.append_paged_kv_cache(self.k, self.v, self.batch_indices, self.positions, self.k_cache, self.v_cache, self.table)
+
+    def rmsnorm(self):
+        tw.rmsnorm(self.hidden, self.weight, out=self.normed)
+
+    def apply_rope(self):
+        tw.apply_rope(self.q, self.k, self.positions, self.rope)
+
+    def run(self):
+        self.attention.run(self.plan, self.q, self.k_cache, self.v_cache, out=self.out)
+
+    def sample(self):
+        params = {"top_k": self.top_k, "top_p": self.top_p, "seed": 1, "offset": 2}
+        queue = self.attention.device.queue()
+        _core.sample_tensors(queue, False, params, (self.logits, self.tokens, None, None))
+
+    def replan(self):
+        self.attention.replan(self.plan, self.batch())
+
+    def replan_large(self):
+        self.attention.replan(self.large_plan, self.batch())
+
+
+def decode_step() -> dict:
+    """The calls of each operator, in the first step and in three further ones."""
+    enter_context()
+    step = Step()
+    parts = ("append", "rmsnorm", "apply_rope", "run", "sample", "replan", "replan_large")
+    return {part: [calls(getattr(step, part)) for _ in range(4)] for part in parts}
+
+
+if __name__ == "__main__":
+    json.dump({"decode_step": decode_step}[sys.argv[1]](), sys.stdout)
