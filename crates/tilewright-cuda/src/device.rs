@@ -4,7 +4,7 @@ use crate::{
     cache::{Assembler, Cache, CacheError, Code, Settings, Source},
     driver::{
         self, Context, CublasLt, DriverError, ErrorKind as DriverErrorKind, Executable, Function, Graph,
-        Stream, loadable,
+        Memory, Stream, loadable,
     },
     machine::{Limits, Machine},
 };
@@ -135,6 +135,13 @@ impl Machine for Device {
         // SAFETY: `owner` owns the allocation and is moved into the result, so the address is valid as long as the result.
         #[allow(unsafe_code, reason = "wraps an address that the driver has just returned")]
         Ok(unsafe { DeviceMemory::from_raw(address, bytes, device, Some(owner)) })
+    }
+
+    fn use_memory(&self, memory: &DeviceMemory) -> Result<()> {
+        match memory.owner().and_then(|owner| owner.downcast_ref::<Memory>()) {
+            Some(memory) => memory.use_on(&self.stream).map_err(engine_error),
+            None => Ok(()),
+        }
     }
 
     fn write(&self, to: u64, bytes: &[u8]) -> Result<()> {

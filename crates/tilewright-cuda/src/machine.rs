@@ -68,6 +68,16 @@ pub trait Machine: Clone + Debug + Send + Sync + 'static {
     /// If there is too little memory; the error states the requested and the free bytes.
     fn allocate(&self, bytes: usize) -> Result<DeviceMemory>;
 
+    /// Announces work on `memory`: it will execute after the work on it that other queues of the device have announced, and before the
+    /// memory is freed. Has no effect on memory that this machine did not allocate. Recorded work is not ordered.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn use_memory(&self, memory: &DeviceMemory) -> Result<()> {
+        let _ = memory; // a machine with one queue
+        Ok(())
+    }
+
     /// Copies bytes to the device. The source may be reused on return.
     ///
     /// # Errors

@@ -43,6 +43,12 @@ class Array:
         if address is None:
             self.write(values)
 
+    def __len__(self):
+        return self.shape[0]
+
+    def reshape(self, *shape):
+        return Array(numpy.empty(self.shape, self.dtype).reshape(shape), self.address)
+
     def write(self, values):
         values = numpy.ascontiguousarray(values, self.dtype)
         ctypes.memmove(self.address, values.ctypes.data, values.nbytes)
@@ -61,12 +67,14 @@ def zeros(*shape, dtype="float16") -> Array:
 class Step:
     """The operators of a decode step of 4 requests with 8 pages of 16 tokens each."""
 
-    def __init__(self):
+    def __init__(self, stream=0):
         requests, pages, heads, kv_heads, dim, vocab = 4, 8, 8, 2, 128, 1024
         self.kv_len = pages * 16 - 1
         self.indptr = numpy.arange(requests + 1, dtype="int32") * pages
         self.pages = numpy.arange(requests * pages, dtype="int32")
-        self.attention = tw.Attention(tw.Problem(heads, kv_heads, dim, dtype="float16"), device="cuda")
+        device = tw.Device("cuda")
+        device.current_stream = lambda: stream
+        self.attention = tw.Attention(tw.Problem(heads, kv_heads, dim, dtype="float16"), device=device)
         self.attention.prepare()
         self.plan, self.large_plan = (self.attention.plan(self.batch(), capacity=tw.Capacity(rows, rows, len(self.pages)))
                                       for rows in (requests, 4096))
@@ -104,6 +112,11 @@ class Step:
     def replan(self):
         self.attention.replan(self.plan, self.batch())
 
+    def device_batch(self):
+        tables = Array(self.pages.reshape(len(self.indptr) - 1, -1))
+        lens = Array(numpy.full(len(self.indptr) - 1, self.kv_len, "int32"))
+        return tw.DeviceBatch(1, tw.BlockTable(tables, lens, 16))
+
     def replan_large(self):
         self.attention.replan(self.large_plan, self.batch())
 
@@ -116,5 +129,56 @@ def decode_step() -> dict:
     return {part: [calls(getattr(step, part)) for _ in range(4)] for part in parts}
 
 
+def on_stream(step: Step, stream: int, work: str) -> list:
+    """The calls of an operator on a stream."""
+    step.attention.device.current_stream = lambda: stream
+    return calls(getattr(step, work))
+
+
+def streams() -> dict:
+    """Runs and frees of a plan on the stream that made it and on another one."""
+    enter_context()
+    one, other = (handle("cuStreamCreate", 1) for _ in range(2))
+    step = Step(one)
+    first = {"one": one, "other": other}
+    parts = {
+        "run": on_stream(step, one, "run"),
+        "run_on_other": on_stream(step, other, "run"),
+        "run_on_other_again": on_stream(step, other, "run"),
+        "replan": on_stream(step, one, "replan"),
+        "replan_again": on_stream(step, one, "replan"),
+        "free": calls(step.plan.free),
+    }
+
+    def planned(*work):
+        """The calls of freeing a plan that other work has used."""
+        step.attention.device.current_stream = lambda: one
+        step.plan = step.attention.plan(step.batch())
+        for part in work:
+            part()
+        return calls(step.plan.free)
+
+    def run(stream):
+        return lambda: on_stream(step, stream, "run")
+
+    parts["free_after_other"] = planned(run(other))
+    step.attention.device.current_stream = lambda: one
+    batch = step.device_batch()
+    step.plan = step.attention.plan(batch)
+    parts["device_plan_on_other"] = on_stream(step, other, "run")
+    step.attention.device.current_stream = lambda: one
+    parts["device_replan"] = calls(lambda: step.attention.replan(step.plan, batch))
+    captured = ctypes.c_uint64(other)
+    parts["free_in_capture"] = planned(run(other), lambda: driver.cuStreamBeginCapture_v2(captured, 1), run(other))
+    driver.cuStreamEndCapture(captured, ctypes.byref(ctypes.c_uint64()))
+    step.attention.device.current_stream = lambda: one
+    parts["plan_after_capture"] = calls(lambda: step.attention.plan(step.batch()).free())
+    parts["free_after_destroyed"] = planned(run(other), lambda: driver.cuStreamDestroy_v2(ctypes.c_uint64(other)))
+    parts["free_on_destroyed"] = planned(run(one), lambda: driver.cuStreamDestroy_v2(ctypes.c_uint64(one)))
+    return {**first, **parts}
+
+
+SCENARIOS = {"decode_step": decode_step, "streams": streams}
+
 if __name__ == "__main__":
-    json.dump({"decode_step": decode_step}[sys.argv[1]](), sys.stdout)
+    json.dump(SCENARIOS[sys.argv[1]](), sys.stdout)

@@ -51,3 +51,41 @@ def test_a_decode_step_launches_and_does_nothing_else(on_double):
     # the first step shows that the log has the other calls
     first = names(sum((steps[0] for steps in parts.values()), []))
     assert {"cuModuleLoadDataEx", "cuMemAllocFromPoolAsync", "cuStreamSynchronize"} <= set(first)
+
+
+def order(calls: list, streams: dict) -> list:
+    """The launches, copies, frees and waits on streams, by their names."""
+    recorded, steps = {}, []
+    for name, *args in calls:
+        if name == "cuEventRecord":
+            recorded[args[0]] = streams[args[1]]
+        elif name == "cuStreamWaitEvent":
+            steps.append(f"{streams[args[0]]} waits for {recorded[args[1]]}")
+        elif name in ("launch", "cuMemcpyHtoDAsync_v2", "cuMemFreeAsync"):
+            steps.append(f"{name} on {streams[args[-1]]}")
+        elif name in ("cuMemFree_v2", "cuCtxSynchronize", "cuStreamSynchronize"):
+            steps.append(name)
+    return steps
+
+
+def test_work_on_a_plan_follows_that_of_other_streams(on_double):
+    """Runs, replans and frees wait for the previous work on the plan's memory, and on its workspace."""
+    parts = on_double("streams")
+    streams = {parts.pop(name): name for name in ("one", "other")}
+    steps = {part: order(calls, streams) for part, calls in parts.items()}
+    copy, free = "cuMemcpyHtoDAsync_v2 on one", "cuMemFreeAsync on one"
+    wait, synchronize = "one waits for other", "cuCtxSynchronize"
+    assert steps["run"] == ["launch on one"]
+    assert steps["run_on_other"] == ["other waits for one", "other waits for one", "launch on other"]
+    assert steps["run_on_other_again"] == ["launch on other"]
+    assert (steps["replan"], steps["replan_again"]) == ([wait, copy], [copy])
+    # the workspace was last used by the run
+    assert steps["free"] == [free, wait, free]
+    assert steps["free_after_other"] == [wait, free] * 2
+    # the plan, its flags, its number of requests and its bounds of rows; a run has the workspace too
+    assert steps["device_plan_on_other"] == ["other waits for one"] * 5 + ["launch on other"]
+    assert steps["device_replan"] == [wait] * 4 + ["launch on one"]
+    assert steps["free_in_capture"] == []
+    assert steps["plan_after_capture"] == [wait, free] * 2 + [copy, free, free]
+    assert steps["free_after_destroyed"] == [synchronize, free] * 2
+    assert steps["free_on_destroyed"] == [free, synchronize, "cuMemFree_v2"] * 2

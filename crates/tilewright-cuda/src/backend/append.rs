@@ -60,7 +60,7 @@ pub(super) fn append<M: Machine>(gpu: &Gpu<M>, operator: KvAppend<'_>) -> Result
     };
     let prepared = slots.prepared().and_then(|prepared| prepared.downcast_ref::<AppendSlots>());
     if let (Some(prepared), ScaleMut::Static(scale)) = (prepared, scale) {
-        gpu.check_device(name, "the plan", Some(prepared.location()))?;
+        gpu.use_slots(name, prepared)?;
         return to.append_scaled(gpu, prepared.mapping(tokens as u32), *scale);
     }
     let arrays = SlotWords::new(slots);

@@ -5,11 +5,7 @@
 use super::Gpu;
 use crate::machine::Machine;
 use std::sync::Arc;
-use tilewright::{
-    Error, Opaque, Result,
-    kv::AppendPlan,
-    tensor::{DeviceAddress, DeviceMemory},
-};
+use tilewright::{Error, Opaque, Result, kv::AppendPlan, tensor::DeviceMemory};
 use tilewright_kernels::append::SlotMapping;
 
 /// The slots of a plan.
@@ -21,15 +17,18 @@ pub(super) struct AppendSlots {
 }
 
 impl AppendSlots {
-    /// Address and device of the slots.
-    pub(super) fn location(&self) -> DeviceAddress {
-        self.memory.device_address()
-    }
-
     /// The slots of the first `count` tokens. The plan has checked them, so there is no other bound.
     pub(super) fn mapping(&self, count: u32) -> SlotMapping {
         let (numbers, page_size) = (self.memory.address(), self.page_size);
         SlotMapping::Numbers { numbers, page_size, num_slots: u32::MAX, count }
+    }
+}
+
+impl<M: Machine> Gpu<M> {
+    /// Announces a launch that reads the slots of a plan; an error if they are on another device.
+    pub(super) fn use_slots(&self, operator: &'static str, slots: &AppendSlots) -> Result<()> {
+        self.check_device(operator, "the plan", Some(slots.memory.device_address()))?;
+        self.machine.use_memory(&slots.memory)
     }
 }
 
@@ -42,6 +41,7 @@ pub(super) fn prepare<M: Machine>(gpu: &Gpu<M>, plan: &AppendPlan) -> Result<Opt
         && (slots.capacity, slots.page_size) == (plan.capacity(), page_size)
         && slots.memory.device() == gpu.limits.device
     {
+        gpu.machine.use_memory(&slots.memory)?;
         gpu.machine.write(slots.memory.address(), bytes)?;
         return Ok(Some(before.clone()));
     }

@@ -21,7 +21,7 @@ pub(super) fn rope_append<M: Machine>(gpu: &Gpu<M>, operator: RopeAppend<'_>) ->
     }
     let prepared = operator.plan.prepared().and_then(|prepared| prepared.downcast_ref::<AppendSlots>());
     let Some(slots) = prepared.filter(|_| is_fused(&operator)) else { return operator.run_apart(gpu) };
-    gpu.check_device(name, "the plan", Some(slots.location()))?;
+    gpu.use_slots(name, slots)?;
     let (angles, _uncached) = match operator.angles {
         RopeAngles::Computed(_) => return operator.run_apart(gpu),
         RopeAngles::Table(cache) => gpu.cos_sin(cache)?,

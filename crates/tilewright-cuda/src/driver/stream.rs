@@ -4,7 +4,9 @@ use super::{
     Context, DriverError, Event, Result,
     current::RelaxedCapture,
     error::{check_call, driver},
+    event,
     handle::{Handle, lock},
+    memory::PendingFree,
 };
 use cudarc::driver::sys;
 use std::{
@@ -33,8 +35,8 @@ struct StreamInner {
     context: Context,
     handle: Handle<sys::CUstream_st>,
     owner: Owner,
-    /// Memory that was dropped during a capture, when the driver does not allow frees.
-    pending_frees: Mutex<Vec<u64>>,
+    /// Memory that was dropped during a capture of this stream, when the driver does not allow frees, or of its last user.
+    pending_frees: Mutex<Vec<PendingFree>>,
 }
 
 impl Context {
@@ -176,12 +178,26 @@ impl Stream {
         Err(DriverError::new(call, why))
     }
 
-    /// Frees memory in stream order; during a capture the free is deferred.
-    pub(super) fn free(&self, address: u64) {
-        if self.is_captured().unwrap_or(false) {
-            lock(&self.inner.pending_frees).push(address);
+    /// Makes later work follow all work that `other` has now. If no event can be recorded there, for example because its owner has
+    /// destroyed the stream, the call waits for all work of the context.
+    ///
+    /// # Errors
+    /// If the driver fails.
+    pub(super) fn follow(&self, other: &Self) -> Result<()> {
+        self.inner.follow(other)
+    }
+
+    /// As [`Stream::is_captured`], and false if the driver does not know the stream.
+    pub(super) fn is_capturing(&self) -> bool {
+        self.is_captured().unwrap_or(false)
+    }
+
+    /// Frees memory in stream order, after the work of its last user; during a capture of either stream the free is deferred.
+    pub(super) fn free(&self, memory: PendingFree) {
+        if self.is_capturing() || memory.last_user.as_ref().is_some_and(Self::is_capturing) {
+            lock(&self.inner.pending_frees).push(memory);
         } else {
-            self.inner.free(address);
+            self.inner.free(memory);
         }
     }
 
@@ -192,29 +208,51 @@ impl Stream {
 }
 
 impl StreamInner {
+    /// Frees the memory whose last user is not being captured.
     fn free_pending(&self) {
         let pending_frees = std::mem::take(&mut *lock(&self.pending_frees));
-        pending_frees.into_iter().for_each(|address| self.free(address));
+        let is_used = |memory: &PendingFree| memory.last_user.as_ref().is_some_and(Stream::is_capturing);
+        let (used, unused): (Vec<_>, Vec<_>) = pending_frees.into_iter().partition(is_used);
+        lock(&self.pending_frees).extend(used);
+        unused.into_iter().for_each(|memory| self.free(memory));
     }
 
-    /// Ignores errors, because destructors cannot report them: a lost context has lost its memory too.
-    fn free(&self, address: u64) {
+    fn follow(&self, other: &Stream) -> Result<()> {
+        let _current = self.context.enter()?;
+        let event = event::create(false)?;
+        // SAFETY: the event exists; the driver rejects streams that it knows to be invalid. An event may be destroyed before it is
+        // done.
+        let ordered = unsafe {
+            let recorded = driver!(cuEventRecord(event.0, other.raw()));
+            let ordered = recorded.and_then(|()| driver!(cuStreamWaitEvent(self.handle.0, event.0, 0)));
+            let _ = sys::cuEventDestroy_v2(event.0);
+            ordered
+        };
+        ordered.or_else(|_| self.context.synchronize())
+    }
+
+    /// Ignores errors, because destructors cannot report them: a lost context has lost its memory too. If the owner has destroyed
+    /// this stream, the free waits for all work of the context.
+    fn free(&self, PendingFree { address, last_user }: PendingFree) {
         let Ok(_current) = self.context.enter() else { return };
         let Ok(_relaxed) = RelaxedCapture::enter() else { return };
-        // SAFETY: `allocate` obtained it in the corresponding way, and its owner is dropped, so it is freed once.
-        let _ = unsafe {
-            if self.context.properties().memory_pools {
-                sys::cuMemFreeAsync(address, self.handle.0)
-            } else {
-                sys::cuMemFree_v2(address)
+        let _ = last_user.map(|last_user| self.follow(&last_user));
+        if self.context.properties().memory_pools {
+            // SAFETY: `allocate` obtained it from a pool, and its owner is dropped, so it is freed once.
+            let freed = unsafe { sys::cuMemFreeAsync(address, self.handle.0) };
+            if freed == sys::CUresult::CUDA_SUCCESS || self.context.synchronize().is_err() {
+                return;
             }
-        };
+        }
+        // SAFETY: as above. This function frees memory of a pool too, and requires that no work on it is in flight.
+        let _ = unsafe { sys::cuMemFree_v2(address) };
     }
 }
 
 impl Drop for StreamInner {
     fn drop(&mut self) {
-        self.free_pending();
+        let pending_frees = std::mem::take(&mut *lock(&self.pending_frees));
+        pending_frees.into_iter().for_each(|memory| self.free(memory));
         if matches!(self.owner, Owner::Stream)
             && let Ok(_current) = self.context.enter()
         {

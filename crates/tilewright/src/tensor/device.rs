@@ -12,7 +12,7 @@ pub struct DeviceMemory {
     bytes: usize,
     device: u32,
     /// Frees the memory when the last reference is dropped; `None` when the caller owns the memory.
-    _owner: Option<Arc<dyn Any + Send + Sync>>,
+    owner: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 /// The address of the first element of a view on a device.
@@ -39,13 +39,13 @@ impl DeviceMemory {
         device: u32,
         owner: Option<Arc<dyn Any + Send + Sync>>,
     ) -> Self {
-        Self { address, bytes, device, _owner: owner }
+        Self { address, bytes, device, owner }
     }
 
     /// The same memory, which keeps `owner` alive instead of its owner before.
     #[must_use]
     pub fn owned_by(self, owner: Arc<dyn Any + Send + Sync>) -> Self {
-        Self { _owner: Some(owner), ..self }
+        Self { owner: Some(owner), ..self }
     }
 
     /// The first address.
@@ -56,6 +56,11 @@ impl DeviceMemory {
     /// The size in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// The object that keeps the memory alive; `None` if the caller does.
+    pub fn owner(&self) -> Option<&(dyn Any + Send + Sync)> {
+        self.owner.as_deref()
     }
 
     /// The device ordinal.

@@ -60,7 +60,7 @@ pub(super) struct PlanLaunch {
     copied_indices: Option<(u64, usize)>,
     flags: DeviceMemory,
     /// Kept alive for the kernel and the runs.
-    _batch: DeviceBatch,
+    batch: DeviceBatch,
 }
 
 /// The addresses of a batch.
@@ -76,6 +76,20 @@ impl DevicePlan {
     /// The plan that `prepare` has returned.
     pub(super) fn of(plan: &Plan) -> Option<&Self> {
         plan.prepared().and_then(|prepared| prepared.downcast_ref())
+    }
+
+    /// All memory that planning or runs use, the workspace excepted.
+    pub(super) fn memories(&self) -> impl Iterator<Item = &DeviceMemory> {
+        let of_launch = self.launch.iter().flat_map(|PlanLaunch { flags, batch, .. }| {
+            let [lens, more, indices] = match &batch.pages {
+                DevicePages::Lists { kv_indptr, last_page_len, indices } => {
+                    [kv_indptr, last_page_len, indices]
+                }
+                DevicePages::BlockTable { seq_lens, block_tables, .. } => [seq_lens, seq_lens, block_tables],
+            };
+            [flags, &*batch.num_requests, &*batch.qo_indptr, &**lens, &**more, &**indices]
+        });
+        std::iter::once(&self.memory).chain(of_launch)
     }
 }
 
@@ -93,7 +107,10 @@ impl<M: Machine> Gpu<M> {
             before.memory.device() == self.limits.device && before.memory.bytes() >= plan_layout.bytes
         });
         let memory = match before {
-            Some(before) => before.memory,
+            Some(before) => {
+                self.machine.use_memory(&before.memory)?;
+                before.memory
+            }
             None => self.allocate(plan_layout.bytes.max(1))?,
         };
         let args = plan_layout.at(memory.address());
@@ -191,6 +208,7 @@ impl<M: Machine> Gpu<M> {
             return Err(Error::new(OPERATOR, "the plan was made without a device"));
         };
         bound.args = plan_layout.at(bound.memory.address());
+        self.machine.use_memory(&bound.memory)?;
         let flags = match bound.launch.take() {
             Some(launch) => launch.flags,
             None => {
@@ -215,7 +233,7 @@ impl<M: Machine> Gpu<M> {
             flags: flags.address(),
             config,
         };
-        bound.launch = Some(PlanLaunch { call, copied_indices, flags, _batch: batch });
+        bound.launch = Some(PlanLaunch { call, copied_indices, flags, batch });
         self.replan_on_device(plan)
     }
 
@@ -226,6 +244,7 @@ impl<M: Machine> Gpu<M> {
     /// If the plan is not one of [`Gpu::plan_on_device`], or the device rejects the launch.
     pub(in crate::backend) fn replan_on_device(&self, plan: &Plan) -> Result<()> {
         let launch = self.plan_launch(plan)?;
+        self.use_plan(plan)?;
         if let Some((from, bytes)) = launch.copied_indices.filter(|(_, bytes)| *bytes > 0) {
             self.machine.copy(from, launch.call.plan.indices, bytes)?;
         }
@@ -241,8 +260,15 @@ impl<M: Machine> Gpu<M> {
     /// If the plan is not one of [`Gpu::plan_on_device`], and errors of the device's work.
     pub(in crate::backend) fn refusals_on_device(&self, plan: &Plan) -> Result<u32> {
         let mut bytes = [0; 4];
+        self.use_plan(plan)?;
         self.machine.read(self.plan_launch(plan)?.flags.address(), &mut bytes)?;
         Ok(u32::from_le_bytes(bytes))
+    }
+
+    /// Announces work on the memory of a plan.
+    fn use_plan(&self, plan: &Plan) -> Result<()> {
+        let mut memories = DevicePlan::of(plan).into_iter().flat_map(DevicePlan::memories);
+        memories.try_for_each(|memory| self.machine.use_memory(memory))
     }
 
     /// Checks the arrays of a batch.

@@ -53,6 +53,10 @@ impl<M: Machine> Gpu<M> {
             return Err(Error::new(OPERATOR, text));
         };
         self.check_device(OPERATOR, "the plan", Some(device_plan.memory.device_address()))?;
+        device_plan
+            .memories()
+            .chain(operator.out.workspace.device())
+            .try_for_each(|memory| self.machine.use_memory(memory))?;
         let mut temporaries = Vec::new();
         let mut call = self.attention_params(operator, device_plan, &mut temporaries)?;
         // a run recorded with an empty batch may be replayed with others
