@@ -135,9 +135,12 @@ def test_custom_masks_replace_causal(host, rng):
         o = wrapper.run(tensor(q), cache.pair)
         for r, part in enumerate((slice(0, 3), slice(3, 7))):
             close(o[part], attention(q[part], cache.rows[0][r], cache.rows[1][r], visible=flags[r])[0])
-    single = flashinfer.single_prefill_with_kv_cache(tensor(q[:3]), tensor(cache.rows[0][0]), tensor(cache.rows[1][0]),
-                                                     custom_mask=torch.from_numpy(flags[0]), causal=True)
-    close(single, attention(q[:3], cache.rows[0][0], cache.rows[1][0], visible=flags[0])[0])
+    request = tensor(q[:3]), tensor(cache.rows[0][0]), tensor(cache.rows[1][0])
+    for one in (flags[0], flags[0].reshape(-1)):
+        single = flashinfer.single_prefill_with_kv_cache(*request, custom_mask=torch.from_numpy(one), causal=True)
+        close(single, attention(q[:3], cache.rows[0][0], cache.rows[1][0], visible=flags[0])[0])
+    with pytest.raises(tw.Error, match=r"custom_mask has shape \(5, 3\), expected \(3, 5\) or \(15,\)"):
+        flashinfer.single_prefill_with_kv_cache(*request, custom_mask=torch.from_numpy(flags[0].T))
 
 
 @pytest.mark.parametrize("is_ragged", [False, True])

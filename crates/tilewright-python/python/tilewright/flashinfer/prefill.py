@@ -92,9 +92,10 @@ def _single(q, k, v, custom_mask, packed_custom_mask, causal, kv_layout, pos_enc
     if packed_custom_mask is not None:
         mask = _bytes(packed_custom_mask)
     elif custom_mask is not None:
-        if tuple(custom_mask.shape) != (qo_len, kv_len):
-            raise Error(f"flashinfer.{function}: custom_mask has shape {tuple(custom_mask.shape)}, expected ({qo_len}, {kv_len})")
-        mask = pack_mask(custom_mask, [0, qo_len * kv_len])
+        shape, length = tuple(custom_mask.shape), qo_len * kv_len
+        if shape not in ((qo_len, kv_len), (length,)):
+            raise Error(f"flashinfer.{function}: custom_mask has shape {shape}, expected ({qo_len}, {kv_len}) or ({length},)")
+        mask = pack_mask(custom_mask, [0, length])
     settings = Settings(
         heads=(q.shape[1], k.shape[1 - axis]), dims=(q.shape[2], v.shape[2]), dtypes=dtype_names(q.dtype, k.dtype),
         layout=kv_layout, causal=causal and mask is None, window_left=window_left, soft_cap=logits_soft_cap, sm_scale=sm_scale,
