@@ -14,6 +14,7 @@ mod rust_source;
 mod safety;
 mod steps;
 mod text;
+mod torch_tests;
 mod tree;
 mod types;
 mod walks;
@@ -31,7 +32,7 @@ Tasks of the project.
 Usage: cargo xtask <TASK>
 
 Tasks:
-  check         all of CI: format, guards, clippy, tests, Python tests, documentation, gate; stops at the first failure
+  check         all of CI: format, guards, clippy, tests, documentation, Python tests, tests with torch, gate; stops at the first failure
   guard         project conventions; each guard first proves that it reports planted violations
   metrics       size and readability in numbers; --list prints the places, --bless lowers the limits and raises those of NAMEs
   gate          assembles every instruction and kernel and checks the machine code; installs the assembler if needed;
@@ -45,6 +46,8 @@ Tasks:
                 Python 3 and its package registry; `wheel aarch64` builds for that processor
   sdist         the Python source distribution in target/wheels/sdist; `pip wheel` builds it with Rust
   python-tests  runs the Python tests on the library of the development profile; prints why if it cannot
+  torch-tests   our tests that need torch, and a seeded sample of FlashInfer's on the CPU, with torch in target/python-torch;
+                prints why if it cannot
   flashinfer-tests CHECKOUT
                 a sample of FlashInfer's own tests on the CPU: --gpu, --per-file N, --sample-seed N, --largest N, --shard I/N,
                 --seconds S, --outcomes FILE, --skip-outcomes FILE
@@ -83,6 +86,7 @@ fn main() -> ExitCode {
         ["sdist"] => wheel::sdist(root),
         ["flashinfer-tests", checkout, ref rest @ ..] => wheel::flashinfer(root, checkout, rest),
         ["python-tests"] => wheel::test(root),
+        ["torch-tests"] => torch_tests::run(root, torch_tests::Installation::start(root)),
         ["mutants", ref rest @ ..] => mutants::run(root, rest),
         [] | ["help" | "--help" | "-h"] => {
             print!("{HELP}");

@@ -4,6 +4,7 @@ use crate::{
     cargo::cargo,
     gate::{self, Verdict},
     guards,
+    torch_tests::{self, Installation},
     tree::Tree,
     wheel,
 };
@@ -40,12 +41,14 @@ const BUILDS: [CargoStep<'_>; 3] = [
 /// Runs every step in `root`; stops at the first failure.
 pub(crate) fn check(root: &Path) -> Result<(), String> {
     let mut times = Vec::new();
+    let torch = Installation::start(root); // it takes a minute, while cargo compiles
     times.push(timed(FORMAT.name, || FORMAT.run(root))?.0);
     times.push(timed("guard", || guards::run(&Tree::read(root)?))?.0);
     for step in &BUILDS {
         times.push(timed(step.name, || step.run(root))?.0);
     }
     times.push(timed("python", || wheel::test(root))?.0);
+    times.push(timed("torch", || torch_tests::run(root, torch))?.0);
     let (time, verdict) = timed("gate", || gate::run(root, &["--if-possible", "--quick"]))?;
     times.push(time);
     match verdict {

@@ -11,11 +11,12 @@ use std::{
 };
 
 const MANIFEST: &str = "crates/tilewright-python/Cargo.toml";
-const TESTS: &str = "crates/tilewright-python/tests";
+pub(crate) const TESTS: &str = "crates/tilewright-python/tests";
 /// The distribution of the package `flashinfer`.
 const AS_FLASHINFER: &str = "crates/tilewright-python/as-flashinfer";
 /// The tools of the tests, and the libraries that they need.
-const TEST_TOOLS: [&str; 4] = ["numpy>=1.24", "pytest>=8", "mypy>=1.13", "apache-tvm-ffi==0.1.15.post2"];
+pub(crate) const TEST_TOOLS: [&str; 4] =
+    ["numpy>=1.24", "pytest>=8", "mypy>=1.13", "apache-tvm-ffi==0.1.15.post2"];
 /// The tools of wheels, and the linker of released ones: it links with the symbols of an older glibc than that of the machine.
 const WHEEL_TOOLS: [&str; 3] = [BUILDER, "hatchling>=1.25,<2", "ziglang==0.17.1"];
 const BUILDER: &str = "maturin>=1.9,<2";
@@ -31,7 +32,7 @@ code = 'import time; t = time.perf_counter(); import tilewright; print((time.per
 print(min(float(subprocess.check_output([sys.executable, '-c', code])) for _ in range(5)))";
 
 /// Files of FlashInfer's tests that concern this package. docs/from-flashinfer.md lists the others of these subjects with reasons.
-const SUITE: [&str; 45] = [
+pub(crate) const SUITE: [&str; 45] = [
     "attention/test_alibi.py",
     "attention/test_attention_sink.py",
     "attention/test_batch_attention.py",
@@ -161,7 +162,7 @@ pub(crate) fn test(root: &Path) -> Result<(), String> {
 
 /// Links the Python sources and the library of the development profile to a package; returns the folder that holds it. The
 /// workspace is built with the features of its tests, so that they share what is compiled.
-fn linked_package(root: &Path) -> Result<PathBuf, String> {
+pub(crate) fn linked_package(root: &Path) -> Result<PathBuf, String> {
     run(cargo().args(["build", "--workspace"]).current_dir(root))?;
     let folder = target(root).join("python-package");
     let _ = fs::remove_dir_all(&folder); // of an earlier version
@@ -185,24 +186,26 @@ pub(crate) fn flashinfer(root: &Path, checkout: &str, options: &[&str]) -> Resul
     let wheel = wheel(root, &python, "wheel", "suite", &[])?;
     let install = ["-m", "pip", "install", "--quiet", "--no-deps", "--force-reinstall"];
     run(Command::new(&python).args(install).arg(&wheel))?;
-    let plugin = root.join(TESTS).join("flashinfer_suite");
-    let checkout = Path::new(checkout);
-    let paths = std::env::join_paths([&plugin, checkout]).map_err(|why| why.to_string())?;
     let mut pytest = Command::new(&python);
-    pytest.args([
-        "-m",
-        "pytest",
-        "--noconftest",
-        "-p",
-        "suite_plugin",
-        "-p",
-        "no:cacheprovider",
-        "-q",
-        "--tb=no",
-        "-rfE",
-    ]);
-    pytest.args(SUITE.map(|file| format!("tests/{file}"))).args(options).current_dir(checkout);
-    run(pytest.env("PYTHONPATH", paths).env("PYTHONDONTWRITEBYTECODE", "1"))
+    flashinfer_suite(root, pytest.args(["-m", "pytest"]), Path::new(checkout), None)?;
+    pytest.args(SUITE.map(|file| format!("tests/{file}"))).args(options);
+    run(pytest.env("PYTHONDONTWRITEBYTECODE", "1"))
+}
+
+/// Adds the plugin of FlashInfer's tests to a call of pytest. `package` holds the package if it is not installed.
+pub(crate) fn flashinfer_suite(
+    root: &Path,
+    pytest: &mut Command,
+    checkout: &Path,
+    package: Option<&Path>,
+) -> Result<(), String> {
+    let plugin = root.join(TESTS).join("flashinfer_suite");
+    let folders = [plugin.as_path(), checkout].into_iter().chain(package);
+    let paths = std::env::join_paths(folders).map_err(|why| why.to_string())?;
+    let plugins = ["--noconftest", "-p", "suite_plugin", "-p", "no:cacheprovider"];
+    pytest.args(plugins).args(["-q", "--tb=no", "-rfE", "--disable-warnings"]);
+    pytest.current_dir(checkout).env("PYTHONPATH", paths);
+    Ok(())
 }
 
 /// The interpreter of an environment with these tools, which are installed once.

@@ -6,11 +6,17 @@ import numpy
 import pytest
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
-needs_torch = pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed")
+#: Selects the tests that need torch, which are skipped without it: ``-m torch``.
+needs_torch = pytest.mark.torch
 
 
 def pytest_addoption(parser):
     parser.addoption("--packages", help="a folder in which both wheels are installed")
+
+
+def pytest_runtest_setup(item):
+    if not HAS_TORCH and item.get_closest_marker("torch"):
+        pytest.skip("torch is not installed")
 
 
 class OnDevice:

@@ -3,7 +3,7 @@
 import numpy
 import pytest
 import tilewright as tw
-from conftest import OnDevice
+from conftest import OnDevice, needs_torch
 
 OK = dict(qo_indptr=[0, 1], kv_indptr=[0, 2])
 
@@ -238,9 +238,11 @@ def test_queues_follow_the_current_stream(monkeypatch):
     assert made == [6]
 
 
+@needs_torch
 def test_the_current_stream_is_torch_s(monkeypatch):
     """0 until torch has initialized CUDA, then torch's stream of that GPU; the lookup of torch's function happens once."""
-    torch = pytest.importorskip("torch")
+    import torch
+
     from tilewright import _device
 
     device = _device.Device("cpu")

@@ -3,6 +3,7 @@
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
+pytestmark = pytest.mark.torch
 
 import tilewright.flashinfer as flashinfer  # noqa: E402
 

@@ -5,14 +5,13 @@ import math
 import numpy
 import pytest
 import tilewright as tw
-from conftest import HAS_TORCH
+from conftest import HAS_TORCH, needs_torch
 from dense import attention, causal, paged, rounds_to_e4m3
 
 if HAS_TORCH:
     import tilewright.flashinfer as flashinfer
     import torch
     from tilewright.flashinfer import _pages, _planned, mla
-needs_torch = pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed")
 
 
 def close(actual, expected, tolerance=2e-5):

@@ -11,6 +11,7 @@ from conftest import HAS_TORCH
 
 if not HAS_TORCH:
     pytest.skip("torch is not installed", allow_module_level=True)
+pytestmark = pytest.mark.torch
 
 import engine_standins
 import torch

@@ -10,6 +10,7 @@ import tilewright as tw
 from dense import attention, causal, paged, rounds_to_e4m3
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
+pytestmark = pytest.mark.torch
 import tilewright.flashinfer as flashinfer  # noqa: E402
 
 

@@ -20,7 +20,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import tilewright.flashinfer
-from tilewright.flashinfer import gemm, properties, topk
+from tilewright.flashinfer import activation, gemm, properties, topk
 
 
 def pytest_addoption(parser):
@@ -29,6 +29,8 @@ def pytest_addoption(parser):
     parser.addoption("--capability", default="9.0", metavar="MAJOR.MINOR",
                      help="the compute capability that tests see on the CPU")
     parser.addoption("--per-file", type=int, default=40, help="cases of each file")
+    parser.addoption("--per-function", type=int, default=None, metavar="N",
+                     help="collect about N random cases of each function: all of them take half a minute to collect")
     parser.addoption("--sample-seed", type=int, default=1, help="seed of the sample")
     parser.addoption("--largest", type=int, default=600, help="the largest number in the parameters of a case")
     parser.addoption("--shard", default="0/1", metavar="I/N", help="every N-th case of the sample, from case I on")
@@ -73,7 +75,8 @@ _COMPILER = (
     "flashinfer.jit", "flashinfer.jit.core", "flashinfer.jit.env", "flashinfer.jit.utils", "flashinfer.jit.attention",
     "flashinfer.jit.attention.variants", "flashinfer.fp4_quantization", "flashinfer.quantization.nvfp4_quantization_utils",
     "flashinfer.trace", "flashinfer.cutile", "flashinfer.cutile.cutile_common",
-    "tests.test_helpers.jit_utils", "flashinfer.jit.gemm", "flashinfer.gemm.kernels", "flashinfer.gemm.kernels.cutile",
+    "flashinfer.jit.attention.pytorch", "tests.test_helpers.jit_utils", "jit_utils", "conftest", "flashinfer.jit.gemm",
+    "flashinfer.gemm.kernels", "flashinfer.gemm.kernels.cutile",
     "flashinfer.gemm.kernels.cutile.bmm_bf16_cutile", "flashinfer.topk_varlen.kernels", "flashinfer.topk_varlen.kernels.config",
     "flashinfer.cute_dsl", "flashinfer.cute_dsl.utils",
 )
@@ -122,6 +125,8 @@ def pytest_configure(config):
     sys.modules["flashinfer.jit.utils"].filename_safe_dtype_map = dict.fromkeys((torch.float16, torch.bfloat16), "dtype")
     sys.modules["flashinfer.trace"].default_check = _check_8_bits
     tilewright.flashinfer.jit = sys.modules["flashinfer.jit"]
+    for module, name in ((activation, "gen_act_and_mul_module"), (gemm, "gen_gemm_module"), (gemm, "gen_gemm_sm90_module")):
+        setattr(module, name, lambda *args: types.SimpleNamespace(build_and_load=list))
     tilewright.flashinfer.SfLayout = types.SimpleNamespace
     topk.can_implement_filtered_topk = lambda: True
     gemm.CUDNN_AVAILABLE, gemm.is_cuda_tile_available = True, lambda: False
@@ -147,17 +152,45 @@ def pytest_unconfigure(config):
             json.dump(dict(sorted(config._outcomes.items())), file, indent=0)
 
 
-def _largest(item) -> int:
-    numbers = [value for value in getattr(getattr(item, "callspec", None), "params", {}).values() if type(value) is int]
+def _largest(callspec) -> int:
+    """The largest number in the parameters of a case; ``None`` is a case without parameters."""
+    numbers = [value for value in getattr(callspec, "params", {}).values() if type(value) is int]
     return max(numbers, default=0)
+
+
+def _is_small(config, callspec) -> bool:
+    """Whether a case may be in the sample; that of ``--per-function`` has no CUDA graphs on the CPU."""
+    records = getattr(callspec, "params", {}).get("use_cuda_graph") is True
+    can_run = config.getoption("--gpu") or config.getoption("--per-function") is None or not records
+    return can_run and _largest(callspec) <= config.getoption("--largest")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_generate_tests(metafunc):
+    """With ``--per-function``, keeps random small cases after each ``parametrize``, before the next multiplies them."""
+    most = metafunc.config.getoption("--per-function")
+    if most is None:
+        return
+    pick = random.Random(f"{metafunc.config.getoption('--sample-seed')} {metafunc.function.__qualname__}")
+    parametrize = metafunc.parametrize
+
+    def parametrize_some(*args, **kwargs):
+        parametrize(*args, **kwargs)
+        cases = metafunc._calls
+        small = [case for case in cases if _is_small(metafunc.config, case)] or cases
+        chosen = sorted(pick.sample(range(len(small)), min(most, len(small))))
+        metafunc._calls = [small[at] for at in chosen]
+
+    metafunc.parametrize = parametrize_some
 
 
 def pytest_collection_modifyitems(config, items):
     """Keeps a sample of the small cases of each file, then the shard of those that have not run, in random order."""
-    chosen, rest, limit = [], [], config.getoption("--largest")
+    chosen, rest = [], []
     files: dict = {}
     for item in items:
-        (files.setdefault(item.path, []) if _largest(item) <= limit else rest).append(item)
+        is_small = _is_small(config, getattr(item, "callspec", None))
+        (files.setdefault(item.path, []) if is_small else rest).append(item)
     for path, cases in sorted(files.items()):
         pick = random.Random(f"{config.getoption('--sample-seed')} {path.name}")
         order = sorted(pick.sample(range(len(cases)), min(config.getoption("--per-file"), len(cases))))
