@@ -23,7 +23,7 @@ use std::{
 
 /// Torch of the recorded outcomes, and libraries of FlashInfer's tests and of its build script.
 const TOOLS: [&str; 5] = ["torch==2.15.0", "einops", "scipy", "setuptools>=77", "packaging>=24"];
-/// The last release whose source distribution has the tests.
+/// A release with the tests in its source distribution, which that of 0.6.18 lacks.
 const RELEASE: &str = "flashinfer-python==0.3.1";
 const ARCHIVE: &str = "flashinfer_python-0.3.1";
 /// Tests whose reference modules are not in the distribution, and tests that need a GPU: variants as CUDA source, and operators on

@@ -156,15 +156,16 @@ pub(crate) fn distribution_tensors(
     tensors: (TensorArg, TensorArg),
 ) -> PyResult<()> {
     let (scores, mut out) = tensors;
-    py.detach(|| write_distribution(&queue.backend, probs, &params, (&scores, &mut out))).map_err(raised)
+    py.detach(|| write_distribution(&queue.backend, probs, &params, &scores, &mut out)).map_err(raised)
 }
 
-/// Writes a distribution; `tensors` are scores and the output.
+/// Writes the distribution of scores.
 pub(crate) fn write_distribution(
     backend: &AnyBackend,
     probs: bool,
     params: &TokenParams,
-    (scores, out): (&TensorArg, &mut TensorArg),
+    scores: &TensorArg,
+    out: &mut TensorArg,
 ) -> Result<()> {
     const OPERATOR: &str = "sampling.distribution";
     for input in params.named().chain([scores.named("scores")]) {

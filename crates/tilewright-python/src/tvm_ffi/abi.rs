@@ -1,6 +1,7 @@
 //! The C ABI of TVM-FFI 0.1: arguments, results, errors and the current stream. The library links nothing of TVM-FFI: its functions
 //! are found in the process, which has loaded it.
 
+use super::{operators, plans, sampling};
 use crate::{
     backend::AnyBackend,
     device::shared_backend,
@@ -121,21 +122,21 @@ impl Arguments<'_> {
         let AnyValue { type_index, text_len, value } = self.values[at];
         let pointer = |offset: usize| ptr::with_exposed_provenance::<u8>(value as usize + offset);
         let bytes = match type_index {
-            SMALL_TEXT => value.to_le_bytes()[..(text_len as usize).min(8)].to_vec(),
-            // SAFETY: a value of this type is a pointer to bytes that end with 0, which live as long as the call.
+            SMALL_TEXT => &value.to_le_bytes()[..(text_len as usize).min(8)],
+            // SAFETY: a value of these types is a pointer to bytes that end with 0, or to an object with a `TVMFFIByteArray` after
+            // its header. The bytes live as long as the call.
             #[allow(unsafe_code, reason = "reads a text of TVM-FFI")]
-            RAW_TEXT => unsafe { CStr::from_ptr(pointer(0).cast()) }.to_bytes().to_vec(),
-            // SAFETY: a value of this type is a pointer to an object with a `TVMFFIByteArray` after its header, whose bytes live as
-            // long as the call.
-            #[allow(unsafe_code, reason = "reads a text of TVM-FFI")]
-            TEXT => unsafe {
-                let ByteArray { data, len } = *pointer(HEADER).cast::<ByteArray>();
-                std::slice::from_raw_parts(data, len)
-            }
-            .to_vec(),
+            RAW_TEXT | TEXT => unsafe {
+                if type_index == RAW_TEXT {
+                    CStr::from_ptr(pointer(0).cast()).to_bytes()
+                } else {
+                    let ByteArray { data, len } = *pointer(HEADER).cast::<ByteArray>();
+                    std::slice::from_raw_parts(data, len)
+                }
+            },
             _ => return Err(self.invalid(at, "a text")),
         };
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
+        Ok(String::from_utf8_lossy(bytes).into_owned())
     }
 
     pub(super) fn int(&self, at: usize) -> Result<i64, Failure> {
@@ -167,33 +168,26 @@ unsafe extern "C" {
     fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
 }
 
-/// The address of a function of the process, or null.
-fn symbol(name: &CStr) -> *mut c_void {
-    // SAFETY: a null library searches the process, and the name ends with 0.
+/// The function of the process with this name, which has type `F`.
+fn function<F>(name: &CStr) -> Option<F> {
+    // SAFETY: a null library searches the process, and the name ends with 0. Null is `None`, and a function of the name that the
+    // caller passes has the type that it states.
     #[allow(unsafe_code, reason = "the dynamic linker finds functions of TVM-FFI")]
     unsafe {
-        dlsym(ptr::null_mut(), name.as_ptr())
+        std::mem::transmute_copy::<*mut c_void, Option<F>>(&dlsym(ptr::null_mut(), name.as_ptr()))
     }
 }
 
 fn current_stream(device: i32) -> u64 {
     type GetStream = extern "C" fn(i32, i32) -> *mut c_void;
-    let function = symbol(c"TVMFFIEnvGetStream");
-    // SAFETY: null is `None`, and a function of this name has this type.
-    #[allow(unsafe_code, reason = "a function of TVM-FFI")]
-    let function = unsafe { std::mem::transmute::<*mut c_void, Option<GetStream>>(function) };
-    function.map_or(0, |function| function(CUDA, device) as u64)
+    function::<GetStream>(c"TVMFFIEnvGetStream").map_or(0, |function| function(CUDA, device) as u64)
 }
 
 /// Sets the error of this thread. Returns the code of a failed call.
 fn raise(failure: &Failure) -> c_int {
     type SetRaised = extern "C" fn(*const c_char, *const c_char);
     let text = CString::new(failure.text.replace('\0', " ")).unwrap_or_default();
-    let function = symbol(c"TVMFFIErrorSetRaisedFromCStr");
-    // SAFETY: null is `None`, and a function of this name has this type.
-    #[allow(unsafe_code, reason = "a function of TVM-FFI")]
-    let function = unsafe { std::mem::transmute::<*mut c_void, Option<SetRaised>>(function) };
-    if let Some(function) = function {
+    if let Some(function) = function::<SetRaised>(c"TVMFFIErrorSetRaisedFromCStr") {
         function(failure.kind.as_ptr(), text.as_ptr());
     }
     -1
@@ -201,16 +195,16 @@ fn raise(failure: &Failure) -> c_int {
 
 /// A call as the ABI passes it, and the function with the names of its parameters.
 #[derive(Clone, Copy)]
-pub(super) struct Call {
-    pub(super) function: &'static str,
-    pub(super) names: &'static [&'static str],
-    pub(super) values: *const AnyValue,
-    pub(super) count: i32,
-    pub(super) result: *mut AnyValue,
+struct Call {
+    function: &'static str,
+    names: &'static [&'static str],
+    values: *const AnyValue,
+    count: i32,
+    result: *mut AnyValue,
 }
 
 /// Executes a call and returns its code. A panic becomes an error.
-pub(super) fn execute(operator: fn(&Arguments<'_>) -> Outcome, call: Call) -> c_int {
+fn execute(operator: fn(&Arguments<'_>) -> Outcome, call: Call) -> c_int {
     let Call { function, names, values, count, result } = call;
     if usize::try_from(count) != Ok(names.len()) || values.is_null() || result.is_null() {
         let (expected, names) = (names.len(), names.join(", "));
@@ -237,4 +231,114 @@ pub(super) fn execute(operator: fn(&Arguments<'_>) -> Outcome, call: Call) -> c_
         }
         Err(failure) => raise(&failure),
     }
+}
+
+/// Exports functions of modules with the names of their parameters.
+macro_rules! export {
+    ($($symbol:ident = $module:ident::$function:ident($($name:ident),+);)+) => {
+        $(
+            #[allow(unsafe_code, reason = "a symbol of the library")]
+            // SAFETY: the prefix `__tvm_ffi_` is that of functions of this type.
+            #[unsafe(no_mangle)]
+            extern "C" fn $symbol(_: *mut c_void, values: *const AnyValue, count: i32, result: *mut AnyValue) -> c_int {
+                let (function, names) = (stringify!($function), &[$(stringify!($name)),+]);
+                execute($module::$function, Call { function, names, values, count, result })
+            }
+        )+
+    };
+}
+
+export! {
+    __tvm_ffi_rmsnorm = operators::rmsnorm(output, input, weight, eps, enable_pdl);
+    __tvm_ffi_gemma_rmsnorm = operators::gemma_rmsnorm(output, input, weight, eps, enable_pdl);
+    __tvm_ffi_fused_add_rmsnorm = operators::fused_add_rmsnorm(
+        input, residual, weight, eps, enable_pdl
+    );
+    __tvm_ffi_gemma_fused_add_rmsnorm = operators::gemma_fused_add_rmsnorm(
+        input, residual, weight, eps, enable_pdl
+    );
+    __tvm_ffi_layernorm = operators::layernorm(output, input, gamma, beta, eps);
+    __tvm_ffi_silu_and_mul = operators::silu_and_mul(out, input, enable_pdl);
+    __tvm_ffi_gelu_and_mul = operators::gelu_and_mul(out, input, enable_pdl);
+    __tvm_ffi_gelu_tanh_and_mul = operators::gelu_tanh_and_mul(out, input, enable_pdl);
+    __tvm_ffi_apply_rope_pos_ids = operators::apply_rope_pos_ids(
+        q, k, q_rope, k_rope, pos_ids, rotary_dim, interleave, rope_scale, rope_theta
+    );
+    __tvm_ffi_apply_llama31_rope_pos_ids = operators::apply_llama31_rope_pos_ids(
+        q, k, q_rope, k_rope, pos_ids, rotary_dim, interleave, rope_scale, rope_theta, low_freq_factor, high_freq_factor,
+        old_context_length
+    );
+    __tvm_ffi_apply_rope_pos_ids_cos_sin_cache =
+        operators::apply_rope_pos_ids_cos_sin_cache(
+            q, k, q_rope, k_rope, cos_sin_cache, pos_ids, interleave
+        );
+    __tvm_ffi_merge_state = operators::merge_state(v_a, s_a, v_b, s_b, v_merged, s_merged);
+    __tvm_ffi_merge_state_in_place = operators::merge_state_in_place(v, s, v_other, s_other, mask);
+    __tvm_ffi_merge_states = operators::merge_states(v, s, v_merged, s_merged);
+    __tvm_ffi_packbits = operators::packbits(x, bitorder, y);
+    __tvm_ffi_segment_packbits = operators::segment_packbits(
+        x, input_indptr, output_indptr, bitorder, y
+    );
+    __tvm_ffi_append_paged_kv_cache = operators::append_paged_kv_cache(
+        k, v, batch_indices, positions, k_cache, v_cache, kv_indices, kv_indptr, kv_last_page_len, layout
+    );
+    __tvm_ffi_append_paged_mla_kv_cache = operators::append_paged_mla_kv_cache(
+        append_ckv, append_kpe, batch_indices, positions, ckv_cache, kpe_cache, kv_indices, kv_indptr, kv_last_page_len
+    );
+    __tvm_ffi_softmax = sampling::softmax(
+        workspace_buffer, logits, output, temperature_arr, temperature, enable_pdl
+    );
+    __tvm_ffi_sampling_from_logits = sampling::sampling_from_logits(
+        logits, output, indices, deterministic, seed_arr, seed, offset_arr, offset
+    );
+    __tvm_ffi_sampling_from_probs = sampling::sampling_from_probs(
+        probs, output, valid, indices, deterministic, seed_arr, seed, offset_arr, offset
+    );
+    __tvm_ffi_top_k_sampling_from_probs = sampling::top_k_sampling_from_probs(
+        probs, output, valid, indices, top_k_arr, top_k, deterministic, seed_arr, seed, offset_arr, offset
+    );
+    __tvm_ffi_top_p_sampling_from_probs = sampling::top_p_sampling_from_probs(
+        probs, output, valid, indices, top_p_arr, top_p, deterministic, seed_arr, seed, offset_arr, offset
+    );
+    __tvm_ffi_min_p_sampling_from_probs = sampling::min_p_sampling_from_probs(
+        probs, output, valid, indices, min_p_arr, min_p, deterministic, seed_arr, seed, offset_arr, offset
+    );
+    __tvm_ffi_top_k_top_p_sampling_from_probs =
+        sampling::top_k_top_p_sampling_from_probs(
+            probs, output, valid, indices, top_k_arr, top_k, top_p_arr, top_p, deterministic, seed_arr, seed, offset_arr,
+            offset
+        );
+    __tvm_ffi_top_k_renorm_probs = sampling::top_k_renorm_probs(
+        probs, renorm_probs, top_k_arr, top_k, row_states_buffer
+    );
+    __tvm_ffi_top_p_renorm_probs = sampling::top_p_renorm_probs(
+        probs, renorm_probs, top_p_arr, top_p, is_deterministic, workspace
+    );
+    __tvm_ffi_top_k_mask_logits = sampling::top_k_mask_logits(
+        logits, mask_logits, top_k_arr, top_k, row_states_buffer
+    );
+    __tvm_ffi_chain_speculative_sampling = sampling::chain_speculative_sampling(
+        draft_probs, draft_token_ids, target_probs, output_token_ids, output_accepted_token_num,
+        output_emitted_draft_token_num, deterministic, seed_arr, seed, offset_arr, offset
+    );
+    __tvm_ffi_paged_decode_plan = plans::paged_decode_plan(
+        q, k_cache, kv_indptr, kv_indices, kv_last_page_len, layout, sm_scale
+    );
+    __tvm_ffi_paged_decode_run = plans::paged_decode_run(plan, q, k_cache, v_cache, output, lse);
+    __tvm_ffi_paged_decode_free = plans::paged_decode_free(plan);
+    __tvm_ffi_paged_prefill_plan = plans::paged_prefill_plan(
+        q, k_cache, qo_indptr, kv_indptr, kv_indices, kv_last_page_len, layout, causal, window_left, logits_soft_cap, sm_scale
+    );
+    __tvm_ffi_paged_prefill_run = plans::paged_prefill_run(plan, q, k_cache, v_cache, output, lse);
+    __tvm_ffi_paged_prefill_free = plans::paged_prefill_free(plan);
+    __tvm_ffi_ragged_prefill_plan = plans::ragged_prefill_plan(
+        q, k, v, qo_indptr, kv_indptr, causal, window_left, logits_soft_cap, sm_scale
+    );
+    __tvm_ffi_ragged_prefill_run = plans::ragged_prefill_run(plan, q, k, v, output, lse);
+    __tvm_ffi_ragged_prefill_free = plans::ragged_prefill_free(plan);
+    __tvm_ffi_mla_plan = plans::mla_plan(
+        q_nope, q_pe, ckv_cache, qo_indptr, kv_indptr, kv_indices, kv_len_arr, causal, sm_scale
+    );
+    __tvm_ffi_mla_run = plans::mla_run(plan, q_nope, q_pe, ckv_cache, kpe_cache, output, lse);
+    __tvm_ffi_mla_free = plans::mla_free(plan);
 }

@@ -1,6 +1,6 @@
 //! Functions of the TVM-FFI ABI, exported by the library for callers of any language: `__tvm_ffi_<name>`.
 //!
-//! `exports.rs` lists the functions with their arguments. Names and orders are those of FlashInfer's modules, so that they replace
+//! `abi.rs` lists the functions with their arguments. Names and orders are those of FlashInfer's modules, so that they replace
 //! these, except for attention: a plan takes the arrays of a batch and returns a plan, an integer; a run takes the plan and the
 //! tensors; a release ends it.
 //!
@@ -17,7 +17,6 @@
 //! `ValueError`, `NotImplementedError` and `RuntimeError`.
 
 mod abi;
-mod exports;
 mod operators;
 mod plans;
 mod sampling;

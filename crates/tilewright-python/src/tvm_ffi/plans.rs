@@ -178,13 +178,13 @@ fn soft_cap(call: &Arguments<'_>, at: usize) -> Result<Option<f32>, Failure> {
 }
 
 /// The arrays of a page table.
-struct PageArrays {
+struct TableArrays {
     indptr: IndexArg,
     indices: IndexArg,
     last_page_len: IndexArg,
 }
 
-impl PageArrays {
+impl TableArrays {
     /// `kv_indptr, kv_indices, kv_last_page_len` from `at` on.
     fn read(call: &Arguments<'_>, at: usize) -> Result<Self, Failure> {
         let index = |at: usize| -> Result<IndexArg, Failure> { Ok(IndexArg::of(call.tensor(at)?)?) };
@@ -219,7 +219,7 @@ pub(super) fn paged_decode_plan(call: &Arguments<'_>) -> Outcome {
         .layout(layout)
         .scale(call.float(6)? as f32)
         .build()?;
-    let arrays = PageArrays::read(call, 2)?;
+    let arrays = TableArrays::read(call, 2)?;
     let rows: Vec<i64> = (0..=arrays.last_page_len.len() as i64).collect();
     let batch = Batch::paged(&rows, arrays.table(OPERATOR, page_size)?);
     store("paged_decode_plan", Settings { problem, soft_cap: None }, &q, &batch)
@@ -236,7 +236,7 @@ pub(super) fn paged_prefill_plan(call: &Arguments<'_>) -> Outcome {
         .mask(mask(call, OPERATOR, 7)?)
         .scale(call.float(10)? as f32)
         .build()?;
-    let (rows, arrays) = (IndexArg::of(call.tensor(2)?)?, PageArrays::read(call, 3)?);
+    let (rows, arrays) = (IndexArg::of(call.tensor(2)?)?, TableArrays::read(call, 3)?);
     let rows = rows.host(OPERATOR, "qo_indptr")?;
     let batch = Batch::paged(rows.index(), arrays.table(OPERATOR, page_size)?);
     store("paged_prefill_plan", Settings { problem, soft_cap: soft_cap(call, 9)? }, &q, &batch)
@@ -273,7 +273,7 @@ pub(super) fn mla_plan(call: &Arguments<'_>) -> Outcome {
         .mask(if call.int(7)? == 0 { Mask::Full } else { Mask::Causal })
         .scale(call.float(8)? as f32)
         .build()?;
-    let (rows, arrays) = (IndexArg::of(call.tensor(3)?)?, PageArrays::read(call, 4)?);
+    let (rows, arrays) = (IndexArg::of(call.tensor(3)?)?, TableArrays::read(call, 4)?);
     let rows = rows.host(OPERATOR, "qo_indptr")?;
     let lens = arrays.last_page_len.host(OPERATOR, "kv_len_arr")?;
     let indptr = arrays.indptr.host(OPERATOR, "kv_indptr")?;

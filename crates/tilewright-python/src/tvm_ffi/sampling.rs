@@ -86,7 +86,7 @@ pub(super) fn top_k_top_p_sampling_from_probs(call: &Arguments<'_>) -> Outcome {
 fn distribution(call: &Arguments<'_>, from: usize, probs: bool, params: &TokenParams) -> Outcome {
     let (scores, mut out) = (call.tensor(from)?, call.tensor(from + 1)?);
     let (_, backend) = backend_of(&scores)?;
-    write_distribution(&backend, probs, params, (&scores, &mut out))?;
+    write_distribution(&backend, probs, params, &scores, &mut out)?;
     Ok(None)
 }
 
