@@ -9,18 +9,15 @@ use crate::{
     keywords::{Keywords, fields_of_tuple},
     overlap::check_separate,
     problem::PyProblem,
+    scale::ScaleArg,
     tensor::TensorArg,
     variant::PyVariant,
 };
-use pyo3::{
-    Borrowed,
-    prelude::*,
-    types::{PyDict, PyFloat, PyInt, PyList},
-};
+use pyo3::{Borrowed, prelude::*, types::PyDict};
 use std::sync::{Mutex, PoisonError};
 use tilewright::{
-    Attention, Backend, Batch, KvCache, KvScales, PageTable, Plan, Problem, QuantizedCache, Result, Scale,
-    ViewMut, Workspace,
+    Attention, Backend, Batch, KvCache, KvScales, PageTable, Plan, Problem, QuantizedCache, Result, ViewMut,
+    Workspace,
     attention::{Capacity, LatentCache, LatentQuery, Output, QuantizedLatentCache, Split, variant::Variant},
     tensor::DeviceMemory,
 };
@@ -102,51 +99,6 @@ impl<'py> FromPyObject<'_, 'py> for WorkspaceArg {
     fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
         let tensor: TensorArg = object.extract()?;
         Ok(Self(tensor.owned_by(object.to_owned().unbind())))
-    }
-}
-
-/// The scale of K or V: one, one per head, a tensor of one or one per head, or one per page (and head).
-pub(crate) enum ScaleArg {
-    One(f32),
-    Heads(Vec<f32>),
-    Values(TensorArg),
-    Pages(TensorArg),
-}
-
-impl<'py> FromPyObject<'_, 'py> for ScaleArg {
-    type Error = PyErr;
-
-    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        // a tensor of one page also converts to a number, which would wait for a GPU
-        if object.is_instance_of::<PyFloat>() || object.is_instance_of::<PyInt>() {
-            return object.extract().map(Self::One);
-        }
-        match object.cast::<PyList>() {
-            Ok(scales) => scales.extract().map(Self::Heads),
-            Err(_) => {
-                let tensor: TensorArg = object.extract()?;
-                Ok(if tensor.shape().len() == 1 { Self::Values(tensor) } else { Self::Pages(tensor) })
-            }
-        }
-    }
-}
-
-impl ScaleArg {
-    fn tensor(&self) -> Option<&TensorArg> {
-        match self {
-            Self::Values(scales) | Self::Pages(scales) => Some(scales),
-            Self::One(_) | Self::Heads(_) => None,
-        }
-    }
-
-    fn scale<'a>(this: Option<&'a Self>, name: &str) -> Result<Scale<'a>> {
-        Ok(match this {
-            None => Scale::One,
-            Some(Self::One(scale)) => Scale::Tensor(*scale),
-            Some(Self::Heads(scales)) => Scale::Head(scales),
-            Some(Self::Values(scales)) => Scale::Values(scales.view(OPERATOR, name)?),
-            Some(Self::Pages(scales)) => Scale::Page(scales.view(OPERATOR, name)?),
-        })
     }
 }
 
@@ -340,13 +292,13 @@ impl PyAttention {
                 "latent attention has no v_scale, expected k_scale for both tensors of the cache"
             );
             let query = LatentQuery { nope: q, pe: pe.view(OPERATOR, "q_pe")? };
-            let scale = ScaleArg::scale(k_scale.as_ref(), "k_scale")?;
+            let scale = ScaleArg::scale(k_scale.as_ref(), OPERATOR, "k_scale")?;
             let cache = QuantizedLatentCache { cache: LatentCache { ckv: k, kpe: v }, scale };
             return attention.run_latent_scaled(&plan.plan, query, cache, out);
         }
         let scales = KvScales {
-            k: ScaleArg::scale(k_scale.as_ref(), "k_scale")?,
-            v: ScaleArg::scale(v_scale.as_ref(), "v_scale")?,
+            k: ScaleArg::scale(k_scale.as_ref(), OPERATOR, "k_scale")?,
+            v: ScaleArg::scale(v_scale.as_ref(), OPERATOR, "v_scale")?,
         };
         let cache = QuantizedCache { cache: KvCache { k, v }, scales };
         attention.run_scaled(&plan.plan, q, cache, out)

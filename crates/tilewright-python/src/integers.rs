@@ -179,6 +179,20 @@ impl IndexArg {
     }
 }
 
+/// Words of 32 bits on the host or on a device.
+pub(crate) struct WordArg(pub(crate) IndexArg);
+
+impl<'py> FromPyObject<'_, 'py> for WordArg {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        match TensorArg::exported(&object)? {
+            Some(tensor) => IndexArg::of(tensor.words()).map(Self),
+            None => object.extract().map(Self),
+        }
+    }
+}
+
 /// Booleans of a tensor on the host.
 pub(crate) struct Flags(pub(crate) Vec<bool>);
 

@@ -21,6 +21,7 @@ mod overlap;
 mod problem;
 mod rope;
 mod sampling;
+mod scale;
 mod slots;
 mod speculative;
 mod tensor;

@@ -4,14 +4,14 @@ use crate::{
     backend::AnyBackend,
     device::Queue,
     errors::raised,
-    integers::{IndexArg, PerRow, Seeds},
+    integers::{PerRow, Seeds, WordArg},
     keywords::Keywords,
     operators::InputArg,
     overlap::check_separate,
     tensor::TensorArg,
     token_params::TokenParams,
 };
-use pyo3::{Borrowed, prelude::*, types::PyBytes};
+use pyo3::{prelude::*, types::PyBytes};
 use tilewright::{
     Error, Operator, Result,
     sampling::{
@@ -305,20 +305,6 @@ pub(crate) fn top_k_selection(py: Python<'_>, queue: &Queue, fields: Keywords<To
         .run(&queue.backend)
     })
     .map_err(raised)
-}
-
-/// Words of 32 bits on the host or on a device.
-pub(crate) struct WordArg(IndexArg);
-
-impl<'py> FromPyObject<'_, 'py> for WordArg {
-    type Error = PyErr;
-
-    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        match TensorArg::exported(&object)? {
-            Some(tensor) => IndexArg::of(tensor.words()).map(Self),
-            None => object.extract().map(Self),
-        }
-    }
 }
 
 /// Excludes the tokens whose bit is 0.

@@ -9,6 +9,7 @@
 //! A row without visible keys has `o = 0, lse = -inf`.
 
 mod batch;
+mod bound;
 mod capacity;
 mod cascade;
 mod mask;
@@ -26,6 +27,7 @@ mod state;
 pub mod variant;
 
 pub use batch::{Batch, Index, KvTable, Level, Shard};
+pub use bound::BoundAttention;
 pub use capacity::{ArraySizes, Capacity};
 pub use cascade::SharedPrefix;
 pub use mask::MaskBits;
@@ -35,7 +37,7 @@ pub use plan::{Explanation, Plan, Workspace};
 pub use planner::Planner;
 pub use problem::{HeadDim, Heads, Mask, Problem, ProblemBuilder};
 pub use requests::{KvSource, Request, Requests, Segment, SegmentMask};
-pub use run::{AttentionRun, BoundAttention, Inputs, LatentCache, LatentQuery, QuantizedLatentCache};
+pub use run::{AttentionRun, Inputs, LatentCache, LatentQuery, QuantizedLatentCache};
 pub use schedule::{ManyRows, Merge, Schedule, Split, Tiling, WorkItem};
 pub use state::{LSE_TO_NATURAL, StateMerge, merge_state, merge_states};
 pub use variant::Variant;
