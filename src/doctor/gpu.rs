@@ -5,7 +5,7 @@ use std::{
     fmt,
     path::{Path, PathBuf},
 };
-use tilewright_cuda::{Context, cache::Settings};
+use tilewright_cuda::{CHECK_VARIABLE, Context, cache::Settings, checks_from_environment};
 
 const LIBRARY: &str = "libcuda.so.1";
 /// Folders of distributions and containers, for libraries missing from the loader's cache.
@@ -67,6 +67,15 @@ pub(super) fn find() -> Gpu {
         Err(why) => (None, Some(why.to_string())),
     };
     Gpu { driver: library(), backend: device.is_some(), device, why, cache }
+}
+
+/// The checked mode, for display.
+pub(super) fn checks() -> String {
+    match checks_from_environment() {
+        Ok(true) => format!("on ({CHECK_VARIABLE})"),
+        Ok(false) => format!("off ({CHECK_VARIABLE}=1 verifies the arguments of operators on a GPU)"),
+        Err(why) => why.to_string(),
+    }
 }
 
 /// Searches like the loader: `LD_LIBRARY_PATH`, the loader's cache, standard folders.

@@ -107,6 +107,7 @@ impl fmt::Display for DoctorReport {
         row("roofline", &format_args!("{bytes:.1} GB/s read, {flops:.1} GFLOP/s in f32, measured now"))?;
         row("GPU", &self.gpu)?;
         row("kernels", &self.gpu.cache())?;
+        row("checks", &gpu::checks())?;
         row("model", &self.model)
     }
 }

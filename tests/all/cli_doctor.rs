@@ -43,6 +43,7 @@ fn the_report_has_hardware_and_backend() {
     let gpu = row("GPU");
     assert!(gpu.ends_with("; the CPU backend will run") || gpu.contains(", sm_"), "{report}");
     assert!(row("kernels").ends_with("tilewright/kernels"), "{report}");
+    assert!(row("checks").starts_with("off (TILEWRIGHT_CHECK=1 "), "{report}");
     assert!(row("model").ends_with("models/tilewright-small"), "{report}");
 }
 

@@ -2,6 +2,7 @@
 
 use crate::{
     cache::{Assembler, Cache, CacheError, Code, Settings, Source},
+    checks::checks_from_environment,
     driver::{
         self, Context, CublasLt, DriverError, ErrorKind as DriverErrorKind, Executable, Function, Graph,
         Memory, Stream, loadable,
@@ -30,6 +31,7 @@ pub struct Device {
     driver: Arc<Driver>,
     /// cuBLASLt; `None` if only our own GEMM kernels may be used.
     cublaslt: CublasLt,
+    checks: bool,
 }
 
 /// A graph with the stream that it was recorded from.
@@ -63,22 +65,29 @@ impl Device {
         Self::on_stream(Stream::open(ordinal).map_err(engine_error)?)
     }
 
-    /// Takes a stream and opens the cache in its default folder.
+    /// Takes a stream, opens the cache in its default folder, and reads `TILEWRIGHT_CHECK`.
     ///
     /// # Errors
-    /// If the cache cannot be opened.
+    /// If the cache cannot be opened, or the variable has an invalid value.
     pub fn on_stream(stream: Stream) -> Result<Self> {
         let cache = Settings::from_environment()
             .and_then(Cache::open)
             .map_err(|why| Error::new("gpu.cache", why.to_string()))?;
-        Ok(Self::new(stream, Arc::new(cache)))
+        Ok(Self::new(stream, Arc::new(cache)).with_checks(checks_from_environment()?))
     }
 
     /// Takes a stream, for example the caller's ([`Context::borrow_stream`](crate::Context::borrow_stream)), and a cache.
     pub fn new(stream: Stream, cache: Arc<Cache>) -> Self {
         let driver = Arc::new(Driver::of(stream.context()));
         let cublaslt = CublasLt::new(&stream);
-        Self { stream, cache, driver, cublaslt }
+        Self { stream, cache, driver, cublaslt, checks: false }
+    }
+
+    /// Same, in the checked mode or not: each operator asserts that its tensors are memory of this GPU and that index arrays there are
+    /// valid, and waits for its work.
+    #[must_use]
+    pub fn with_checks(self, checks: bool) -> Self {
+        Self { checks, ..self }
     }
 
     /// The stream.
@@ -94,6 +103,18 @@ impl Device {
 
 impl Machine for Device {
     type Function = Function;
+
+    fn checks(&self) -> bool {
+        self.checks
+    }
+
+    fn check_memory(&self, name: &str, address: u64, bytes: usize) -> Result<()> {
+        self.stream.context().check_ends(name, address, bytes).map_err(engine_error)
+    }
+
+    fn is_recording(&self) -> Result<bool> {
+        self.stream.is_captured().map_err(engine_error)
+    }
 
     fn describe(&self) -> String {
         let properties = self.stream.context().properties();

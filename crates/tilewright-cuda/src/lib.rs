@@ -31,12 +31,14 @@ pub mod cache;
 mod driver;
 
 mod backend;
+mod checks;
 mod device;
 pub mod machine;
 mod simulator;
 mod staged;
 
 pub use backend::Gpu;
+pub use checks::{CHECK_VARIABLE, checks_from_environment};
 pub use device::Device;
 pub use driver::{
     AssembledKernel, Buffer, Capture, Context, DeviceProperties, DriverError, ErrorKind, Event, Executable,

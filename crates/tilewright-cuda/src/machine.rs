@@ -27,6 +27,26 @@ pub trait Machine: Clone + Debug + Send + Sync + 'static {
     /// A loaded kernel.
     type Function: Clone + Debug + Send + Sync;
 
+    /// Whether operators verify their arguments in device memory and wait for their work.
+    fn checks(&self) -> bool {
+        false
+    }
+
+    /// Checks that a range of addresses, which errors call `name`, is memory of the device; used if [`Machine::checks`].
+    ///
+    /// # Errors
+    /// If it is not.
+    fn check_memory(&self, name: &str, address: u64, bytes: usize) -> Result<()> {
+        let _ = (name, address, bytes); // a machine that checks each access
+        Ok(())
+    }
+
+    /// Whether submitted work is recorded instead of executed.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn is_recording(&self) -> Result<bool>;
+
     /// A description for people.
     fn describe(&self) -> String;
 

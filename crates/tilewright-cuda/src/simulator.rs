@@ -26,6 +26,7 @@ pub struct Simulator {
     seed: Arc<AtomicU64>,
     /// Commands recorded so far; `None` outside of a recording.
     recording: Arc<Mutex<Option<Vec<Command>>>>,
+    checks: bool,
 }
 
 /// One command in the queue.
@@ -62,7 +63,19 @@ impl Simulator {
             _ => (227 << 10, 228 << 10),
         };
         let limits = Limits { device: 0, arch, multiprocessors, shared_per_cta, shared_per_sm };
-        Self { limits, memory: Arc::default(), seed: Arc::default(), recording: Arc::default() }
+        Self {
+            limits,
+            memory: Arc::default(),
+            seed: Arc::default(),
+            recording: Arc::default(),
+            checks: false,
+        }
+    }
+
+    /// Same, in the checked mode or not.
+    #[must_use]
+    pub fn with_checks(self, checks: bool) -> Self {
+        Self { checks, ..self }
     }
 
     /// Same, as device number `device` with memory of its own, for tests with several devices.
@@ -134,6 +147,14 @@ fn failed(fault: Fault) -> Error {
 
 impl Machine for Simulator {
     type Function = Arc<Kernel>;
+
+    fn checks(&self) -> bool {
+        self.checks
+    }
+
+    fn is_recording(&self) -> Result<bool> {
+        Ok(self.recording().is_some())
+    }
 
     fn describe(&self) -> String {
         format!("simulator: sm_{}, {} SMs", self.limits.arch, self.limits.multiprocessors)

@@ -10,6 +10,7 @@ use tilewright::{Backend, Cpu, Error, ErrorKind, Result};
 use tilewright_cuda::{
     Context, Device as CudaDevice, Gpu, Simulator, Staged,
     cache::{Cache, Settings},
+    checks_from_environment,
 };
 
 const OPERATOR: &str = "device";
@@ -31,6 +32,7 @@ enum DeviceMachine {
     Gpu {
         context: Context,
         cache: Arc<Cache>,
+        checks: bool,
         queues: Mutex<HashMap<u64, AnyBackend>>,
     },
 }
@@ -80,7 +82,7 @@ impl Device {
 
 impl Device {
     fn gpu_queue(&self, stream: u64) -> Result<AnyBackend> {
-        let DeviceMachine::Gpu { context, cache, queues } = &self.machine else {
+        let DeviceMachine::Gpu { context, cache, checks, queues } = &self.machine else {
             return Err(Error::new(OPERATOR, format!("{} has no streams", self.name)));
         };
         let mut queues = queues.lock().unwrap_or_else(PoisonError::into_inner);
@@ -88,7 +90,7 @@ impl Device {
             return Ok(backend.clone());
         }
         let borrowed = context.borrow_stream(stream).map_err(|why| failed(&why.to_string()))?;
-        let machine = CudaDevice::new(borrowed, cache.clone());
+        let machine = CudaDevice::new(borrowed, cache.clone()).with_checks(*checks);
         // all streams share the loaded kernels
         let backend = AnyBackend::Cuda(match queues.values().next() {
             Some(AnyBackend::Cuda(other)) => other.on(machine),
@@ -140,7 +142,7 @@ fn open(name: &str, threads: Option<usize>) -> Result<DeviceMachine> {
             Ok(DeviceMachine::Single(AnyBackend::Cpu(cpu)))
         }
         "simulator" => {
-            let simulator = Simulator::new(SIMULATED.0, SIMULATED.1);
+            let simulator = Simulator::new(SIMULATED.0, SIMULATED.1).with_checks(checks_from_environment()?);
             Ok(DeviceMachine::Single(AnyBackend::Simulator(Staged(Gpu::new(simulator)))))
         }
         _ => {
@@ -156,7 +158,8 @@ fn open(name: &str, threads: Option<usize>) -> Result<DeviceMachine> {
             let context = Context::open(ordinal).map_err(|why| failed(&why.to_string()))?;
             let settings = Settings::from_environment().map_err(|why| failed(&why.to_string()))?;
             let cache = Cache::open(settings).map_err(|why| failed(&why.to_string()))?;
-            Ok(DeviceMachine::Gpu { context, cache: Arc::new(cache), queues: Mutex::default() })
+            let (cache, checks) = (Arc::new(cache), checks_from_environment()?);
+            Ok(DeviceMachine::Gpu { context, cache, checks, queues: Mutex::default() })
         }
     }
 }

@@ -9,7 +9,7 @@ import sys
 
 import numpy
 import tilewright as tw
-from tilewright import _core
+from tilewright import _core, _device
 
 driver = ctypes.CDLL("libcuda.so.1")
 driver.driver_double_log.restype = ctypes.c_size_t
@@ -86,7 +86,7 @@ class Step:
         self.table = tw.PageTable(Array(self.indptr), Array(self.pages), zeros(requests, dtype="int32"), 16)
         self.rope = tw.Rope(dim)
         self.logits, self.tokens = zeros(requests, vocab, dtype="float32"), zeros(requests, dtype="int32")
-        self.top_k, self.top_p = zeros(requests, dtype="int32"), zeros(requests, dtype="float32")
+        self.top_k, self.top_p = Array(numpy.full(requests, 50, "int32")), Array(numpy.full(requests, 0.9, "float32"))
 
     def batch(self):
         last = numpy.full(len(self.indptr) - 1, (self.kv_len - 1) % 16 + 1, dtype="int32")
@@ -178,7 +178,57 @@ def streams() -> dict:
     return {**first, **parts}
 
 
-SCENARIOS = {"decode_step": decode_step, "streams": streams}
+def error_of(work) -> str:
+    """The error that ``work()`` raises; empty if it raises none."""
+    try:
+        work()
+    except tw.Error as error:
+        return str(error)
+    return ""
+
+
+def checked() -> dict:
+    """Calls and errors of the checked mode."""
+    enter_context()
+    stream = handle("cuStreamCreate", 1)
+    step = Step(stream)
+    _device._devices[0] = step.attention.device  # the operators around attention use the stream too
+    for part in ("append", "rmsnorm", "apply_rope", "run", "sample"):
+        getattr(step, part)()
+    parts = {part: calls(getattr(step, part)) for part in ("rmsnorm", "append")}
+    capture = ctypes.c_uint64(stream)
+    driver.cuStreamBeginCapture_v2(capture, 1)
+    parts["rmsnorm_in_capture"] = calls(step.rmsnorm)
+    driver.cuStreamEndCapture(capture, ctypes.byref(ctypes.c_uint64()))
+
+    def norm(weight):
+        return error_of(lambda: tw.rmsnorm(step.hidden, weight, out=step.normed))
+
+    on_host = numpy.zeros(512, "float16")
+    # a tensor in two of three mappings, and one that is longer than its allocation
+    mapped, short = zeros(768), zeros(256)
+    driver.driver_double_split(mapped.address + 512)
+    driver.driver_double_split(mapped.address + 1024)
+    parts["errors"] = {
+        "mapped": norm(Array(on_host, mapped.address)),
+        "host": norm(Array(on_host, on_host.ctypes.data)),
+        "short": norm(Array(on_host, short.address)),
+    }
+    step.batch_indices.write([0, 1, 4, 3])
+    parts["errors"]["batch_indices"] = error_of(step.append)
+    step.batch_indices.write([0, 1, -1, 3])
+    parts["errors"]["skipped"] = error_of(step.append)
+    step.positions.write([0, 0, 0, 1000])
+    parts["errors"]["positions"] = error_of(step.append)
+    batch = step.device_batch()
+    step.plan = step.attention.plan(batch)
+    parts["errors"]["block_tables"] = error_of(step.run)
+    batch._table.block_tables.write(numpy.full((4, 8), 32))
+    parts["errors"]["no_page"] = error_of(step.run)
+    return {"stream": stream, "addresses": {"short": short.address, "host": on_host.ctypes.data}, **parts}
+
+
+SCENARIOS = {"checked": checked, "decode_step": decode_step, "streams": streams}
 
 if __name__ == "__main__":
     json.dump(SCENARIOS[sys.argv[1]](), sys.stdout)

@@ -89,3 +89,33 @@ def test_work_on_a_plan_follows_that_of_other_streams(on_double):
     assert steps["plan_after_capture"] == [wait, free] * 2 + [copy, free, free]
     assert steps["free_after_destroyed"] == [synchronize, free] * 2
     assert steps["free_on_destroyed"] == [free, synchronize, "cuMemFree_v2"] * 2
+
+
+def test_the_checked_mode_verifies_tensors_and_index_arrays(on_double):
+    parts = on_double("checked", TILEWRIGHT_CHECK="1")
+    calls = names(parts["rmsnorm"])
+    # the first and the last byte of three tensors, then the work before the operator and its own
+    assert calls.count("cuPointerGetAttributes") == 6
+    assert [name for name in calls if name in ("cuStreamSynchronize", "cuLaunchKernelEx")] == [
+        "cuStreamSynchronize", "cuLaunchKernelEx", "cuStreamSynchronize"]
+    captured = names(parts["rmsnorm_in_capture"])
+    assert captured.count("cuPointerGetAttributes") == 6
+    assert captured.count("cuLaunchKernelEx") == 1
+    assert "cuStreamSynchronize" not in captured
+    # four arrays for each of K and V
+    assert names(parts["append"]).count("cuMemcpyDtoHAsync_v2") == 8
+
+    errors, addresses = parts["errors"], parts["addresses"]
+    assert errors["mapped"] == errors["skipped"] == errors["block_tables"] == ""
+    assert errors["host"] == (f"norm.rmsnorm: weight: pointer {addresses['host']:#x} is not memory of GPU 0: the driver does not know it "
+                              "(memory of the host?)")
+    last = f"pointer {addresses['short'] + 1023:#x} is not memory of GPU 0"
+    assert errors["short"].startswith(f"norm.rmsnorm: weight, last of 1024 bytes: {last}")
+    assert errors["batch_indices"] == "kv.append_to_slots: token 2: batch_index = 4 is not in 0..4, nor -1 to skip the token"
+    assert errors["positions"] == "kv.append_to_slots: token 3: position = 1000 is not in 0..128 of request 3"
+    assert errors["no_page"] == "attention.run: page indices: entry 0 = 32 is not in 0..32, the pages of the cache"
+
+
+def test_the_checked_mode_is_on_or_off(on_double):
+    with pytest.raises(AssertionError, match='gpu.checks: TILEWRIGHT_CHECK = "yes", expected 1 or 0'):
+        on_double("checked", TILEWRIGHT_CHECK="yes")

@@ -1,11 +1,11 @@
-//! Configuration is in code: the project has at most three environment variables.
+//! Configuration is in code: the project has at most four environment variables.
 
 use super::{Guard, numbered, words};
 use crate::tree::Tree;
 use std::collections::BTreeMap;
 
 const PREFIX: &str = "TILEWRIGHT_";
-const LIMIT: usize = 3;
+const LIMIT: usize = 4;
 
 pub(super) const GUARD: Guard = Guard { name: "environment", check, planted, clean };
 
@@ -31,14 +31,14 @@ fn source(variables: usize) -> String {
 }
 
 fn planted() -> Vec<(Tree, &'static str)> {
-    let across_files = Tree::of([("a.rs", source(3)), ("b.rs", source(4))]);
-    vec![(Tree::of([("a.rs", source(4))]), "4 environment variables"), (across_files, "V3 (b.rs:4)")]
+    let across_files = Tree::of([("a.rs", source(4)), ("b.rs", source(5))]);
+    vec![(Tree::of([("a.rs", source(5))]), "5 environment variables"), (across_files, "V4 (b.rs:5)")]
 }
 
 fn clean() -> Tree {
     Tree::of([
-        ("a.rs", source(3)),
-        ("b.rs", source(3)),
+        ("a.rs", source(4)),
+        ("b.rs", source(4)),
         ("c.rs", format!("const PREFIX: &str = \"{PREFIX}\";")),
     ])
 }

@@ -8,6 +8,7 @@ mod append;
 mod append_slots;
 mod attention;
 mod bits;
+mod checks;
 mod constants;
 mod elementwise;
 mod gather;
@@ -23,6 +24,7 @@ mod sampling;
 use crate::machine::{Limits, Machine};
 use append_slots::AppendSlots;
 use attention::kernel::{AttentionKernels, tiling};
+use checks::HostCopies;
 use constants::Constants;
 use std::{
     collections::HashMap,
@@ -208,7 +210,9 @@ impl<M: Machine> Gpu<M> {
 macro_rules! operators {
     ($($method:ident: $Operator:ident => $function:path),+ $(,)?) => {
         $(fn $method(&self, operator: $Operator<'_>) -> Result<()> {
-            $function(self, self.on_device(operator)?)
+            self.run_operator(&mut HostCopies::default(), self.on_device(operator)?, |operator| {
+                $function(self, operator)
+            })
         })+
     };
 }
@@ -279,7 +283,9 @@ impl<M: Machine> Backend for Gpu<M> {
     }
 
     fn attention(&self, operator: AttentionRun<'_>) -> Result<()> {
-        self.run_attention(&operator) // checks the device of each tensor
+        self.run_operator(&mut HostCopies::default(), operator, |operator| {
+            self.run_attention(&operator) // checks the device of each tensor
+        })
     }
 
     fn plan_on_device(&self, plan: &mut Plan, batch: DeviceBatch) -> Result<()> {

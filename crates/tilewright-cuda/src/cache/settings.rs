@@ -1,4 +1,4 @@
-//! Settings of the kernel cache. The only module that reads the environment.
+//! Settings of the kernel cache.
 
 use super::error::{CacheError, Result};
 use std::{

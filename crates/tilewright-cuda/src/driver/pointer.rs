@@ -17,6 +17,34 @@ impl Context {
         if bytes == 0 {
             return Ok(());
         }
+        let found = self.device_pointer(what, address)?;
+        let end = u128::from(address) + bytes as u128;
+        let of_allocation = u128::from(found.begin) + u128::from(found.bytes);
+        // a driver that does not know the range reports size 0
+        if found.bytes == 0 || end <= of_allocation {
+            return Ok(());
+        }
+        let left = of_allocation.saturating_sub(u128::from(address));
+        let why = format!(
+            "pointer {address:#x} has {left} bytes behind it in its allocation of {}; {bytes} are needed",
+            found.bytes
+        );
+        Err(DriverError::new(what, why))
+    }
+
+    /// Checks that the first and the last of `bytes` bytes at `address`, which errors call `what`, are memory of this GPU. They may be
+    /// in different allocations: a tensor in mapped memory, as torch's expandable segments, has several.
+    ///
+    /// # Errors
+    /// As [`Context::check_pointer`], except for ranges that exceed an allocation and end in another one.
+    pub fn check_ends(&self, what: &str, address: u64, bytes: usize) -> Result<()> {
+        let Some(last) = (bytes as u64).checked_sub(1) else { return Ok(()) };
+        self.device_pointer(what, address)?;
+        self.device_pointer(&format!("{what}, last of {bytes} bytes"), address.saturating_add(last)).map(drop)
+    }
+
+    /// The attributes of an address; an error if it is not memory of this GPU.
+    fn device_pointer(&self, what: &str, address: u64) -> Result<PointerAttributes> {
         let found = self.pointer(address)?;
         let refused = |why: String| Err(DriverError::new(what, format!("pointer {address:#x} {why}")));
         let here = self.ordinal();
@@ -30,19 +58,7 @@ impl Context {
             MemoryType::Device if !found.managed && found.ordinal != here as i32 => {
                 refused(format!("is memory of GPU {}; it has to be memory of GPU {here}", found.ordinal))
             }
-            _ => {
-                let end = u128::from(address) + bytes as u128;
-                let of_allocation = u128::from(found.begin) + u128::from(found.bytes);
-                // a driver that does not know the range reports size 0
-                if found.bytes == 0 || end <= of_allocation {
-                    return Ok(());
-                }
-                let left = of_allocation.saturating_sub(u128::from(address));
-                refused(format!(
-                    "has {left} bytes behind it in its allocation of {}; {bytes} are needed",
-                    found.bytes
-                ))
-            }
+            _ => Ok(found),
         }
     }
 

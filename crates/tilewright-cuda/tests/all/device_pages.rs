@@ -176,6 +176,27 @@ fn other_masks_are_refused<M: Machine>(gpu: &Gpu<M>) -> Result<()> {
     Ok(())
 }
 
+/// The checked mode rejects page indices that the cache lacks; the unused ones after them may have any value.
+#[test]
+fn the_checked_mode_names_pages_that_the_cache_lacks() -> Result<()> {
+    let mut setup = Setup::new(&Gpu::new(Simulator::new(80, 3).with_checks(true)))?;
+    setup.write(&INDICES[0])?;
+    let plan = setup.attention.plan(&batch(setup.indices()))?;
+    setup.run(&plan)?;
+    for (at, page) in [(8, PAGES as i32), (3, -1)] {
+        let mut indices = INDICES[0];
+        indices[at] = page;
+        setup.write(&indices)?;
+        let plan = setup.attention.plan(&batch(setup.indices()))?;
+        let why = setup.run(&plan).expect_err("the cache lacks the page");
+        let expected = format!(
+            "attention.run: page indices: entry {at} = {page} is not in 0..12, the pages of the cache"
+        );
+        assert_eq!(why.to_string(), expected);
+    }
+    Ok(())
+}
+
 /// Tables of levels and of the requests' own keys, each on the host or on the device, in every combination.
 fn levels_have_pages_on_the_device<M: Machine>(gpu: &Gpu<M>) -> Result<()> {
     let mut setup = Setup::new(gpu)?;

@@ -189,6 +189,31 @@ fn some_arrays_are_on_the_host<M: Machine>(gpu: &Gpu<M>) -> tilewright::Result<(
     tensors.check(gpu, step, 1.0)
 }
 
+/// The checked mode rejects tokens without a slot, and takes what arrays on the host may have.
+#[test]
+fn the_checked_mode_names_tokens_without_a_slot() -> tilewright::Result<()> {
+    let gpu = Gpu::new(Simulator::new(80, 3).with_checks(true));
+    let mut tensors = Tensors::new(&gpu)?;
+    let paged = ["token 1: batch_index = 2 is not in 0..2", "page = 4 is not in 0..4"];
+    for (form, reasons) in [
+        (Form::Paged, paged),
+        (Form::Latent, paged),
+        (Form::Mapping, ["token 1: slot = 8 is not in 0..8", "token 0: slot = -9223372036854775808 is not"]),
+    ] {
+        tensors.write(&gpu, &STEPS[0])?;
+        tensors.append(&gpu, form)?;
+        tensors.check(&gpu, &STEPS[0], if matches!(form, Form::Latent) { 1.0 } else { 2.0 })?;
+        for (step, reason) in STEPS[1..].iter().zip(reasons) {
+            tensors.write(&gpu, step)?;
+            let why = tensors.append(&gpu, form).expect_err("the step has tokens without a slot").to_string();
+            assert!(why.starts_with("kv.append") && why.contains(reason), "{why}");
+            // a recording reads nothing
+            Backend::record(&gpu, &mut || tensors.append(&gpu, form))?;
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn in_the_simulator() {
     replays_read_the_present_arrays(&Gpu::new(Simulator::new(80, 3))).unwrap();

@@ -211,9 +211,10 @@ impl<'a> Operator<'a> for KvAppend<'a> {
         self.operator
     }
 
-    /// Checks the scale, for the pages of the tokens only. The shapes were checked before the lookup of the slots.
+    /// Checks the scale, for the pages of the tokens only, and slot arrays that a device has copied to the host. The shapes were checked before the lookup of the slots.
     fn check(&self) -> Result<()> {
         let (operator, name, dtype) = (self.operator, self.names[2], self.cache.dtype());
+        self.slots.check(operator)?;
         let (num_pages, heads) = (self.cache.shape()[0], self.new.shape()[1]);
         let mut pages = self.slots.checked().into_iter().flat_map(Slots::pages).map(|page| page.page);
         let scales = match &self.scale {

@@ -111,6 +111,21 @@ impl<'a> AppendSlots<'a> {
         if let Self::Checked(slots) = self { Some(slots) } else { None }
     }
 
+    /// Checks arrays that were on a device and are now on the host. Entries of `indices` after those of the last request are not used.
+    pub(super) fn check(&self, operator: &'static str) -> Result<()> {
+        let Self::Device { arrays, num_pages } = *self else { return Ok(()) };
+        let used = match arrays {
+            SlotArrays::Paged { batch_indices, positions, indptr, indices, page_size } => {
+                let end = indptr.host().and_then(|indptr| usize::try_from(*indptr.last()?).ok());
+                let used = indices.host().zip(end).and_then(|(indices, end)| indices.get(..end));
+                let indices = used.map_or(indices, Indices::from);
+                SlotArrays::Paged { batch_indices, positions, indptr, indices, page_size }
+            }
+            mapping @ SlotArrays::Mapping { .. } => mapping,
+        };
+        used.look_up(operator, num_pages).map(drop)
+    }
+
     /// Visits the arrays.
     pub(crate) fn views(&mut self, visit: &mut TensorVisitor<'_, 'a>) -> Result<()> {
         match self {

@@ -60,7 +60,7 @@ pub(super) struct PlanLaunch {
     copied_indices: Option<(u64, usize)>,
     flags: DeviceMemory,
     /// Kept alive for the kernel and the runs.
-    batch: DeviceBatch,
+    pub(super) batch: DeviceBatch,
 }
 
 /// The addresses of a batch.
@@ -250,7 +250,8 @@ impl<M: Machine> Gpu<M> {
         }
         let of_plan = launch.call.kernel();
         let kernel = self.kernel(OPERATOR, of_plan.name(), |name| plan_device(name, of_plan))?;
-        self.machine.launch(&kernel, launch.call.grid(), &launch.call.args(of_plan))
+        self.machine.launch(&kernel, launch.call.grid(), &launch.call.args(of_plan))?;
+        self.finish(OPERATOR)
     }
 
     /// The errors of the last planning: bits of [`LengthError`](tilewright_kernels::attention::plan_device::LengthError), 0 if none.

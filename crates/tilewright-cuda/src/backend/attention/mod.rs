@@ -4,6 +4,7 @@
 //! (`backend/constants.rs`), as are the tables of a variant, except those that a run binds. Buffers that a variant writes are copied to the device and back in each
 //! run.
 
+mod checks;
 mod device_plan;
 mod flatten;
 mod hooks;
@@ -63,6 +64,7 @@ impl<M: Machine> Gpu<M> {
         if plan.num_rows() == 0 && plan.capacity().is_none() {
             return Ok(());
         }
+        self.check_page_indices(plan, device_plan, inputs.k().0.shape()[0])?;
         let variant = inputs.variant();
         let buffers = VariantBuffers::upload(self, variant)?;
         let address = |(at, table): &(usize, View<'_>)| {
