@@ -1169,7 +1169,9 @@ def test_merges_of_variable_numbers_of_states(host, rng):
 
 def test_workspaces_have_sizes_and_alignment():
     wrapper = planned()
-    assert wrapper._plan_info is not None
+    first, zero = wrapper._plan_info, torch.zeros(1, dtype=torch.int32)
+    wrapper.plan(torch.tensor([0, 1], dtype=torch.int32), zero, zero + 2, 2, 1, 16, 4, q_data_type="float32")
+    assert first and wrapper._plan_info and wrapper._plan_info is not first
     assert flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace())._plan_info is None
     sizes = wrapper.workspace_size(torch.zeros(2), torch.zeros(1), torch.ones(1), 2, 1, 16, 4)
     wrapper.reset_workspace_buffer(*(torch.empty(size, dtype=torch.uint8) for size in sizes))
