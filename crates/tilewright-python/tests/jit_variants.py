@@ -90,6 +90,15 @@ def batch_decode_with_alibi(rng):
     return Case(variant.name, variant, batch, q, k[:, None], v[:, None], numpy.concatenate(o))
 
 
+def prefill_with_distance(rng):
+    """Not one of FlashInfer's: logits that fall with the distance, of a long prompt."""
+    rows, keys, heads = 128, 1027, 8
+    variant = tilewright.Variant("prefill_with_distance", params={"rate": 0.01},
+                                 logits=lambda at, logit: logit - at.rate * abs(at.kv - at.qo))
+    distance = abs(numpy.arange(keys) - (numpy.arange(rows)[:, None] + keys - rows))
+    return _ragged(rng, variant, (rows, keys, heads), lambda s: _softmax(s - 0.01 * distance))
+
+
 ALL = (single_decode_with_mask, sigmoid_prefill, prefill_with_dumped_logits, prefill_with_mask, batch_decode_with_alibi)
 
 

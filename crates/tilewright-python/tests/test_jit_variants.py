@@ -8,7 +8,7 @@ import jit_variants
 
 #: The simulator takes minutes for the shapes of the others.
 SIMULATED = (jit_variants.single_decode_with_mask, jit_variants.prefill_with_mask, jit_variants.batch_decode_with_alibi)
-CASES = [("cpu", make) for make in jit_variants.ALL] + [("simulator", make) for make in SIMULATED]
+CASES = [("cpu", make) for make in (*jit_variants.ALL, jit_variants.prefill_with_distance)] + [("simulator", make) for make in SIMULATED]
 
 
 @pytest.mark.parametrize("device, make", CASES, ids=lambda value: value if isinstance(value, str) else value.__name__)

@@ -31,8 +31,9 @@ fn many_rows() -> Vec<KernelEntry> {
         let dim = if qk == vo { format!("d{qk}") } else { format!("d{qk}_{vo}") };
         let name = format!("attention_wgmma_{dim}_{o}{suffix}");
         let (any_mask, soft_cap) = (suffix == "_any_mask", suffix == "_soft_cap");
+        let out = if suffix == "_fp8_to_e4m3" { Dtype::E4m3 } else { o };
         let (entry, config) =
-            (name.clone(), WgmmaConfig { q, o, out: o, kv, head_dim: HeadDim { qk, vo }, any_mask });
+            (name.clone(), WgmmaConfig { q, o, out, kv, head_dim: HeadDim { qk, vo }, any_mask });
         let build = move || {
             let variant =
                 if soft_cap { capped(&entry)? } else { recorded(&entry, ExpressionVariant::of(&Plain))? };
@@ -47,6 +48,7 @@ fn many_rows() -> Vec<KernelEntry> {
         of((128, 128), bf16, "_any_mask"),
         of((128, 128), [Dtype::Bf16, Dtype::Bf16, e4m3], "_e4m3"),
         of((128, 128), [e4m3, Dtype::Bf16, e4m3], "_fp8"),
+        of((128, 128), [e4m3, Dtype::Bf16, e4m3], "_fp8_to_e4m3"),
         of((64, 64), f16, ""),
         of((96, 96), bf16, ""),
         of((192, 128), bf16, ""),

@@ -618,24 +618,16 @@ def first_call(case, operator_of):
 
 
 def variants_of_functions():
-    """FlashInfer's variants, each first call with nothing in a cache, and then a soft cap of a prompt, which has more instructions."""
+    """FlashInfer's variants, each first call with nothing in a cache, and one of a prompt, for which `wgmma` is assembled."""
     rng = numpy.random.default_rng(0)
     lines = []
-    for make in jit_variants.ALL:
+    for make in (*jit_variants.ALL, jit_variants.prefill_with_distance):
         case = make(rng)
         seconds, out = first_call(case, lambda: case.operator(DEVICE))
         lines.append(f"{case.name} {seconds:.2f} s, {worst(out, torch.from_numpy(case.o).to(DEVICE))}")
         if case.logits is not None:
             dumped = torch.tensor(case.variant.buffer("logits")).view(case.logits.shape)
             lines.append(f"its logits {worst(dumped, torch.from_numpy(case.logits))}")
-    case = jit_variants.sigmoid_prefill(rng)
-    heads = case.q.shape[1]
-    capped = tilewright.variants.soft_cap(3.0)
-    problem = tilewright.Problem(heads, heads, jit_variants.DIM, causal=False, dtype="float16")
-    seconds, out = first_call(case, lambda: tilewright.Attention(problem, capped, device=DEVICE))
-    scores = torch.einsum("qhd,khd->hqk", *(torch.from_numpy(x).double() for x in (case.q, case.k))) * jit_variants.DIM**-0.5
-    expected = torch.einsum("hqk,khd->qhd", (3.0 * torch.tanh(scores / 3.0)).softmax(-1), torch.from_numpy(case.v).double())
-    lines.append(f"soft cap of a prompt {seconds:.2f} s, {worst(out.cpu(), expected)}")
     return "first calls: " + "; ".join(lines)
 
 

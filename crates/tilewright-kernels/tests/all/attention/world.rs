@@ -283,8 +283,14 @@ impl World {
         }
         assert_eq!(memory.read::<u32>(ticket, 1)?, [0], "the ticket is not reset");
         assert!(memory.read::<u32>(arrival_counters, schedule.merges.len())?.iter().all(|&count| count == 0));
-        let mut found = vec![0; o_elements * size];
-        // padding between heads must stay unwritten
+        Ok(Outputs { o: self.read_outputs(&memory, o)?, lse: memory.read(lse, rows)? })
+    }
+
+    /// The bytes of outputs. The padding between heads must stay unwritten.
+    fn read_outputs(&self, memory: &Memory, o: u64) -> Result<Vec<u8>, Fault> {
+        let (case, dim, size) = (&self.case, self.case.dim, self.case.out().size());
+        let rows = case.num_rows() * case.heads.0;
+        let mut found = vec![0; rows * (dim.vo + case.padding()) * size];
         for at in 0..rows {
             let first = at * (dim.vo + case.padding()) * size;
             let words = memory.read::<u16>(o + first as u64, dim.vo * size / 2)?;
@@ -295,7 +301,7 @@ impl World {
                 "written beyond a head"
             );
         }
-        Ok(Outputs { o: found, lse: memory.read(lse, rows)? })
+        Ok(found)
     }
 
     /// Launches the kernel of large merges, whose list is at `list` and empty afterwards.

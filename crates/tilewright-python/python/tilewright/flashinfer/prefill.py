@@ -27,7 +27,7 @@ from ._planned import (
     split_of,
 )
 from ._refuse import check_backend, check_layout, output_scale, refuse
-from .fmha_v2 import fmha_v2_prefill_deepseek, fmha_v2_prefill_sm120, trtllm_fmha_v2_prefill  # noqa: F401
+from .fused_prefill import fmha_v2_prefill_deepseek, fmha_v2_prefill_sm120, trtllm_fmha_v2_prefill  # noqa: F401
 from .jit import single_prefill_with_kv_cache_with_jit_module  # noqa: F401
 from .ragged import trtllm_ragged_attention_deepseek  # noqa: F401
 from .stateless import trtllm_batch_context_with_kv_cache  # noqa: F401

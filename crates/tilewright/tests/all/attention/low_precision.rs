@@ -247,7 +247,7 @@ pub(super) fn outputs_of_e4m3_are_rounded_once<B: Backend + Clone>(backends: &[B
     let dtypes =
         [(Dtype::Bf16, Dtype::Bf16, 128), (Dtype::F16, Dtype::E4m3, 64), (Dtype::F32, Dtype::F32, 40)];
     for (number, (dtype, kv, dim)) in dtypes.into_iter().enumerate() {
-        for lens in crate::judge::subset(lens.into_iter()) {
+        for lens in crate::judge::subset(lens) {
             let builder = Problem::builder(Heads { qo: 4, kv: 2 }, HeadDim::same(dim)).dtypes(dtype, kv);
             let narrow = builder.clone().fp8_outputs().build().expect("it is sound");
             let mut sample = Sample::random(builder.build().expect("it is sound"), lens, number as u64);

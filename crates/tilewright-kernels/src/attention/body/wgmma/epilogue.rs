@@ -27,6 +27,30 @@ struct HalfRows<'k> {
     v_scale: Value<'k, f32>,
 }
 
+/// Chunks of 16 bytes of a row that the lanes of a quad write.
+struct LaneChunks<'k> {
+    /// The lane in its quad.
+    lane: Value<'k, u32>,
+    /// The fragments from the first one of the quad on.
+    fragments: usize,
+    /// The fragments of a chunk.
+    of_lane: usize,
+}
+
+impl<'k> LaneChunks<'k> {
+    /// Writes this lane's chunk, or the half of it that exists.
+    fn store(&self, to: Global<'k, u32>, chunk: [Value<'k, u32>; 4]) {
+        let (k, full) = (self.lane.builder(), self.fragments / self.of_lane);
+        if full >= 4 {
+            return to.store_vector(chunk);
+        }
+        k.when(self.lane.lt(full as u32), || to.store_vector(chunk));
+        if !self.fragments.is_multiple_of(self.of_lane) {
+            k.when(self.lane.eq(full as u32), || to.store_vector([chunk[0], chunk[1]]));
+        }
+    }
+}
+
 impl<'k> Consumer<'_, 'k> {
     /// Writes the rows of an item.
     pub(super) fn store(&self, current: &CurrentItem<'k>) {
@@ -134,16 +158,9 @@ impl<'k> Consumer<'_, 'k> {
             let exchanged: Vec<_> = exchanged.collect();
             k.when(exists, || {
                 for (first, chunk) in exchanged {
-                    let (to, rest) = (to.plus(4 * first * 4 / fragments), chunks - first);
-                    let (full, part) = (4 * rest / fragments, 4 * rest % fragments);
-                    if full >= 4 {
-                        to.store_vector(chunk);
-                        continue;
-                    }
-                    k.when((lane & 3).lt(full as u32), || to.store_vector(chunk));
-                    if part > 0 {
-                        k.when((lane & 3).eq(full as u32), || to.store_vector([chunk[0], chunk[1]]));
-                    }
+                    let lanes =
+                        LaneChunks { lane: lane & 3, fragments: chunks - first, of_lane: fragments / 4 };
+                    lanes.store(to.plus(4 * first / (fragments / 4)), chunk);
                 }
             });
         }
