@@ -173,8 +173,6 @@ def streams() -> dict:
     driver.cuStreamEndCapture(captured, ctypes.byref(ctypes.c_uint64()))
     step.attention.device.current_stream = lambda: one
     parts["plan_after_capture"] = calls(lambda: step.attention.plan(step.batch()).free())
-    parts["free_after_destroyed"] = planned(run(other), lambda: driver.cuStreamDestroy_v2(ctypes.c_uint64(other)))
-    parts["free_on_destroyed"] = planned(run(one), lambda: driver.cuStreamDestroy_v2(ctypes.c_uint64(one)))
     return {**first, **parts}
 
 

@@ -100,12 +100,13 @@ impl Memory {
     }
 
     /// Announces work of `stream` on the memory: it will execute after all work that was announced before, and a free after it. The
-    /// call does not block, and calls the driver only if the stream is another one than at the previous call.
+    /// call does not block, and calls the driver only if the stream is another one than at the previous call. The stream must outlive the
+    /// memory, as [`Context::borrow_stream`](super::Context::borrow_stream) requires: the driver ends the process for a destroyed one.
     ///
     /// Streams that are being captured are not ordered, because the caller orders the replays of a graph.
     ///
     /// # Errors
-    /// If the driver fails. If the other stream was destroyed, the call waits for all work of the context instead.
+    /// If the driver fails.
     pub fn use_on(&self, stream: &Stream) -> Result<()> {
         let mut last_user = lock(&self.last_user);
         if last_user.raw() == stream.raw() || stream.is_captured()? || last_user.is_capturing() {

@@ -178,8 +178,7 @@ impl Stream {
         Err(DriverError::new(call, why))
     }
 
-    /// Makes later work follow all work that `other` has now. If no event can be recorded there, for example because its owner has
-    /// destroyed the stream, the call waits for all work of the context.
+    /// Makes later work follow all work that `other` has now.
     ///
     /// # Errors
     /// If the driver fails.
@@ -187,7 +186,7 @@ impl Stream {
         self.inner.follow(other)
     }
 
-    /// As [`Stream::is_captured`], and false if the driver does not know the stream.
+    /// As [`Stream::is_captured`], and false if the driver fails.
     pub(super) fn is_capturing(&self) -> bool {
         self.is_captured().unwrap_or(false)
     }
@@ -220,32 +219,28 @@ impl StreamInner {
     fn follow(&self, other: &Stream) -> Result<()> {
         let _current = self.context.enter()?;
         let event = event::create(false)?;
-        // SAFETY: the event exists; the driver rejects streams that it knows to be invalid. An event may be destroyed before it is
-        // done.
-        let ordered = unsafe {
+        // SAFETY: the event and both streams exist. An event may be destroyed before it is done.
+        unsafe {
             let recorded = driver!(cuEventRecord(event.0, other.raw()));
             let ordered = recorded.and_then(|()| driver!(cuStreamWaitEvent(self.handle.0, event.0, 0)));
             let _ = sys::cuEventDestroy_v2(event.0);
             ordered
-        };
-        ordered.or_else(|_| self.context.synchronize())
+        }
     }
 
-    /// Ignores errors, because destructors cannot report them: a lost context has lost its memory too. If the owner has destroyed
-    /// this stream, the free waits for all work of the context.
+    /// Ignores errors, because destructors cannot report them: a lost context has lost its memory too.
     fn free(&self, PendingFree { address, last_user }: PendingFree) {
         let Ok(_current) = self.context.enter() else { return };
         let Ok(_relaxed) = RelaxedCapture::enter() else { return };
         let _ = last_user.map(|last_user| self.follow(&last_user));
-        if self.context.properties().memory_pools {
-            // SAFETY: `allocate` obtained it from a pool, and its owner is dropped, so it is freed once.
-            let freed = unsafe { sys::cuMemFreeAsync(address, self.handle.0) };
-            if freed == sys::CUresult::CUDA_SUCCESS || self.context.synchronize().is_err() {
-                return;
+        // SAFETY: `allocate` obtained it in the corresponding way, and its owner is dropped, so it is freed once.
+        let _ = unsafe {
+            if self.context.properties().memory_pools {
+                sys::cuMemFreeAsync(address, self.handle.0)
+            } else {
+                sys::cuMemFree_v2(address)
             }
-        }
-        // SAFETY: as above. This function frees memory of a pool too, and requires that no work on it is in flight.
-        let _ = unsafe { sys::cuMemFree_v2(address) };
+        };
     }
 }
 
