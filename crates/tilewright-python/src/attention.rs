@@ -113,8 +113,8 @@ pub(crate) struct RunTensors {
     pub(crate) v_scale: Option<ScaleArg>,
     pub(crate) o: TensorArg,
     pub(crate) lse: Option<TensorArg>,
-    /// Names and values of the variant's bound tables.
-    pub(crate) tables: Vec<(String, TensorArg)>,
+    /// Names and values of the variant's bound tables, if there are any.
+    pub(crate) tables: Option<Vec<(String, TensorArg)>>,
 }
 
 fields_of_tuple!(RunTensors { q, q_pe, k, v, k_scale, v_scale, o, lse, tables });
@@ -126,7 +126,7 @@ impl RunTensors {
         let cache = [Some(self.k.named("k")), Some(v.named("v"))];
         let scales = || [&self.k_scale, &self.v_scale].into_iter().flatten().filter_map(ScaleArg::tensor);
         let scales = || scales().map(|scales| scales.named("a scale"));
-        let tables = || self.tables.iter().map(|(name, table)| table.named(name));
+        let tables = || self.tables.iter().flatten().map(|(name, table)| table.named(name));
         let (o, lse) = (self.o.named("o"), self.lse.as_ref().map(|lse| lse.named("lse")));
         let others = || inputs.into_iter().chain(cache).flatten().chain(scales()).chain(tables());
         others().chain(lse).try_for_each(|other| check_separate(OPERATOR, o, other))?;
@@ -275,8 +275,8 @@ impl PyAttention {
         let v = tensors.v.take().map_or_else(|| tensors.k.split_off_values(), Ok)?;
         tensors.check_memory(&v)?;
         let RunTensors { q, q_pe, k, k_scale, v_scale, o, lse, tables, .. } = tensors;
-        let mut bound = Vec::with_capacity(tables.len());
-        for (name, table) in &*tables {
+        let mut bound = Vec::new();
+        for (name, table) in tables.iter().flatten() {
             bound.push((name.as_str(), table.view(OPERATOR, name)?));
         }
         let attention = self.attention.bind(&bound);

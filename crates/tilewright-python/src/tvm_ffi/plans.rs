@@ -99,7 +99,7 @@ fn run_kv(call: &Arguments<'_>, operator: &'static str, maker: &str) -> Outcome 
     let (_, stored) = stored(call, operator, maker)?;
     let (q, k, v, o, lse) =
         (call.tensor(1)?, call.tensor(2)?, Some(call.tensor(3)?), call.tensor(4)?, call.optional(5)?);
-    run(&stored, RunTensors { q, q_pe: None, k, v, k_scale: None, v_scale: None, o, lse, tables: Vec::new() })
+    run(&stored, RunTensors { q, q_pe: None, k, v, k_scale: None, v_scale: None, o, lse, tables: None })
 }
 
 fn free(call: &Arguments<'_>, operator: &'static str, maker: &str) -> Outcome {
@@ -136,7 +136,7 @@ pub(super) fn mla_run(call: &Arguments<'_>) -> Outcome {
     let (_, stored) = stored(call, "tvm_ffi.mla_run", "mla_plan")?;
     let (q, q_pe, k, v) = (call.tensor(1)?, Some(call.tensor(2)?), call.tensor(3)?, Some(call.tensor(4)?));
     let (o, lse) = (call.tensor(5)?, call.optional(6)?);
-    run(&stored, RunTensors { q, q_pe, k, v, k_scale: None, v_scale: None, o, lse, tables: Vec::new() })
+    run(&stored, RunTensors { q, q_pe, k, v, k_scale: None, v_scale: None, o, lse, tables: None })
 }
 
 pub(super) fn mla_free(call: &Arguments<'_>) -> Outcome {

@@ -161,7 +161,8 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
         settings = self._settings_with((self._sm_scale, self._logits_soft_cap, self._window_left, self._pos_encoding_mode, True,
                                         sinks is not None))
         kv = run_cache(paged_kv_cache, self._kv_layout)
-        return self._attention.run(settings, q, kv, out, lse, return_lse, (q_scale, k_scale, v_scale), sinks_of(sinks, q))
+        tables = None if sinks is None else sinks_of(sinks, q)
+        return self._attention.run(settings, q, kv, out, lse, return_lse, (q_scale, k_scale, v_scale), tables)
 
     run_return_lse = functools.partialmethod(run, return_lse=True)
 
