@@ -18,7 +18,7 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread::{self, JoinHandle},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// Torch of the recorded outcomes, and libraries of FlashInfer's tests and of its build script.
@@ -30,6 +30,10 @@ const ARCHIVE: &str = "flashinfer_python-0.3.1";
 /// uint32 that torch lacks on the CPU.
 const EXCLUDED: [&str; 5] =
     ["test_alibi.py", "test_attention_sink.py", "test_rope.py", "test_jit_example.py", "test_xqa.py"];
+/// The longest wait for an installation when its tests are next.
+const LONGEST_WAIT: Duration = Duration::from_secs(300);
+/// The time between two queries of an installation.
+const POLL: Duration = Duration::from_millis(100);
 /// KiB of disk for torch with its libraries.
 const NEEDED_KIB: u64 = 8 << 20;
 /// Small cases of each file and function: the sample runs for half a minute on one core. Frequencies take millions of draws, pairs
@@ -70,10 +74,16 @@ impl Installation {
         Self { is_cancelled, thread: Some(thread::spawn(move || install(&folder, &flag))) }
     }
 
-    /// Waits for its end; an error is the reason why torch is missing.
+    /// Waits for its end, for a limited time; an error is the reason why torch is missing.
     pub(crate) fn wait(mut self) -> Result<Installed, String> {
-        let thread = self.thread.take().map(JoinHandle::join);
-        thread.and_then(Result::ok).unwrap_or_else(|| Err("the installation panicked".to_owned()))
+        let (thread, start) = (self.thread.take(), Instant::now());
+        while thread.as_ref().is_some_and(|thread| !thread.is_finished()) && start.elapsed() < LONGEST_WAIT {
+            thread::sleep(POLL);
+        }
+        self.is_cancelled.store(true, Ordering::Relaxed); // no effect after its end
+        thread
+            .and_then(|thread| thread.join().ok())
+            .unwrap_or_else(|| Err("the installation panicked".to_owned()))
     }
 }
 
@@ -140,9 +150,9 @@ fn finish(command: &mut Command, log: &Path, is_cancelled: &AtomicBool) -> Resul
         if is_cancelled.load(Ordering::Relaxed) {
             let _ = child.kill();
             let _ = child.wait();
-            return Err("cancelled".to_owned());
+            return Err("the installation took too long".to_owned());
         }
-        thread::sleep(Duration::from_millis(100));
+        thread::sleep(POLL);
     }
 }
 
