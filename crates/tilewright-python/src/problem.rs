@@ -50,6 +50,17 @@ impl ProblemFields {
     }
 }
 
+/// Whether a dtype is e4m3 instead of `dtype`, which it is by default.
+fn is_e4m3(name: &str, value: Option<&String>, dtype: Dtype) -> PyResult<bool> {
+    match value.map(|value| element_type(OPERATOR, value)).transpose()?.filter(|value| *value != dtype) {
+        None => Ok(false),
+        Some(Dtype::E4m3) => Ok(true),
+        Some(other) => {
+            Err(invalid(OPERATOR, format!("{name} = {other}, expected {dtype} as dtype, or e4m3")))
+        }
+    }
+}
+
 #[pymethods]
 impl PyProblem {
     #[new]
@@ -71,23 +82,11 @@ impl PyProblem {
         };
         let dtypes = (element_type(OPERATOR, &fields.dtype)?, element_type(OPERATOR, &fields.kv_dtype)?);
         builder = builder.dtypes(dtypes.0, dtypes.1).layout(layout).mask(fields.mask()?);
-        let q_dtype = fields.q_dtype.as_ref().map(|name| element_type(OPERATOR, name)).transpose()?;
-        match q_dtype.filter(|q| *q != dtypes.0) {
-            None => {}
-            Some(Dtype::E4m3) => builder = builder.fp8_queries(),
-            Some(q) => {
-                let text = format!("q_dtype = {q}, expected {} as dtype, or e4m3", dtypes.0);
-                return Err(invalid(OPERATOR, text));
-            }
+        if is_e4m3("q_dtype", fields.q_dtype.as_ref(), dtypes.0)? {
+            builder = builder.fp8_queries();
         }
-        let out_dtype = fields.out_dtype.as_ref().map(|name| element_type(OPERATOR, name)).transpose()?;
-        match out_dtype.filter(|out| *out != dtypes.0) {
-            None => {}
-            Some(Dtype::E4m3) => builder = builder.fp8_outputs(),
-            Some(out) => {
-                let text = format!("out_dtype = {out}, expected {} as dtype, or e4m3", dtypes.0);
-                return Err(invalid(OPERATOR, text));
-            }
+        if is_e4m3("out_dtype", fields.out_dtype.as_ref(), dtypes.0)? {
+            builder = builder.fp8_outputs();
         }
         if let Some(scale) = fields.scale {
             builder = builder.scale(scale);

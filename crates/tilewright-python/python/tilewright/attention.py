@@ -2,7 +2,7 @@
 
 from . import _core
 from ._core import Error, Unsupported
-from ._device import Device, device_of, host_device, queue_of
+from ._device import Device, host_device, queue_of
 from ._tensors import HOST, device_bytes, device_indices, device_number, dtype_name, empty, is_torch, on_host, shape_of
 from .device_batch import REFUSALS, BlockTable, DeviceBatch
 from .variants import Variant

@@ -606,12 +606,12 @@ def run_checks():
         raise AssertionError("it was accepted")
 
 
-def first_call(case, operator_of):
+def first_call(case):
     """The time in seconds from a variant to its first output, and that output."""
     q, k, v = (torch.from_numpy(x).to(DEVICE) for x in (case.q, case.k, case.v))
     torch.cuda.synchronize()
     start = time.perf_counter()
-    operator = operator_of()
+    operator = case.operator(DEVICE)
     out = operator.run(operator.plan(case.batch), q, k, v)
     torch.cuda.synchronize()
     return time.perf_counter() - start, out
@@ -623,7 +623,7 @@ def variants_of_functions():
     lines = []
     for make in (*jit_variants.ALL, jit_variants.prefill_with_distance):
         case = make(rng)
-        seconds, out = first_call(case, lambda: case.operator(DEVICE))
+        seconds, out = first_call(case)
         lines.append(f"{case.name} {seconds:.2f} s, {worst(out, torch.from_numpy(case.o).to(DEVICE))}")
         if case.logits is not None:
             dumped = torch.tensor(case.variant.buffer("logits")).view(case.logits.shape)

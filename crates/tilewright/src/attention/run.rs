@@ -236,8 +236,8 @@ impl<B: Backend> Attention<B> {
     /// [`Attention::run_latent`] over a cache of 8 bits.
     ///
     /// # Errors
-    /// As [`Attention::run`], and when the scale is not finite and positive, of another kind than [`QuantizedLatentCache::scale`], or for a cache
-    /// of another size of elements.
+    /// As [`Attention::run`], and when the scale is not finite and positive, of another kind than [`QuantizedLatentCache::scale`], or
+    /// for a cache of another size of elements.
     pub fn run_latent_scaled(
         &self,
         plan: &Plan,

@@ -261,6 +261,11 @@ impl<'k> MmaCta<'k> {
         }
     }
 
+    /// Whether outputs have 8 bits.
+    pub(crate) fn has_fp8_outputs(&self) -> bool {
+        self.out.size() == 1
+    }
+
     /// Rounds two numbers to e4m3 and packs them; those out of range become the largest.
     #[track_caller]
     pub(crate) fn round_to_e4m3(&self, low: Value<'k, f32>, high: Value<'k, f32>) -> Value<'k, u16> {

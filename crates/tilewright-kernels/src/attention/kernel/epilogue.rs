@@ -57,9 +57,9 @@ pub(crate) fn lse<'k>(max: Value<'k, f32>, sum: Value<'k, f32>) -> Value<'k, f32
 #[track_caller]
 pub(crate) fn output_row<'k>(cta: &MmaCta<'k>, head: QueryHead<'k>) -> Global<'k, u32> {
     let o = &cta.params.o;
-    match cta.out.size() {
-        1 => Global::new(o.address + head.offset_in(o)),
-        _ => Global::<u16>::new(o.address).at_wide(head.offset_in(o)).cast(),
+    match cta.has_fp8_outputs() {
+        true => Global::new(o.address + head.offset_in(o)),
+        false => Global::<u16>::new(o.address).at_wide(head.offset_in(o)).cast(),
     }
 }
 
@@ -143,9 +143,9 @@ pub(crate) fn store_columns<'k>(
                     pairs(factor).for_each(|(at, pair)| {
                         let [low, high] =
                             epilogue.apply_output(|| columns.first + ((lane & 3) << 1) + 8 * at as u32, pair);
-                        match cta.out.size() {
-                            1 => o.cast().at(first).plus(4 * at).store(cta.round_to_e4m3(low, high)),
-                            _ => o.at(first).plus(4 * at).store(cta.round_pair(low, high)),
+                        match cta.has_fp8_outputs() {
+                            true => o.cast().at(first).plus(4 * at).store(cta.round_to_e4m3(low, high)),
+                            false => o.at(first).plus(4 * at).store(cta.round_pair(low, high)),
                         }
                     });
                     k.when(first_of_quad, || store_lse(cta, head, stats.lse));
@@ -193,7 +193,7 @@ pub(crate) fn store_vec4<'k>(
     chunk: Value<'k, u32>,
     values: [Value<'k, f32>; 4],
 ) {
-    if cta.out.size() == 1 {
+    if cta.has_fp8_outputs() {
         let [low, high] = [0, 2].map(|at| cta.round_to_e4m3(values[at], values[at + 1]));
         return to.at(chunk).store(cta.k.pack16(low, high));
     }

@@ -10,7 +10,7 @@ from .._device import device_of
 from .._tensors import dtype_name
 from ..attention import Attention, Batch, Capacity, DeviceBatch, PageTable, Problem
 from ..operators import Rope
-from ._pages import host_array, page_table
+from ._pages import page_table
 from ._refuse import check_backend, check_choice, check_layout, check_output, number, refuse, torch_dtype
 
 #: The dtype of FP8 attention.
@@ -28,8 +28,8 @@ _operators: dict = {}
 class Settings:
     """Everything that selects an operator. Equal settings share one operator per device."""
 
-    __slots__ = ("causal", "chunk", "dims", "dtypes", "heads", "layout", "pos_encoding_mode", "rope_scale", "rope_theta", "sm_scale",
-                 "sinks", "soft_cap", "window_left")
+    __slots__ = ("causal", "chunk", "dims", "dtypes", "heads", "layout", "pos_encoding_mode", "rope_scale", "rope_theta",
+                 "sm_scale", "sinks", "soft_cap", "window_left")
 
     def __init__(self, *, heads, dims, dtypes, layout, causal, window_left=-1, soft_cap=None, sm_scale=None,
                  pos_encoding_mode="NONE", rope_scale=None, rope_theta=None, sinks=False, chunk=0):

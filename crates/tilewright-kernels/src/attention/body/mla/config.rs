@@ -29,6 +29,11 @@ pub struct MlaConfig {
 }
 
 impl MlaConfig {
+    /// The dtypes of queries, products, cache and outputs.
+    pub(super) fn dtypes(&self) -> [Dtype; 4] {
+        [self.dtype, self.dtype, self.dtype, self.out]
+    }
+
     /// Query rows per tile: the value for `Tiling::q_rows`. Larger items are processed tile by tile.
     pub fn q_rows(&self) -> usize {
         self.layout_of(Bodies::Both).map_or(0, |layout| 16 * layout.multi_group.groups)

@@ -46,6 +46,11 @@ pub struct MlaWgmmaConfig {
 }
 
 impl MlaWgmmaConfig {
+    /// The dtypes of queries, products, cache and outputs.
+    pub(super) fn dtypes(&self) -> [Dtype; 4] {
+        [self.dtype, self.dtype, self.dtype, self.out]
+    }
+
     /// CTAs that share an item, each with 64 of its rows.
     pub fn ctas_per_item(&self) -> usize {
         if self.heads > Q_ROWS { 2 } else { 1 }

@@ -72,7 +72,7 @@ impl<'k> MlaConsumer<'_, 'k> {
             || {
                 let (head, lse) = (cta.query_head(&item, row), of_row(&|of| of.lse));
                 k.when(writes_stats, || store_lse(cta, head, lse));
-                if cta.out.size() == 1 {
+                if cta.has_fp8_outputs() {
                     return self.write_narrow(&halves, output_row(cta, head).address(), exist);
                 }
                 self.stage_outputs(&halves);

@@ -146,15 +146,9 @@ impl<'k> MlaWgmmaCta<'k> {
         let (mut layout, mut taken) = CtaLayout::new(q, v, [q, v]);
         let arena = config.arena(&mut taken);
         layout.bytes = arena.bytes;
-        let cta = MmaCta::new(
-            k,
-            (THREADS, ARCH),
-            [config.dtype, config.dtype, config.dtype, config.out],
-            true,
-            layout,
-        )
-        .with_threads(CONSUMERS, BOTH_CONSUMERS)
-        .with_ctas_per_item(config.ctas_per_item() as u32);
+        let cta = MmaCta::new(k, (THREADS, ARCH), config.dtypes(), true, layout)
+            .with_threads(CONSUMERS, BOTH_CONSUMERS)
+            .with_ctas_per_item(config.ctas_per_item() as u32);
         let params = MlaWgmmaParamRegs::declare(k, ());
         let barriers = [0, 1].map(|half| config.barrier_panels(half).len());
         Self {

@@ -133,7 +133,7 @@ impl<'k> Consumer<'_, 'k> {
         let lse = lane.ge(8).select(updated[1].0.of_lane(of_quad), updated[0].0.of_lane(of_quad));
         k.when(exists, || store_lse(cta, head, lse));
         let chunks = self.shared.config.head_dim.vo / 8;
-        let fragments = if cta.out.size() == 1 { 8 } else { 4 };
+        let fragments = if cta.has_fp8_outputs() { 8 } else { 4 };
         for half in 0..2 {
             let number = quad + 8 * half as u32;
             let [low, high] = [address.low(), address.high()].map(|word| word.of_lane(number));

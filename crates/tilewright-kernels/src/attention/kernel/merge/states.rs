@@ -6,7 +6,8 @@
 //!
 //! LSE is base 2. A state of no keys is 0 and -inf, as is the merge of such states; a NaN in an LSE gives NaN. Shapes: values of
 //! many states `[rows, states, heads, head_dim]`, of two `[rows, heads, head_dim]` each, of one dtype, f32, f16 or bf16; LSE the
-//! same without the last axis, f32; any strides. A merge of two can be limited to the rows whose flag is not 0. Sizes are launch parameters; only a class of head lengths is compiled in.
+//! same without the last axis, f32; any strides. A merge of two can be limited to the rows whose flag is not 0. Sizes are launch
+//! parameters; only a class of head lengths is compiled in.
 
 use crate::{
     attention::kernel::{
