@@ -40,7 +40,7 @@ const OPERATOR: &str = "attention.run";
 /// The part of the SMs on which runs begin beside other items: on an H200, the best of 0.33 to 0.67 for most of four mixed batches.
 const RUN_SMS: f32 = 0.55;
 /// CTAs per SM of the kernel of large merges.
-const LARGE_MERGE_CTAS_PER_SM: u32 = 2;
+const LARGE_MERGE_CTAS_PER_SM: u32 = 4;
 
 impl<M: Machine> Gpu<M> {
     pub(super) fn run_attention(&self, operator: &AttentionRun<'_>) -> Result<()> {

@@ -188,9 +188,10 @@ fn levels_of_a_cascade_and_long_splits(body: &Body) {
     check(&levels.with(|case| (case.prefix, case.piece) = (70 + body.more, body.pieces[0])));
     let long = body.case(body.long_heads, &[(1, 64 * 20 + 3)]);
     check(&long.with(|case| (case.piece, case.workers, case.seeds) = (body.pieces[1], 7, 2)));
-    // two merges, one of them of more sources than a warp has lanes
-    let sources = body.case(body.long_heads.min(64), &[(1, 64 * 33 + 3), (1, 64 * 9)]);
+    // merges of fewer sources than a warp has lanes, of more, and of more than four warps have
+    let sources = body.case(body.long_heads.min(64), &[(1, 64 * 9), (1, 64 * 133 + 3)]);
     check(&sources.with(|case| (case.piece, case.workers) = (64, 7)));
+    check(&body.case(20, &[(1, 64), (3, 64 * 33 + 3)]).with(|case| (case.piece, case.workers) = (64, 7)));
 }
 
 fn f16(body: &Body) {

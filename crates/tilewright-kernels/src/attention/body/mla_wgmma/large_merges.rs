@@ -1,4 +1,5 @@
-//! Merges of more states than one CTA should read: a second kernel performs them on all SMs, one warp per row and 128 elements.
+//! Merges of more states than one CTA should read: a second kernel performs them on all SMs, one warp per row and 128 elements, or one
+//! CTA if there are many states.
 //!
 //! The last CTA to arrive at such a merge appends it to a list in the plan's memory. The CTA that finishes last empties the list.
 //! CTAs are divided evenly among the merges, so that no CTA reads the records of merges in which it has no part.
@@ -10,7 +11,10 @@ use crate::attention::{
     kernel::{
         cta::MmaCta,
         layout::{CtaLayout, RowFormat},
-        merge::{arrival::LARGE_MERGES_HEADER, partial_states},
+        merge::{
+            arrival::LARGE_MERGES_HEADER,
+            partial_states::{Exchange, merge_slices},
+        },
         row_hooks::RowHooks,
     },
 };
@@ -22,7 +26,7 @@ use tilewright_ptx::{
 };
 
 /// Threads per CTA.
-const THREADS: u32 = 256;
+const THREADS: u32 = 128;
 
 /// Builds the kernel of large merges, for any grid. Parameters: [`MlaWgmmaParams::all_args`](super::MlaWgmmaParams::all_args).
 ///
@@ -45,14 +49,13 @@ pub fn large_merges(name: &str, config: &MlaWgmmaConfig) -> Result<Kernel, Inval
         let ctas_per_merge = (k.ctas() / count.max(1)).max(1);
         let groups = k.ctas() / ctas_per_merge;
         let (group, cta_of_group) = (k.cta() / ctas_per_merge, k.cta() % ctas_per_merge);
-        let warps = THREADS / 32;
-        let (first, step) = (cta_of_group * warps + (k.thread() >> 5), ctas_per_merge * warps);
+        let exchange = Exchange::new(&cta);
         // the last CTAs may be too few for a group
         let end = count.unless(group.ge(groups), 0_u32);
         k.repeat((group, end), groups, |at| {
             let index = list.plus(LARGE_MERGES_HEADER).at(at).load();
             let merge = MergeItemRegs::load(k, cta.params.plan.merges, index);
-            partial_states::merge_slices(&cta, &hooks, merge, (first, step));
+            merge_slices(&cta, &hooks, merge, (&exchange, cta_of_group, ctas_per_merge));
         });
         // all threads have read the list
         k.sync_threads();

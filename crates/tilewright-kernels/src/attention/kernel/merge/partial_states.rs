@@ -21,7 +21,7 @@ use crate::{
     },
     tile::reduce,
 };
-use tilewright_ptx::build::{Global, Value, Var};
+use tilewright_ptx::build::{Global, Shared, Value, Var};
 
 /// States whose values are loaded together with the statistics.
 const AHEAD: usize = 4;
@@ -42,45 +42,111 @@ pub(crate) fn merge<'k>(
         let (token, in_group) = cta.params.group.divide(row);
         let token = merge.qo_begin + token;
         let states = PartialStates { cta, merge, source, is_single_batch, token, in_group, slice: None };
-        merge_row(hooks, &states);
+        write_row(hooks, &states, &states.reduce());
     });
 }
 
-/// Merges some of the slices of all rows, 128 elements each: every `step`th from `first` on.
+/// Merges some of the slices of all rows, 128 elements each; `number` and `ctas` are the number of this CTA and the count of those that
+/// merge. A warp merges up to 32 states of a slice alone; more are divided among the warps of a CTA, since the latency of each load
+/// is longer than the exchange of sums.
 pub(crate) fn merge_slices<'k>(
     cta: &MmaCta<'k>,
     hooks: &RowHooks<'k, '_>,
     merge: MergeItemRegs<'k>,
-    (first, step): (Value<'k, u32>, Value<'k, u32>),
+    (exchange, number, ctas): (&Exchange<'k>, Value<'k, u32>, Value<'k, u32>),
 ) {
-    let (k, source) = (cta.k, LaneSource::declare(cta));
+    let (k, warp, warps) = (cta.k, cta.k.thread() >> 5, (cta.threads / 32) as u32);
     let slices = (cta.layout.v.dim / 4).div_ceil(32);
     let count = merge.qo_len * cta.params.group.by * slices as u32;
-    let is_single_batch = (merge.source_end - merge.source_begin).le(32);
-    k.repeat((first, count), step, |at| {
+    let sources = merge.source_end - merge.source_begin;
+    let is_divided = sources.gt(32);
+    let of_warp = is_divided.select((sources + (warps - 1)) / warps, sources);
+    let begin = merge.source_begin + (warp * of_warp).unless(!is_divided, 0);
+    let [begin, end] = [begin, begin + of_warp].map(|at| at.min(merge.source_end));
+    let part = MergeItemRegs { source_begin: begin, source_end: end, ..merge };
+    let first = is_divided.select(number, number * warps + warp);
+    let source = LaneSource::declare(cta);
+    k.repeat((first, count), is_divided.select(ctas, ctas * warps), |at| {
         let (row, slice) = divide(at, slices);
         let (token, in_group) = cta.params.group.divide(row);
-        let token = merge.qo_begin + token;
-        source.load(cta, &merge, merge.source_begin);
+        let (token, is_single_batch) = (merge.qo_begin + token, of_warp.le(32));
+        source.load(cta, &part, begin);
         let slice = Some(slice);
-        merge_row(hooks, &PartialStates { cta, merge, source, is_single_batch, token, in_group, slice });
+        let states = PartialStates { cta, merge: part, source, is_single_batch, token, in_group, slice };
+        let reduced = states.reduce();
+        k.when(is_divided, || exchange.add(cta, &reduced));
+        k.when(!is_divided | warp.eq(0), || write_row(hooks, &states, &reduced));
     });
 }
 
-/// Merges the states of a row, or of a slice of it.
-fn merge_row<'k>(hooks: &RowHooks<'k, '_>, states: &PartialStates<'_, 'k>) {
+/// Shared memory for states of all warps of a CTA: of each the maximum and the sum of weights, and 32 vectors of sums.
+pub(crate) struct Exchange<'k>(Shared<'k, f32>);
+
+impl<'k> Exchange<'k> {
+    /// Elements of a warp. The first vector has the statistics.
+    const STATE: usize = 4 * (1 + 32);
+
+    pub(crate) fn new(cta: &MmaCta<'k>) -> Self {
+        Self(cta.k.shared("states_of_warps", cta.threads / 32 * Self::STATE, 16))
+    }
+
+    /// Adds the states of a slice of all warps; the first warp has the result.
+    fn add(&self, cta: &MmaCta<'k>, states: &Reduced<'k>) {
+        let (k, warp) = (cta.k, cta.k.thread() >> 5);
+        let state = |warp: Value<'k, u32>| self.0.at(warp * Self::STATE as u32);
+        let values = |warp: Value<'k, u32>| state(warp).plus(4).at(k.lane() << 2);
+        let [sums] = &states.sums[..] else { unreachable!("a slice has a vector per lane") };
+        values(warp).store_vector(sums.map(|sum| sum.get()));
+        let stats = SoftmaxStats::new(states.max.get(), states.sum.get()).of_partial_state();
+        k.when(k.lane().eq(0), || state(warp).store_vector(stats));
+        k.sync_threads();
+        k.when(warp.eq(0), || {
+            let warps = (0..cta.threads as u32 / 32).map(|at| k.constant(at));
+            let stats: Vec<[_; 2]> = warps.clone().map(|warp| state(warp).load_vector()).collect();
+            let max = stats.iter().skip(1).fold(stats[0][0], |max, stats| max.max(stats[0]));
+            states.max.set(finite_max(max));
+            states.sum.set(0.0);
+            sums.iter().for_each(|sum| sum.set(0.0));
+            for ([max, sum], warp) in stats.into_iter().zip(warps) {
+                let weight = (max - states.max.get()).exp2();
+                states.sum.set(sum.mul_add(weight, states.sum.get()));
+                add_weighted(sums, values(warp).load_vector(), weight);
+            }
+        });
+        k.sync_threads();
+    }
+}
+
+/// Writes the result of a row, or of a slice of it.
+fn write_row<'k>(hooks: &RowHooks<'k, '_>, states: &PartialStates<'_, 'k>, reduced: &Reduced<'k>) {
     let PartialStates { cta, merge, token, in_group, slice, .. } = *states;
-    let (sums, sum, max) = states.reduce();
     let head = QueryHead { token, qo_head: merge.kv_head * cta.params.group.by + in_group };
     let epilogue = hooks.epilogue_of_row(cta, head, merge.kv_head);
-    let stats = epilogue.apply_update(SoftmaxStats::new(max, sum));
+    let stats = epilogue.apply_update(SoftmaxStats::new(reduced.max.get(), reduced.sum.get()));
     let is_first = slice.map_or_else(|| cta.k.constant(true), |slice| slice.eq(0));
     cta.k.when(is_first & cta.k.lane().eq(0), || store_lse(cta, head, stats.lse));
     states.for_each_chunk(|at, chunk| {
-        let values = sums[at].map(|sum| sum.get() * stats.normalizer);
+        let values = reduced.sums[at].map(|sum| sum.get() * stats.normalizer);
         let values = epilogue.apply_output(|| chunk << 2, values);
         store_vec4(cta, output_row(cta, head), chunk, values);
     });
+}
+
+/// Adds weighted values; those of an empty state must not contribute, even if they are NaN.
+fn add_weighted<'k>(sums: &[Var<'k, f32>; 4], values: [Value<'k, f32>; 4], weight: Value<'k, f32>) {
+    for (sum, value) in sums.iter().zip(values) {
+        sum.set(value.mul_add(weight, sum.get()).unless(weight.eq(0.0), sum.get()));
+    }
+}
+
+/// The sum of states.
+struct Reduced<'k> {
+    /// Weighted sums of this lane's chunks.
+    sums: Vec<[Var<'k, f32>; 4]>,
+    /// The sum of weights.
+    sum: Var<'k, f32>,
+    /// The maximum logit of all states, or 0 if all states are empty.
+    max: Var<'k, f32>,
 }
 
 /// The states of 32 sources, one per lane; lanes beyond the last source repeat it.
@@ -123,9 +189,8 @@ impl<'k> PartialStates<'_, 'k> {
         LaneStates { first, row, exists, stats: self.cta.params.partial_stats.at_wide(row.to_u64() * 2) }
     }
 
-    /// Weighted sums of this lane's chunks, the sum of weights, and the maximum logit of all states, or 0 if all states are empty;
-    /// NaN enters with the weights.
-    fn reduce(&self) -> (Vec<[Var<'k, f32>; 4]>, Value<'k, f32>, Value<'k, f32>) {
+    /// Adds the states; NaN enters with the weights.
+    fn reduce(&self) -> Reduced<'k> {
         let (k, begin, end) = (self.cta.k, self.merge.source_begin, self.merge.source_end);
         let sums = self.cta.zeros("merged", self.chunks_of_lane().len());
         let sum = k.var("sum_of_weights", 0.0);
@@ -134,14 +199,14 @@ impl<'k> PartialStates<'_, 'k> {
         let stats: [Value<'k, f32>; 2] = states.stats.load_vector();
         let max = k.var("max", stats[0]);
         k.repeat((begin + 32, end), 32, |first| max.set(max.get().max(self.batch(first).stats.load())));
-        let max = finite_max(reduce::warp_max(max.get()));
-        self.add_states(&states, (stats, max), ahead, (&sums, sum));
+        max.set(finite_max(reduce::warp_max(max.get())));
+        self.add_states(&states, (stats, max.get()), ahead, (&sums, sum));
         k.repeat((begin + 32, end), 32, |first| {
             let states = self.batch(first);
             let ahead = self.load(&states.rows(k.constant(0), AHEAD));
-            self.add_states(&states, (states.stats.load_vector(), max), ahead, (&sums, sum));
+            self.add_states(&states, (states.stats.load_vector(), max.get()), ahead, (&sums, sum));
         });
-        (sums, sum.get(), max)
+        Reduced { sums, sum, max }
     }
 
     /// Adds the states of up to 32 sources; those of the first [`AHEAD`] are loaded.
@@ -186,11 +251,7 @@ impl<'k> PartialStates<'_, 'k> {
     ) {
         for (values, at) in loaded.iter().zip(0..) {
             let weight = weight(at);
-            for (sum, value) in sums.iter().flatten().zip(values.iter().flatten()) {
-                // an empty state must not contribute, even if its values are NaN
-                let added = value.mul_add(weight, sum.get());
-                sum.set(added.unless(weight.eq(0.0), sum.get()));
-            }
+            sums.iter().zip(values).for_each(|(sums, values)| add_weighted(sums, *values, weight));
         }
     }
 
