@@ -52,6 +52,7 @@ fn many_rows() -> Vec<KernelEntry> {
         of((64, 64), f16, ""),
         of((96, 96), bf16, ""),
         of((192, 128), bf16, ""),
+        of((192, 128), bf16, "_any_mask"),
         of((256, 256), bf16, ""),
     ]
 }

@@ -135,9 +135,22 @@ impl WgmmaConfig {
         if self.is_converted() { (224, 56) } else { (232, 40) }
     }
 
-    /// Whether a consumer keeps its queries in registers: it then reads a third less from shared memory.
+    /// Steps of the product of queries and keys for which a consumer keeps queries in registers: all, or as many as fit. It then reads
+    /// less from shared memory, whose bandwidth limits long heads and products of 8 bits.
+    pub(super) fn register_steps(&self) -> usize {
+        match (self.qk(), self.vo(), self.any_mask) {
+            _ if self.is_fp8() => self.qk_steps().min(2),
+            (..=128, ..=128, _) => self.qk_steps(),
+            (_, ..=128, false) => 10,
+            (_, ..=128, true) => 8,
+            (_, _, false) => 6,
+            (_, _, true) => 0,
+        }
+    }
+
+    /// Whether a consumer keeps all queries in registers, so that their tile is free for the next item.
     pub(super) fn has_queries_in_registers(&self) -> bool {
-        !self.is_fp8() && self.qk() <= 128 && self.vo() <= 128
+        self.register_steps() == self.qk_steps()
     }
 
     /// Reasons why the configuration is unsupported; empty if it is supported.

@@ -30,7 +30,7 @@ pub(super) struct Consumer<'c, 'k> {
     pub(super) k: &'k Builder,
     /// 0 or 1.
     pub(super) number: Value<'k, u32>,
-    /// Fragments of queries, if they are in registers.
+    /// Fragments of the queries in registers, one per step.
     queries: Vec<[Var<'k, u32>; 4]>,
     /// Factors of the logits of both rows, if queries are converted to f16.
     row_factors: Option<[Var<'k, f32>; 2]>,
@@ -60,13 +60,12 @@ impl<'c, 'k> Consumer<'c, 'k> {
         k.setmaxnreg_inc(config.registers().0);
         let sum = [0, 1].map(|_| k.var("sum", 0.0));
         let fragment = |_| std::array::from_fn(|_| k.unset_var("s"));
-        let steps = if config.has_queries_in_registers() { config.qk_steps() } else { 0 };
         Self {
             shared,
             hooks,
             k,
             number: (k.thread() >> 7).of_lane(0).named("consumer"),
-            queries: (0..steps).map(|_| [0; 4].map(|_| k.unset_var("q"))).collect(),
+            queries: (0..config.register_steps()).map(|_| [0; 4].map(|_| k.unset_var("q"))).collect(),
             row_factors: (config.is_converted() && config.o != Dtype::F16)
                 .then(|| [0, 1].map(|_| k.var("row_factor", 1.0))),
             logits: (0..config.kv_tokens() / 8).map(fragment).collect(),
@@ -237,18 +236,17 @@ impl<'c, 'k> Consumer<'c, 'k> {
         self.shared.q.from_row(self.number << 6)
     }
 
-    /// Loads the queries into registers, if they fit, and releases their tile.
+    /// Loads queries into registers, and releases their tile if these are all.
     fn load_queries(&self) {
-        if self.queries.is_empty() {
-            return;
-        }
         let (k, tile) = (self.k, self.query_tile());
         let row = (((k.thread() >> 5) & 3) << 4) + (k.lane() & 15);
         for (step, fragment) in self.queries.iter().enumerate() {
             let at = tile.chunk(row, (k.lane() >> 4) + 2 * step as u32);
             fragment.iter().zip(k.load_matrix::<4, _>(at, false)).for_each(|(to, word)| to.set(word));
         }
-        self.release_from_warp(self.shared.queries.empty(k.constant(0)));
+        if self.shared.config.has_queries_in_registers() {
+            self.release_from_warp(self.shared.queries.empty(k.constant(0)));
+        }
         self.convert_queries();
     }
 
@@ -294,11 +292,13 @@ impl<'c, 'k> Consumer<'c, 'k> {
         let keys = self.shared.keys.0.stage(self.keys.stage()).rows_descriptor();
         let logits: Vec<_> = logits.iter().flatten().copied().collect();
         k.wgmma_fence();
-        let q = self.queries.is_empty().then(|| self.query_tile().rows_descriptor());
-        for step in 0..self.shared.config.qk_steps() {
-            let left = match q {
-                Some(q) => WgmmaLeft::Shared(q.depth_step(step), Major::K),
-                None => WgmmaLeft::Registers(self.queries[step].map(|word| word.get())),
+        let config = &self.shared.config;
+        let q = (!config.has_queries_in_registers()).then(|| self.query_tile().rows_descriptor());
+        for step in 0..config.qk_steps() {
+            let left = match (self.queries.get(step), q) {
+                (Some(fragment), _) => WgmmaLeft::Registers(fragment.map(|word| word.get())),
+                (None, Some(q)) => WgmmaLeft::Shared(q.depth_step(step), Major::K),
+                (None, None) => unreachable!("all queries are in registers"),
             };
             let right = keys.depth_step(step);
             let operands = WgmmaOperands { elements: self.elements(), left, right, right_major: Major::K };
@@ -337,11 +337,14 @@ impl<'c, 'k> Consumer<'c, 'k> {
         self.release_queries(tile.eq(self.first_tile.get()));
     }
 
-    /// One thread of the warpgroup releases the queries if they are not in registers and `are_last` products have been computed.
+    /// Releases the queries if they are not all in registers and `are_last` products have been computed. Each warp has read its own
+    /// queries for registers; without those, one thread of the warpgroup arrives.
     fn release_queries(&self, are_last: Value<'k, bool>) {
-        let k = self.k;
-        if self.queries.is_empty() {
-            k.when((k.thread() & 127).eq(0) & are_last, || self.shared.queries.empty(k.constant(0)).arrive());
+        let (k, empty) = (self.k, self.shared.queries.empty(self.k.constant(0)));
+        match self.queries.len() {
+            0 => k.when((k.thread() & 127).eq(0) & are_last, || empty.arrive()),
+            _ if self.shared.config.has_queries_in_registers() => {}
+            _ => k.when(are_last, || self.release_from_warp(empty)),
         }
     }
 

@@ -279,7 +279,7 @@ impl<'k> WgmmaCta<'k> {
                 None => self.values.1.init(k, (producers, 2)),
             }
             self.items.init(k, (32, warps + producer::WARPS));
-            let releases = if self.config.has_queries_in_registers() { warps } else { 2 };
+            let releases = if self.config.register_steps() > 0 { warps } else { 2 };
             self.queries.init(k, (producer::THREADS, releases));
             for slot in 0..2_u32 {
                 let flags = self.item_words(k.constant(slot)).plus(producer::REPEAT);
