@@ -45,33 +45,16 @@ impl<'a> Operator<'a> for LinearLayer<'a> {
         check_shape(operator, "weight", (weight.shape(), &[out_features, in_features]), axes)?;
         check_shape(operator, "out", (out.shape(), &[rows, out_features]), "[rows, out_features]")?;
         check_computable(operator, "x", x.dtype())?;
-        let either = if x.dtype() == Dtype::F32 { "f32".to_owned() } else { format!("{} or f32", x.dtype()) };
-        crate::ensure!(
-            out.dtype() == Dtype::F32 || out.dtype() == x.dtype(),
-            operator,
-            "out is {}, expected {either}",
-            out.dtype()
-        );
-        for (name, strides, extent) in [("x", x.strides(), in_features), ("out", out.strides(), out_features)]
-        {
-            crate::ensure!(
-                strides[1] == 1 || extent == 1,
-                operator,
-                "{name} has strides {strides:?}: the last axis must have stride 1"
-            );
-        }
+        check_out_dtype(operator, x.dtype(), out.dtype())?;
+        check_rows(operator, "x", (x.shape(), x.strides()))?;
+        check_rows(operator, "out", (out.shape(), out.strides()))?;
         if let Some(bias) = bias {
             check_shape(operator, "bias", (bias.shape(), &[out_features]), "[out_features]")?;
         }
         for (name, view) in [("weight", Some(weight)), ("bias", bias.as_ref())] {
-            let Some(view) = view else { continue };
-            let strides = view.strides();
-            check_computable(operator, name, view.dtype())?;
-            crate::ensure!(
-                view.is_contiguous(),
-                operator,
-                "{name} has strides {strides:?}, expected a contiguous tensor"
-            );
+            if let Some(view) = view {
+                check_operand(operator, name, view)?;
+            }
         }
         Ok(())
     }
@@ -86,6 +69,25 @@ impl<'a> Operator<'a> for LinearLayer<'a> {
     }
 
     dispatch!(linear);
+}
+
+/// Rejects a result with neither the dtype of `x` nor f32.
+fn check_out_dtype(operator: &'static str, x: Dtype, out: Dtype) -> Result<()> {
+    let either = if x == Dtype::F32 { "f32".to_owned() } else { format!("{x} or f32") };
+    crate::ensure!(out == Dtype::F32 || out == x, operator, "out is {out}, expected {either}");
+    Ok(())
+}
+
+/// Rejects a weight or bias that is not contiguous, or has 8 bits.
+fn check_operand(operator: &'static str, name: &str, view: &View<'_>) -> Result<()> {
+    let strides = view.strides();
+    check_computable(operator, name, view.dtype())?;
+    crate::ensure!(
+        view.is_contiguous(),
+        operator,
+        "{name} has strides {strides:?}, expected a contiguous tensor"
+    );
+    Ok(())
 }
 
 /// `out = x · weightᵀ + bias`, with shapes and dtypes as in [`LinearLayer`].

@@ -12,7 +12,7 @@ use std::{collections::BTreeMap, path::Path};
 use tilewright::{Cpu, Dtype, sampling::SamplingParams};
 use tilewright_serve::{
     Engine, EngineOptions, Event, GenerateOptions, RequestEdits,
-    model::{ModelConfig, Precision, Tokenizer},
+    model::{ModelConfig, Precision, Tokenizer, Transformer},
 };
 
 #[test]
@@ -82,15 +82,23 @@ fn the_engine_generates_the_same_64_greedy_tokens_and_text_as_transformers() {
     }
 }
 
-/// The greedy continuation of the checkpoint's prompt.
+/// The greedy continuation of the checkpoint's prompt. Chunks of the prompt, and pages, do not divide the windows.
 fn greedy(checkpoint: &Checkpoint) -> Vec<u32> {
-    // chunks of the prompt and pages that do not divide the windows
-    let options = EngineOptions { num_pages: 32, max_step_tokens: 15, ..EngineOptions::default() };
-    let mut engine = Engine::new(checkpoint.model(Dtype::F32), Cpu::new(), options).expect("an engine");
+    greedy_tokens(checkpoint.model(Dtype::F32), 15, &checkpoint.prompt(), 64)
+}
+
+/// The greedy continuation of a prompt that is prefilled in chunks of `max_step_tokens`.
+pub(crate) fn greedy_tokens(
+    model: Transformer,
+    max_step_tokens: usize,
+    prompt: &[u32],
+    max_tokens: usize,
+) -> Vec<u32> {
+    let options = EngineOptions { num_pages: 32, max_step_tokens, ..EngineOptions::default() };
+    let mut engine = Engine::new(model, Cpu::new(), options).expect("an engine");
     let sampling = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
-    let wanted =
-        GenerateOptions { max_tokens: 64, sampling, stop: Vec::new(), edits: RequestEdits::default() };
-    engine.submit(&checkpoint.prompt(), &[wanted]).expect("a good request");
+    let wanted = GenerateOptions { max_tokens, sampling, stop: Vec::new(), edits: RequestEdits::default() };
+    engine.submit(prompt, &[wanted]).expect("a good request");
     let mut generated = Vec::new();
     while !engine.is_idle() {
         for event in engine.step().expect("a step") {

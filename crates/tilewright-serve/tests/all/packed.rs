@@ -1,6 +1,6 @@
 //! Packed and quantized weights: equal logits without rounding, bounded error with it, random weights, rejected requests.
 
-use crate::transformers::{folder, relative_error};
+use crate::{families::checkpoint::relative_error, transformers::folder};
 use tilewright::{Cpu, Dtype, cpu::Isa, gemm::WeightFormat};
 use tilewright_serve::model::{ModelConfig, Transformer, Weights};
 

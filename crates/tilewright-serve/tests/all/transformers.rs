@@ -1,11 +1,9 @@
 //! The forward pass compared with `transformers`: logits and greedy tokens of random checkpoints of each architecture.
 
+use crate::families::{checkpoint::relative_error, greedy_tokens};
 use std::path::{Path, PathBuf};
-use tilewright::{Cpu, Dtype, sampling::SamplingParams};
-use tilewright_serve::{
-    Engine, EngineOptions, Event, GenerateOptions, RequestEdits,
-    model::{ModelConfig, Precision, Transformer, Weights},
-};
+use tilewright::{Cpu, Dtype};
+use tilewright_serve::model::{ModelConfig, Precision, Transformer, Weights};
 
 const FIXTURES: [&str; 3] = ["llama", "qwen2", "qwen3"];
 
@@ -36,30 +34,8 @@ fn expected_logits(name: &str, tensor: &str) -> Vec<f32> {
     view.data().chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
 }
 
-/// The norm of the difference divided by the norm of `expected`.
-pub(crate) fn relative_error(actual: &[f32], expected: &[f32]) -> f64 {
-    assert_eq!(actual.len(), expected.len());
-    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|v| v * v).sum::<f64>().sqrt();
-    let difference = norm(&mut actual.iter().zip(expected).map(|(a, e)| f64::from(*a) - f64::from(*e)));
-    difference / norm(&mut expected.iter().map(|e| f64::from(*e)))
-}
-
 fn greedy(name: &str, dtype: Dtype, prompt: &[u32], count: usize) -> Vec<u32> {
-    let options = EngineOptions { num_pages: 32, max_step_tokens: 16, ..EngineOptions::default() };
-    let mut engine = Engine::new(model(name, dtype), Cpu::new(), options).expect("an engine");
-    let sampling = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
-    let wanted =
-        GenerateOptions { max_tokens: count, sampling, stop: Vec::new(), edits: RequestEdits::default() };
-    engine.submit(prompt, &[wanted]).expect("a good request");
-    let mut generated = Vec::new();
-    while !engine.is_idle() {
-        for event in engine.step().expect("a step") {
-            if let Event::Token { token, .. } = event {
-                generated.push(token);
-            }
-        }
-    }
-    generated
+    greedy_tokens(model(name, dtype), 16, prompt, count)
 }
 
 #[test]

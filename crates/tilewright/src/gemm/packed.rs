@@ -353,28 +353,14 @@ fn check_product(operator: &'static str, x: View<'_>, weight: &PackedWeight<'_>)
     check_rows(operator, "x", (x.shape(), x.strides()))?;
     let Some(bias) = weight.bias else { return Ok(()) };
     check_shape(operator, "bias", (bias.shape(), &[features]), "[out_features]")?;
-    check_computable(operator, "bias", bias.dtype())?;
-    let strides = bias.strides();
-    crate::ensure!(
-        bias.is_contiguous(),
-        operator,
-        "bias has strides {strides:?}, expected a contiguous tensor"
-    );
-    Ok(())
+    super::check_operand(operator, "bias", &bias)
 }
 
 fn check_out(operator: &'static str, x: View<'_>, weight: &PackedMatrix, out: &ViewMut<'_>) -> Result<()> {
     let shape = [x.shape()[0], weight.shape()[0]];
     check_shape(operator, "out", (out.shape(), &shape), "[rows, out_features]")?;
     check_rows(operator, "out", (out.shape(), out.strides()))?;
-    let either = if x.dtype() == Dtype::F32 { "f32".to_owned() } else { format!("{} or f32", x.dtype()) };
-    crate::ensure!(
-        out.dtype() == Dtype::F32 || out.dtype() == x.dtype(),
-        operator,
-        "out is {}, expected {either}",
-        out.dtype()
-    );
-    Ok(())
+    super::check_out_dtype(operator, x.dtype(), out.dtype())
 }
 
 /// Packs `weight`, `[out_features, in_features]` f32, f16 or bf16 and contiguous, as `format` says. `None`: this backend multiplies

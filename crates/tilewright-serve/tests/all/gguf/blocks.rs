@@ -5,7 +5,7 @@ use super::{
     model, open, score,
     writer::{F32, GgufFile, Meta, Q4_0, Q4_K, Q6_K, Q8_0, TensorData, f32_bytes, quantize},
 };
-use crate::transformers::relative_error;
+use crate::families::checkpoint::relative_error;
 use half::{bf16, f16};
 use safetensors::tensor::TensorView;
 use serde_json::{Map, Value, json};

@@ -8,8 +8,8 @@ mod tokenizer;
 mod writer;
 
 use crate::{
-    families::checkpoint::Checkpoint,
-    transformers::{folder, relative_error},
+    families::checkpoint::{Checkpoint, relative_error},
+    transformers::folder,
 };
 use convert::Source;
 use serde_json::{Map, Value, json};

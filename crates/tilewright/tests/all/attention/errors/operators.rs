@@ -281,9 +281,9 @@ fn products_of_tensors_that_do_not_fit() {
     says(linear_of(x, weight, bias, (Dtype::Bf16, out.1, out.2)), "out is bf16, expected f32");
     let halves = linear_of((F16, x.1, x.2), weight, bias, (Dtype::Bf16, out.1, out.2));
     says(halves, "out is bf16, expected f16 or f32");
-    let text = "x has strides [1, 2]: the last axis must have stride 1";
+    let text = "x has stride 2 along its last axis, expected 1";
     says(linear_of((F32, x.1, &[1, 2]), weight, bias, out), text);
-    let text = "out has strides [1, 2]: the last axis must have stride 1";
+    let text = "out has stride 2 along its last axis, expected 1";
     says(linear_of(x, weight, bias, (F32, out.1, &[1, 2])), text);
     let text = "weight has strides [6, 1], expected a contiguous tensor";
     says(linear_of(x, (weight.0, &[6, 1]), bias, out), text);
