@@ -1,4 +1,4 @@
-//! CPU GEMM `out = x · weightᵀ + bias` with the `gemm` crate.
+//! CPU GEMM `out = x · weightᵀ + bias` with the `gemm-f32` crate.
 //!
 //! Weights keep the layout and dtype of the checkpoint. Each task packs a panel of [`PANEL`] features by [`DEPTH`] inputs as
 //! f32 and multiplies its rows with it.

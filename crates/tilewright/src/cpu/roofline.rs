@@ -6,7 +6,7 @@ use std::time::Instant;
 
 /// Bytes to read, larger than any cache.
 const READ_BYTES: usize = 256 << 20;
-/// Size of the matrices that reaches the peak rate of the `gemm` crate.
+/// Size of the matrices that reaches the peak rate of the `gemm-f32` crate.
 const SIZE: usize = 512;
 
 impl Cpu {

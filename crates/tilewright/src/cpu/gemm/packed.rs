@@ -38,7 +38,7 @@ fn run(cpu: &Cpu, x: View<'_>, products: &[Product<'_>]) {
     if num_rows == 0 {
         return;
     }
-    // Without FMA, sums in registers would differ from those of the `gemm` crate, which detects instructions itself.
+    // Without FMA, sums in registers would differ from those of the `gemm-f32` crate, which detects instructions itself.
     let few_rows = num_rows <= TILE_ROWS && cpu.isa != Isa::Portable;
     let mma = Bf16Mma::new(cpu.isa).filter(|_| inputs > 0 && products.iter().any(Product::is_int4));
     let rows = (0..num_rows).map(|row| &x[row * stride..][..inputs]);

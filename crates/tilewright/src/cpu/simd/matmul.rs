@@ -1,4 +1,4 @@
-//! Panel GEMM `out = x · weightᵀ + bias`: packs a panel of weights as f32, then calls the `gemm` crate.
+//! Panel GEMM `out = x · weightᵀ + bias`: packs a panel of weights as f32, then calls the `gemm-f32` crate.
 //!
 //! Invariant: a row is bit-identical for every number of rows. The crate sums ascending inputs in one chain of multiply-adds
 //! per element, but uses other orders for a single row and, depending on the shape, for depths above 512. So a single row is
@@ -9,6 +9,7 @@ use crate::{
     View,
     gemm::{PANEL_FEATURES, PackedMatrix},
 };
+use gemm_common::Parallelism;
 use std::ops::Range;
 
 /// Features per panel.
@@ -149,60 +150,56 @@ impl GemmParams<'_> {
         assert!(x.len() >= (rows - 1) * x_stride + inputs.len(), "x has all rows");
         assert!(weights.len() >= PANEL * DEPTH && panel.features.len() <= PANEL, "a whole panel of weights");
         let row_step = if rows == 1 { 0 } else { x_stride };
+        let shape = [rows.max(2), inputs.len(), panel.features.len()];
         // SAFETY: `x` has `rows` rows of `inputs.len()` elements and `weights` is [DEPTH, PANEL], as checked above. Callers
         // pass the panel's rows as `out`, or two rows of PANEL elements for a single row.
-        unsafe {
-            gemm::gemm(
-                panel.features.len(),
-                rows.max(2),
-                inputs.len(),
-                out.0,
-                out.1 as isize,
-                1,
-                true,
-                weights.as_ptr(),
-                PANEL as isize,
-                1,
-                x.as_ptr(),
-                row_step as isize,
-                1,
-                1.0,
-                1.0,
-                false,
-                false,
-                false,
-                gemm::Parallelism::None,
-            );
-        }
+        unsafe { multiply_add(shape, (x.as_ptr(), row_step), (weights.as_ptr(), PANEL), out, true) };
     }
 }
 
-/// `out = a · b` for row-major squares of `size` on the calling thread, to measure the peak rate of the `gemm` crate.
+/// `out = a · b` for row-major squares of `size` on the calling thread, to measure the peak rate of the `gemm-f32` crate.
 pub(crate) fn multiply_squares(size: usize, a: &[f32], b: &[f32], out: &mut [f32]) {
     assert!([a.len(), b.len(), out.len()] == [size * size; 3], "three squares");
-    let stride = size as isize;
+    let (a, b, out) = ((a.as_ptr(), size), (b.as_ptr(), size), (out.as_mut_ptr(), size));
     // SAFETY: all three have `size * size` elements as checked above; `out` is borrowed mutably.
+    unsafe { multiply_add([size; 3], a, b, out, false) };
+}
+
+/// `out = a · b`, or `out += a · b`, of row-major matrices with their row strides: `[m, k] · [k, n]` for `[m, k, n]`.
+///
+/// # Safety
+///
+/// The pointers are valid for these shapes, and `out` overlaps neither input.
+unsafe fn multiply_add(
+    [m, k, n]: [usize; 3],
+    a: (*const f32, usize),
+    b: (*const f32, usize),
+    out: (*mut f32, usize),
+    adds: bool,
+) {
+    let multiply = gemm_f32::gemm::f32::get_gemm_fn();
+    // SAFETY: the caller guarantees valid pointers. The function takes column-major matrices, so it computes outᵀ = bᵀ · aᵀ.
     unsafe {
-        gemm::gemm(
-            size,
-            size,
-            size,
-            out.as_mut_ptr(),
+        multiply(
+            n,
+            m,
+            k,
+            out.0,
+            out.1 as isize,
             1,
-            stride,
-            false,
-            a.as_ptr(),
+            adds,
+            b.0,
+            b.1 as isize,
             1,
-            stride,
-            b.as_ptr(),
+            a.0,
+            a.1 as isize,
             1,
-            stride,
-            0.0,
+            if adds { 1.0 } else { 0.0 },
             1.0,
             false,
             false,
             false,
-            gemm::Parallelism::None,
+            Parallelism::None,
         );
     }
 }

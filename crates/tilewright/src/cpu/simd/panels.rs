@@ -17,7 +17,7 @@ use std::ops::Range;
 
 /// Rows of a tile, at most.
 pub(crate) const TILE_ROWS: usize = 8;
-/// Up to this many inputs, the `gemm` crate adds rounded products to the result.
+/// Up to this many inputs, the `gemm-f32` crate adds rounded products to the result.
 const MAX_UNFUSED: usize = 2;
 
 /// Results of a tile, `[TILE_ROWS, TILE_FEATURES]`.

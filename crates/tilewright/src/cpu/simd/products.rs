@@ -1,6 +1,6 @@
 //! Blocks of the output of products with packed weights, with bias and gated activation as epilogue.
 //!
-//! A tile of few rows keeps its sums in registers ([`panels`](super::panels)); a block of many rows uses the `gemm` crate
+//! A tile of few rows keeps its sums in registers ([`panels`](super::panels)); a block of many rows uses the `gemm-f32` crate
 //! ([`matmul`](super::matmul)). Both give the same bits. int4 weights are multiplied by [`Int4Tile`] where the machine has bf16 dot
 //! products.
 
@@ -195,7 +195,7 @@ struct TileArea<'a> {
     following: TileRef<'a>,
 }
 
-/// The destination of a block of the `gemm` crate.
+/// The destination of a block of the `gemm-f32` crate.
 struct BlockOutput<'s, 'a> {
     elements: &'s Shared<'a, f32>,
     stride: usize,
