@@ -5,6 +5,7 @@
 //! NaN; in e4m3 all ones encode NaN, and there is no infinity. `int8` is two's complement.
 
 use crate::Dtype;
+use std::sync::OnceLock;
 
 /// The value of the pattern `bits`.
 ///
@@ -38,13 +39,27 @@ pub fn quantize(dtype: Dtype, value: f64) -> f64 {
     if value.is_nan() {
         return if dtype == Dtype::I8 { 0.0 } else { f64::NAN };
     }
-    let values = (0..=u8::MAX).map(|bits| (bits, decode(dtype, bits)));
-    // -0 equals 0
-    let finite = values.filter(|(bits, v)| v.is_finite() && (*bits != 0x80 || dtype == Dtype::I8));
-    let range = finite.clone().fold((0.0, 0.0), |(least, most), (_, v)| (v.min(least), v.max(most)));
+    let finite = finite_values(dtype);
+    let range = finite.iter().fold((0.0, 0.0), |(least, most), (_, v)| (v.min(least), v.max(most)));
     let value = value.clamp(range.0, range.1);
     let distance = |v: f64| (v - value).abs();
     let nearest =
-        finite.min_by(|a, b| distance(a.1).total_cmp(&distance(b.1)).then((a.0 & 1).cmp(&(b.0 & 1))));
-    nearest.map_or(f64::NAN, |(_, v)| v)
+        finite.iter().min_by(|a, b| distance(a.1).total_cmp(&distance(b.1)).then((a.0 & 1).cmp(&(b.0 & 1))));
+    nearest.map_or(f64::NAN, |(_, v)| *v)
+}
+
+/// The finite values of `dtype` with their patterns. Tests quantize millions of numbers, so they are decoded once.
+fn finite_values(dtype: Dtype) -> &'static [(u8, f64)] {
+    static TABLES: [OnceLock<Vec<(u8, f64)>>; 3] = [const { OnceLock::new() }; 3];
+    let table = match dtype {
+        Dtype::E4m3 => 0,
+        Dtype::E5m2 => 1,
+        Dtype::I8 => 2,
+        _ => panic!("{dtype} does not have 8 bits"),
+    };
+    TABLES[table].get_or_init(|| {
+        let values = (0..=u8::MAX).map(|bits| (bits, decode(dtype, bits)));
+        // -0 equals 0
+        values.filter(|(bits, v)| v.is_finite() && (*bits != 0x80 || dtype == Dtype::I8)).collect()
+    })
 }
