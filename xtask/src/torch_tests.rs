@@ -114,7 +114,7 @@ fn install(folder: &Path, is_cancelled: &AtomicBool) -> Result<Installed, String
             return Err(format!("{} GB are free, expected at least {}", free >> 20, NEEDED_KIB >> 20));
         }
         step(Command::new("python3").args(["-m", "venv"]).arg(folder))?;
-        step(pip().arg("install").args(&tools))?;
+        step(pip().args(["install", "--no-compile"]).args(&tools))?; // few of its modules are imported
         fs::write(&list, wanted).map_err(|why| why.to_string())?;
     }
     let archive = folder.join(format!("{ARCHIVE}.tar.gz"));
