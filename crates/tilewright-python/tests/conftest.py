@@ -1,6 +1,8 @@
 """Fixtures of all tests: devices that need no GPU, seeded numbers, and torch where it is installed."""
 
 import importlib.util
+import sys
+from pathlib import Path
 
 import numpy
 import pytest
@@ -41,3 +43,20 @@ def host(request):
     previous = tilewright.set_host_device(request.param)
     yield request.param
     tilewright.set_host_device(previous)
+
+
+@pytest.fixture
+def no_host_reads(monkeypatch):
+    """Fails if the package reads the value of a torch tensor on the host, which would wait for a GPU."""
+    import tilewright
+    import torch
+
+    package = Path(tilewright.__file__).parent
+    for name in ("tolist", "item", "__float__", "__int__", "__bool__"):
+
+        def read(tensor, *args, _name=name, _original=getattr(torch.Tensor, name), **options):
+            if package in Path(sys._getframe(1).f_code.co_filename).parents:
+                pytest.fail(f"{_name}() of a tensor of shape {tuple(tensor.shape)}")
+            return _original(tensor, *args, **options)
+
+        monkeypatch.setattr(torch.Tensor, name, read)

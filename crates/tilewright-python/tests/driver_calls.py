@@ -76,6 +76,9 @@ class Step:
         device.current_stream = lambda: stream
         self.attention = tw.Attention(tw.Problem(heads, kv_heads, dim, dtype="float16"), device=device)
         self.attention.prepare()
+        self.with_sinks = tw.Attention(self.attention.problem, tw.variants.bound_sinks(heads), device)
+        self.with_sinks.prepare()
+        self.sinks = zeros(heads, dtype="float32")
         self.plan, self.large_plan = (self.attention.plan(self.batch(), capacity=tw.Capacity(rows, rows, len(self.pages)))
                                       for rows in (requests, 4096))
         self.k_cache, self.v_cache = (zeros(len(self.pages), 16, kv_heads, dim) for _ in range(2))
@@ -104,6 +107,9 @@ class Step:
     def run(self):
         self.attention.run(self.plan, self.q, self.k_cache, self.v_cache, out=self.out)
 
+    def run_sinks(self):
+        self.with_sinks.run(self.plan, self.q, self.k_cache, self.v_cache, out=self.out, tables={"sinks": self.sinks})
+
     def sample(self):
         params = {"top_k": self.top_k, "top_p": self.top_p, "seed": 1, "offset": 2}
         queue = self.attention.device.queue()
@@ -125,7 +131,7 @@ def decode_step() -> dict:
     """The calls of each operator, in the first step and in three further ones."""
     enter_context()
     step = Step()
-    parts = ("append", "rmsnorm", "apply_rope", "run", "sample", "replan", "replan_large")
+    parts = ("append", "rmsnorm", "apply_rope", "run", "run_sinks", "sample", "replan", "replan_large")
     return {part: [calls(getattr(step, part)) for _ in range(4)] for part in parts}
 
 

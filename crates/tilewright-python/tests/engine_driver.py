@@ -24,6 +24,7 @@ class Case:
     windows: tuple = (None,)
     soft_cap: float = 0.0
     has_sinks: bool = False
+    sinks_dtype: object = torch.float32
     kv_dtype: object = None
     scales: tuple = (1.0, 1.0)
     dtype: object = torch.bfloat16
@@ -58,7 +59,7 @@ class Driver:
         self.history: dict = {}
         self.kv_lens: dict = {}
         heads = case.heads[0]
-        self.sinks = [self._random(heads, dtype=torch.float32) if case.has_sinks else None for _ in case.windows]
+        self.sinks = [self._random(heads, dtype=case.sinks_dtype) if case.has_sinks else None for _ in case.windows]
 
     def _random(self, *shape, dtype=None):
         return torch.randn(*shape, generator=self.generator).to(dtype or self.case.dtype).to(self.device)

@@ -43,8 +43,8 @@ def names(calls: list) -> list:
 def test_a_decode_step_launches_and_does_nothing_else(on_double):
     """No allocation, free, synchronization, copy to the host, query of a pointer, or load of a kernel after the first step."""
     parts = on_double("decode_step")
-    expected = {"append": 2 * LAUNCH, "rmsnorm": LAUNCH, "apply_rope": LAUNCH, "run": LAUNCH, "sample": LAUNCH, "replan": UPLOAD,
-                "replan_large": 2 * UPLOAD}
+    expected = {"append": 2 * LAUNCH, "rmsnorm": LAUNCH, "apply_rope": LAUNCH, "run": LAUNCH, "run_sinks": LAUNCH, "sample": LAUNCH,
+                "replan": UPLOAD, "replan_large": 2 * UPLOAD}
     assert list(parts) == list(expected)
     for part, steps in parts.items():
         assert [names(step) for step in steps[1:]] == [expected[part]] * 3, part

@@ -124,21 +124,35 @@ def test_padding_is_not_written(host, driver, name):
         assert not engine.layers[0].kv_cache[unused].any()
 
 
-def test_reloaded_sinks_are_read(driver):
-    engine = driver(Case(has_sinks=True))
-    assert engine.step([(0, 20)]) < limit(engine.case)
-    engine.sinks[0].add_(3.0)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("is_inference", [False, True])
+def test_reloaded_sinks_are_read(host, driver, dtype, is_inference, no_host_reads):
+    """In eager steps and by recorded graphs. No value of a sink is read on the host."""
+    with torch.inference_mode(is_inference):
+        engine = driver(Case(has_sinks=True, sinks_dtype=dtype))
+    with torch.inference_mode():
+        assert engine.step([(0, 20), (1, 7)]) < limit(engine.case)
+        engine.capture(2)
+        assert engine.step([(0, 1), (1, 1)], graph=2) < limit(engine.case)
+    with torch.inference_mode(is_inference):
+        engine.sinks[0].data.add_(3.0)  # as loaders of weights write: no version counts it
     if driver is VllmDriver:
         engine.layers[0].impl.process_weights_after_loading(engine.case.dtype)
-    assert engine.step([(0, 1)]) < limit(engine.case)
+    with torch.inference_mode():
+        assert engine.step([(0, 1), (1, 1)], graph=2) < limit(engine.case)
+        assert engine.step([(0, 3), (1, 1)]) < limit(engine.case)
 
 
-def test_sinks_of_inference_mode_are_read():
-    with torch.inference_mode():  # changes of such a tensor are not counted
-        engine = SglangDriver(Case(has_sinks=True))
-        assert engine.step([(0, 20)]) < limit(engine.case)
-        engine.sinks[0].add_(3.0)
-        assert engine.step([(0, 1)]) < limit(engine.case)
+def test_layers_share_an_operator_and_bind_their_own_sinks(host, driver):
+    engine = driver(Case(has_sinks=True, windows=(None, None)))
+    count = len(_steps._operators)
+    assert engine.step([(0, 20), (1, 1)]) < limit(engine.case)
+    assert len(_steps._operators) <= count + 2  # one that plans, one that runs
+    if driver is VllmDriver:
+        tables = [layer.impl._sinks.tables["sinks"] for layer in engine.layers]
+    else:
+        tables = [engine.backend._sinks[index].tables["sinks"] for index in range(2)]
+    assert [one.data_ptr() for one in tables] == [one.data_ptr() for one in engine.sinks]
 
 
 def test_vllm_finds_the_backend():

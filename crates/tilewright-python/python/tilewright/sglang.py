@@ -52,8 +52,9 @@ class TilewrightAttnBackend(AttentionBackend):
         self._has_window_pool = hasattr(self.token_to_kv_pool, "translate_loc_from_full_to_swa")
         self._layers = [layer for layer in model_runner.model.modules() if isinstance(layer, RadixAttention)]
         self._steps = self._new_steps()
-        #: The operator of each layer, with the sinks that it was made for and their version.
+        #: Operators by layer and whether it has sinks, and the sinks of each layer.
         self._operators: dict = {}
+        self._sinks: dict = {}
         self._capacity = self._graph_swa_loc = None
         #: Block tables that recorded graphs read, by pool, and the requests of these graphs.
         self._graph_tables: dict = {}
@@ -146,7 +147,8 @@ class TilewrightAttnBackend(AttentionBackend):
                 for in_window_pool, entries in self._by_pool(slots).items()}
 
     def _plan(self, metadata: TilewrightMetadata) -> None:
-        """Plans the step for the problems of all layers."""
+        """Plans the step for the problems of all layers, with the present sinks."""
+        _steps.SinkTable.refresh(self._sinks.values())
         for layer in self._layers:
             if not layer.is_cross_attention:
                 self._plan_of(layer, metadata)
@@ -175,19 +177,24 @@ class TilewrightAttnBackend(AttentionBackend):
                        dtype=self._dtype, kv_dtype=self._kv_dtype, window_left=window if window is not None and window >= 0 else None,
                        scale=layer.scaling)
 
-    def _operator(self, layer, sinks):
-        """The operator of a layer. Sinks are read at the first step, and after they have changed; in every step if they are an
-        inference tensor, whose changes are not counted."""
-        version = None if sinks is None else sinks.tolist() if sinks.is_inference() else sinks._version
-        known = self._operators.get(layer.layer_id)
-        if known is not None and known[0] is sinks and known[1] == version:
-            return known[2]
-        values = None if sinks is None else tuple(sinks.detach().float().tolist())
-        device = self._steps[False].device
-        operator = _steps.operator(self._problem(layer), device, float(layer.logit_cap or 0.0), values)
-        operator.prepare()
-        self._operators[layer.layer_id] = (sinks, version, operator)
+    def _operator(self, layer, has_sinks: bool):
+        """The operator of a layer."""
+        key = layer.layer_id, has_sinks
+        operator = self._operators.get(key)
+        if operator is None:
+            device, cap = self._steps[False].device, float(layer.logit_cap or 0.0)
+            operator = self._operators[key] = _steps.operator(self._problem(layer), device, cap, has_sinks)
+            operator.prepare()
         return operator
+
+    def _tables_of(self, layer, sinks, q) -> "dict | None":
+        """The tables of a run. Each plan of a step reads sinks again that are not float32."""
+        if sinks is None:
+            return None
+        known = self._sinks.get(layer.layer_id)
+        if known is None or known.source is not sinks:
+            known = self._sinks[layer.layer_id] = _steps.SinkTable(sinks, q)
+        return known.tables
 
     def forward_decode(self, q, k, v, layer, forward_batch, save_kv_cache=True, sinks=None, **kwargs):
         """One query row per request: ``q`` ``[batch_size, num_qo_heads * head_dim]``, ``k`` and ``v`` ``[batch_size,
@@ -207,7 +214,7 @@ class TilewrightAttnBackend(AttentionBackend):
         if k is not None and save_kv_cache:
             location = KVWriteLoc.for_layer(forward_batch, layer, swa_loc=metadata.swa_out_cache_loc)
             self.token_to_kv_pool.set_kv_buffer(layer, location, k, v, layer.k_scale, layer.v_scale)
-        operator, plan = self._operator(layer, sinks), self._plan_of(layer, metadata)
+        operator, plan = self._operator(layer, sinks is not None), self._plan_of(layer, metadata)
         keys, values = (self._pages(x) for x in self.token_to_kv_pool.get_kv_buffer(layer.layer_id))
         # a pool of the type of the queries stores unscaled values
         is_scaled = self._kv_dtype != self._dtype
@@ -218,7 +225,7 @@ class TilewrightAttnBackend(AttentionBackend):
             out[rows:].zero_()  # padding
         q = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
         operator.run(plan, q[:rows], keys, values, out=out[:rows],
-                     k_scale=k_scale, v_scale=v_scale)
+                     k_scale=k_scale, v_scale=v_scale, tables=self._tables_of(layer, sinks, q))
         return out.view(q.shape[0], -1)
 
     def _pages(self, buffer):

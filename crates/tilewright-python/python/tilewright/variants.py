@@ -331,6 +331,11 @@ def sinks(values) -> Variant:
     return Variant._of(_core.Variant.sinks(values.tolist() if hasattr(values, "tolist") else list(values)))
 
 
+def bound_sinks(num_qo_heads: int) -> Variant:
+    """:func:`sinks` whose values each run takes as ``tables={"sinks": ...}``."""
+    return Variant._of(_core.Variant.bound_sinks(num_qo_heads))
+
+
 def rotary(rope: Rope) -> Variant:
     """RoPE of queries and keys inside attention, for caches of keys before rotation."""
     return Variant._of(_core.Variant.rotary(rope._fields))

@@ -133,7 +133,7 @@ class TilewrightMetadataBuilder(AttentionMetadataBuilder[TilewrightMetadata]):
         table = common.block_table_tensor
         if self._plans is None:
             self._plans = _steps.StepPlans(device_of(table))
-            self._problems = self._prepare_layers()
+            self._problems = self._prepare_layers(table)
         has_lengths = self._captured[common.num_reqs] is None if in_graph else self._has_lengths(common)
         if not has_lengths and not self._is_prompt(common):
             return self._build_on_device(common, in_graph)
@@ -173,13 +173,13 @@ class TilewrightMetadataBuilder(AttentionMetadataBuilder[TilewrightMetadata]):
         kv_lens = _steps.host_lengths(known[: common.num_reqs])
         return qo_indptr, numpy.where(qo_indptr[1:] > qo_indptr[:-1], kv_lens, 0).astype(numpy.int32)
 
-    def _prepare_layers(self) -> list:
-        """Prepares the layers. Returns their problems, each once."""
+    def _prepare_layers(self, table) -> list:
+        """Prepares the layers, whose queries are in the memory of a block table. Returns their problems, each once."""
         layers = self.vllm_config.compilation_config.static_forward_context
         dtype = self.vllm_config.model_config.dtype
         impls = [layers[name].impl for name in self.layer_names]
         for impl in impls:
-            impl.prepare(dtype, self._plans.device)
+            impl.prepare(dtype, table)
         return list(dict.fromkeys(impl.problem(dtype) for impl in impls))
 
     def _capacity(self) -> Capacity:
@@ -209,6 +209,7 @@ class TilewrightImpl(AttentionImpl[TilewrightMetadata]):
         self.kv_cache_dtype = kv_cache_dtype
         self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
         self.sinks = sinks
+        self._sinks = None
         self._window_left = None if sliding_window is None else sliding_window - 1
         self._soft_cap = float(logits_soft_cap or 0.0)
         self._is_fp8 = kv_cache_dtype.startswith("fp8")
@@ -220,14 +221,17 @@ class TilewrightImpl(AttentionImpl[TilewrightMetadata]):
                        kv_dtype=_KV_DTYPES.get(self.kv_cache_dtype, dtype), window_left=self._window_left, scale=self.scale)
 
     def process_weights_after_loading(self, act_dtype) -> None:
-        """Has the next step read the loaded sinks. Graphs that were recorded before keep the previous ones."""
-        self._operator = None
+        """Has runs and recorded graphs read the loaded sinks."""
+        if self._sinks is not None:
+            _steps.SinkTable.refresh([self._sinks])
 
-    def prepare(self, dtype, device) -> None:
-        """Makes the operator for queries of a torch dtype, and loads its kernels. The first plan calls it, before any capture."""
-        sinks = None if self.sinks is None else tuple(self.sinks.detach().float().tolist())
+    def prepare(self, dtype, like) -> None:
+        """Makes the operator for queries of a torch dtype in the memory of ``like``, and loads its kernels. The first plan calls it,
+        before any capture."""
         self._problem = self.problem(dtype)
-        self._operator = _steps.operator(self._problem, device, self._soft_cap, sinks)
+        if self.sinks is not None:
+            self._sinks = _steps.SinkTable(self.sinks, like)
+        self._operator = _steps.operator(self._problem, device_of(like), self._soft_cap, self.sinks is not None)
         self._operator.prepare()
 
     def _cache(self, kv_cache):
@@ -253,13 +257,14 @@ class TilewrightImpl(AttentionImpl[TilewrightMetadata]):
         if attn_metadata is None:
             return output.fill_(0)  # a profiling run
         if self._operator is None:
-            self.prepare(query.dtype, device_of(query))
+            self.prepare(query.dtype, query)
         keys, values = self._cache(kv_cache)
         k_scale, v_scale = self._scales(layer)
         plan = attn_metadata.plans[self._problem]
         rows = plan.num_rows  # rows after these are padding
         self._operator.run(plan, query[:rows], keys, values,
-                           out=output.view(-1, self.num_heads, self.head_size)[:rows], k_scale=k_scale, v_scale=v_scale)
+                           out=output.view(-1, self.num_heads, self.head_size)[:rows], k_scale=k_scale, v_scale=v_scale,
+                           tables=None if self._sinks is None else self._sinks.tables)
         return output
 
     def do_kv_cache_update(self, layer, key, value, kv_cache, slot_mapping) -> None:

@@ -26,19 +26,42 @@ _WORKSPACE = 16 << 20
 _operators: dict = {}
 
 
-def operator(problem: Problem, device: Device, soft_cap: float = 0.0, sinks: "tuple | None" = None) -> Attention:
-    """The operator of a problem, with a soft cap above 0 and ``sinks``, one logit per query head."""
-    key = (problem, id(device), soft_cap, sinks)
+def operator(problem: Problem, device: Device, soft_cap: float = 0.0, has_sinks: bool = False) -> Attention:
+    """The operator of a problem, with a soft cap above 0, and with sinks, whose values its runs bind."""
+    key = (problem, id(device), soft_cap, has_sinks)
     found = _operators.get(key)
     if found is None:
         if len(_operators) >= _LIMIT:
             _operators.clear()
         variant = variants.soft_cap(soft_cap) if soft_cap > 0.0 else None
-        if sinks is not None:
-            sink = variants.sinks(list(sinks))
+        if has_sinks:
+            sink = variants.bound_sinks(problem._fields[0])
             variant = sink if variant is None else variant.then(sink)
         found = _operators[key] = Attention(problem, variant, device)
     return found
+
+
+class SinkTable:
+    """The sinks of a layer as runs bind them: the tensor itself if it is float32 without gaps in the memory of the queries, else a copy,
+    which :meth:`refresh` rewrites in place."""
+
+    __slots__ = ("_is_copy", "source", "tables")
+
+    def __init__(self, sinks, like):
+        self.source = sinks
+        values = sinks.detach().to(like.device, torch.float32).reshape(-1).contiguous()
+        self._is_copy = values.data_ptr() != sinks.data_ptr()
+        #: The tables of a run.
+        self.tables = {"sinks": values}
+
+    @staticmethod
+    def refresh(all_tables) -> None:
+        """Copies the present values of all sinks that are not bound themselves, on the device. Recorded graphs read them."""
+        copies = [one for one in all_tables if one._is_copy]
+        if not copies:
+            return
+        with torch.inference_mode():  # a copy that was made in this mode is written in no other
+            torch._foreach_copy_([one.tables["sinks"] for one in copies], [one.source.detach().reshape(-1) for one in copies])
 
 
 def refuse(place: str, expected: str, **arguments) -> None:
