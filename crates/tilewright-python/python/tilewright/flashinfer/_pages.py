@@ -13,6 +13,11 @@ def host_array(x) -> numpy.ndarray:
     return on_host(x).numpy() if isinstance(x, torch.Tensor) else numpy.asarray(x)
 
 
+def is_on_gpu(x) -> bool:
+    """Whether an array is in the memory of a GPU."""
+    return getattr(x, "is_cuda", False)
+
+
 def requests_of(indptr, tokens: int):
     """The request of each of the tokens, with the tokens: the number of requests for tokens after the last bound. It does not
     wait for a GPU."""

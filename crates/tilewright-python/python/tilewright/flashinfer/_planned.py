@@ -10,7 +10,7 @@ from .._device import device_of
 from .._tensors import dtype_name
 from ..attention import Attention, Batch, Capacity, DeviceBatch, PageTable, Problem
 from ..operators import Rope
-from ._pages import page_table
+from ._pages import is_on_gpu, page_table
 from ._refuse import check_backend, check_choice, check_layout, check_output, number, refuse, torch_dtype
 
 #: The dtype of FP8 attention.
@@ -334,11 +334,6 @@ class PlannedAttention:
             check_output(function, "out", out, (*rows, settings.dims[1]), torch_dtype(settings.dtypes[0]), q.device)
         if lse is not None:
             check_output(function, "lse", lse, rows, torch.float32, q.device)
-
-
-def is_on_gpu(x) -> bool:
-    """Whether an array is in the memory of a GPU."""
-    return getattr(x, "is_cuda", False)
 
 
 def sinks_of(sinks, q) -> "dict | None":

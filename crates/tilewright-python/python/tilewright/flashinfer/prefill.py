@@ -12,7 +12,7 @@ from .._device import queue_of
 from .._tensors import dtype_name
 from ..attention import Batch, Capacity
 from ._compiled import is_compiling, operator
-from ._items import pack_items
+from ._items import item_flags
 from ._pages import host_array, page_table, run_cache
 from ._planned import (
     E5M2,
@@ -181,10 +181,10 @@ class _PrefillWrapper(BatchWrapper):
         function = f"{self._name}.plan"
         if items[0] is None:
             refuse(function, "None without prefix_len_ptr", token_pos_in_items_len=items[2] or None, max_item_len_ptr=items[3])
-        bits = pack_items(function, qo_indptr, kv_lens, *items[:3])
-        if bits is not None:
+        flags = item_flags(function, qo_indptr, kv_lens, *items[:3])
+        if flags is not None:
             refuse(function, "None with prefix_len_ptr", custom_mask=custom_mask, packed_custom_mask=packed_custom_mask)
-            return bits
+            custom_mask = flags
         if packed_custom_mask is not None:
             return _bytes(packed_custom_mask)
         if custom_mask is None:
@@ -253,9 +253,9 @@ class BatchPrefillWithPagedKVCacheWrapper(_PrefillWrapper):
     ):
         """Plans a batch. A custom mask, bool flags or packed bits of each request's ``qo_len × kv_len``, replaces ``causal``.
         Multi-item scoring: with ``prefix_len_ptr`` ``[num_requests]`` and ``token_pos_in_items_ptr``, rows of
-        ``token_pos_in_items_len`` integers, a token after the prefix sees the prefix and its item up to itself; the mask is
-        made on the host. ``max_item_len_ptr``, ``seq_lens``, ``seq_lens_q``, ``block_tables`` and the maxima repeat what the
-        other arrays say and are not read."""
+        ``token_pos_in_items_len`` integers, a token after the prefix sees the prefix and its item up to itself.
+        ``max_item_len_ptr``, ``seq_lens``, ``seq_lens_q``, ``block_tables`` and the maxima repeat what the other arrays say and
+        are not read."""
         function = f"{self._name}.plan"
         refuse(function, use_fp16_qk_reduction=use_fp16_qk_reduction)
         items = prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
