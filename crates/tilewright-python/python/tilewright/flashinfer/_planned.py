@@ -28,8 +28,8 @@ _operators: dict = {}
 class Settings:
     """Everything that selects an operator. Equal settings share one operator per device."""
 
-    __slots__ = ("causal", "chunk", "dims", "dtypes", "heads", "layout", "pos_encoding_mode", "rope_scale", "rope_theta",
-                 "sm_scale", "sinks", "soft_cap", "window_left")
+    __slots__ = ("causal", "chunk", "dims", "dtypes", "heads", "layout", "pos_encoding_mode", "q_scales", "rope_scale",
+                 "rope_theta", "sm_scale", "sinks", "soft_cap", "window_left")
 
     def __init__(self, *, heads, dims, dtypes, layout, causal, window_left=-1, soft_cap=None, sm_scale=None,
                  pos_encoding_mode="NONE", rope_scale=None, rope_theta=None, sinks=False, chunk=0):
@@ -47,6 +47,8 @@ class Settings:
         self.rope_scale = rope_scale or 1.0
         self.rope_theta = rope_theta or 10000.0
         self.sinks = bool(sinks)
+        #: Whether runs bind a scale per query head.
+        self.q_scales = False
 
     def plan_key(self) -> tuple:
         """What a plan depends on."""
@@ -55,7 +57,7 @@ class Settings:
     def variant_key(self) -> tuple:
         """What a variant depends on."""
         rope = (self.rope_scale, self.rope_theta) if self.pos_encoding_mode == "ROPE_LLAMA" else None
-        return (self.soft_cap, self.pos_encoding_mode, rope, self.sinks, self.chunk)
+        return (self.soft_cap, self.pos_encoding_mode, rope, self.sinks, self.chunk, self.q_scales)
 
     def scale(self) -> float:
         """The factor of ``q · k``."""
@@ -66,7 +68,7 @@ class Settings:
         ``device``, that of the queries."""
         k_factor = self.scale() * math.sqrt(self.dims[0])
         for name, scale in (("q_scale", q_scale), ("k_scale", k_scale)):
-            k_factor = _times(k_factor, _factor(function, name, scale, device))
+            k_factor = k_factor * _factor(function, name, scale, device)
         return _unless_one(k_factor), _unless_one(_factor(function, "v_scale", v_scale, device))
 
     def problem(self) -> Problem:
@@ -81,6 +83,8 @@ class Settings:
     def variant(self):
         """The composed variant, or None."""
         parts = []
+        if self.q_scales:  # before all other changes of logits
+            parts.append(_scaled_heads(self.heads[0]))
         if self.pos_encoding_mode == "ROPE_LLAMA":
             scaling = None if self.rope_scale == 1.0 else ("linear", [self.rope_scale])
             parts.append(variants.rotary(Rope(self.dims[0], self.rope_theta, scaling=scaling)))
@@ -89,7 +93,7 @@ class Settings:
         if self.soft_cap > 0.0:
             parts.append(variants.soft_cap(self.soft_cap))
         if self.sinks:  # runs bind their values
-            parts.append(variants.Variant._of(_core.Variant.bound_sinks(self.heads[0])))
+            parts.append(variants.bound_sinks(self.heads[0]))
         if self.chunk:
             parts.append(variants.chunked(self.chunk))
         composed = None
@@ -243,7 +247,8 @@ class BatchWrapper:
 class PlannedAttention:
     """A batch and its plans: one, or one per mask if runs change it."""
 
-    __slots__ = ("_capacity", "_k_scale", "_key", "_last", "_operator", "_planned", "_settings", "_stream", "batch", "device", "split")
+    __slots__ = ("_capacity", "_head_scaled", "_k_scale", "_key", "_last", "_operator", "_planned", "_settings", "_stream", "batch",
+                 "device", "split")
 
     def __init__(self, device, capacity: "Capacity | None" = None):
         self.device = device
@@ -251,6 +256,8 @@ class PlannedAttention:
         self._planned: dict = {}
         #: The settings of the last run with their plan, operator and scale.
         self._last = (None, None, None, None)
+        #: The settings of the last run with scales of query heads: without them, and with them.
+        self._head_scaled = (None, None)
         self.batch = None
         self.split = "balanced"
         #: The last planned settings, with their operator, key and scale of keys.
@@ -302,13 +309,9 @@ class PlannedAttention:
         function = "run"
         if q.dtype is torch.float8_e5m2 and settings.dtypes[2] in _WIDE:
             q = q.to(torch_dtype(settings.dtypes[2]))
-        if scales[0] is not None:
-            q_scale = _scale_of_heads(function, scales[0], settings.heads)
-            if _differs_in_groups(q_scale, settings.heads):
-                settings, q, q_scale = _scale_queries(settings, q, q_scale)
-            if isinstance(q_scale, list):
-                q_scale = q_scale[:: settings.heads[0] // settings.heads[1]]
-            scales = (q_scale, *scales[1:])
+        if has_head_scales(function, scales[0], settings.heads):
+            tables = {**(tables or {}), "q_scale": scales[0].detach().to(q.device, torch.float32).contiguous()}
+            settings, scales = self._with_head_scales(settings), (None, *scales[1:])
         last, plan, operator, k_scale = self._last
         if last is not settings:
             plan, operator = self.plan_for(settings), settings.operator(self.device)
@@ -322,6 +325,12 @@ class PlannedAttention:
         except Error:
             self._check_tensors(function, settings, q, out, lse)
             raise
+
+    def _with_head_scales(self, settings: Settings) -> Settings:
+        """The settings whose variant multiplies logits by the scales of query heads."""
+        if self._head_scaled[0] is not settings:
+            self._head_scaled = settings, settings.replace(q_scales=True)
+        return self._head_scaled[1]
 
     @staticmethod
     def _check_tensors(function, settings, q, out, lse):
@@ -343,8 +352,6 @@ def sinks_of(sinks, q) -> "dict | None":
 
 def _factor(function: str, name: str, scale, device):
     """A scale as a number, or as a tensor float32 on ``device`` of one element or one per KV head, which the kernel reads."""
-    if isinstance(scale, list):
-        return scale
     if not isinstance(scale, torch.Tensor) or (scale.numel() == 1 and scale.device != device and not scale.is_cuda):
         return number(function, name, scale)
     if scale.numel() != 1 and scale.dim() != 1:
@@ -352,41 +359,22 @@ def _factor(function: str, name: str, scale, device):
     return scale.detach().reshape(-1).to(device, torch.float32)
 
 
-def _scale_of_heads(function: str, scale, heads):
-    """The scale of queries: a number, a tensor of one or one per KV head, or a list with one per query head. That list is read from
-    the tensor, which waits for a GPU."""
+def has_head_scales(function: str, scale, heads) -> bool:
+    """Whether the scale of queries is a tensor of one per query head, of which a KV head has several. It is a factor of logits."""
     if not isinstance(scale, torch.Tensor) or scale.numel() <= 1:
-        return scale
+        return False
     if tuple(scale.shape) != heads[:1]:
         raise Error(f"flashinfer.{function}: q_scale has shape {tuple(scale.shape)}, expected ({heads[0]},)")
-    return scale if heads[0] == heads[1] else scale.tolist()
+    if not is_on_gpu(scale) and not ((scale > 0.0) & (scale < math.inf)).all():
+        raise Error(f"flashinfer.{function}: q_scale = {scale.tolist()}, expected finite numbers above 0")
+    return heads[0] != heads[1]
 
 
-def _differs_in_groups(scale, heads) -> bool:
-    """Whether the scale of queries differs for the query heads of a KV head."""
-    group = heads[0] // heads[1]
-    return isinstance(scale, list) and any(value != scale[at - at % group] for at, value in enumerate(scale))
-
-
-def _scale_queries(settings: Settings, q, scale):
-    """Settings and queries of 16 bits, multiplied by the ratio of their scale to the largest of their KV head, and that one."""
-    dtype = next((name for name in (settings.dtypes[2], settings.dtypes[0]) if name in (*_WIDE, "float32")), "float16")
-    scale = torch.tensor(scale)
-    largest = scale.view(settings.heads[1], -1).amax(1, keepdim=True)
-    largest = largest.repeat(1, settings.heads[0] // settings.heads[1]).reshape(-1)
-    q = (q.float() * (scale / largest)[:, None].to(q.device)).to(torch_dtype(dtype))
-    return settings.replace(dtypes=(*settings.dtypes[:2], dtype)), q, largest.tolist()
-
-
-def _times(a, b):
-    """The product of two factors, each a number, a list of one per KV head, or a tensor."""
-    if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
-        device = (a if isinstance(a, torch.Tensor) else b).device
-        a, b = (torch.tensor(one, device=device) if isinstance(one, list) else one for one in (a, b))
-        return a * b
-    if isinstance(b, list):
-        a, b = b, a
-    return [x * b for x in a] if isinstance(a, list) else a * b
+def _scaled_heads(num_qo_heads: int):
+    """Logits times a scale per query head, which runs bind."""
+    scales = torch.empty(num_qo_heads, dtype=torch.float32)
+    scaled = variants.Variant("q_scale", params={"q_scale": scales}, logits=lambda at, logit: logit * at.q_scale[at.qo_head])
+    return variants.Variant._of(scaled._core)
 
 
 def _unless_one(factor):
