@@ -8,7 +8,7 @@ from dense import attention, causal, paged
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytestmark = pytest.mark.torch
 import tilewright.flashinfer as flashinfer  # noqa: E402
-from tilewright.flashinfer import _items, _planned  # noqa: E402
+from tilewright.flashinfer import _items, _pages, _planned  # noqa: E402
 
 
 def close(actual, expected, tolerance=2e-5):
@@ -46,6 +46,50 @@ def test_scales_of_query_heads_are_read_by_runs(host, rng, dtype, monkeypatch, n
     monkeypatch.undo()
     with pytest.raises(tw.Error, match=r"run: q_scale = \[0.5, -1.0, 2.0, 1.0\], expected finite numbers above 0"):
         wrapper.run(q, k, v, q_scale=torch.tensor([0.5, -1.0, 2.0, 1.0]))
+
+
+def packed(blocks, longest):
+    """Draft masks of requests: bits of 32 per word, two uint16 each."""
+    rows = numpy.zeros((sum(map(len, blocks)), -(-longest // 32) * 32), dtype=bool)
+    begin = 0
+    for block in blocks:
+        rows[begin : begin + len(block), : len(block)] = block
+        begin += len(block)
+    return torch.from_numpy(numpy.packbits(rows, axis=1, bitorder="little")).view(torch.uint16)
+
+
+@pytest.mark.parametrize("counts, longest, window_left", [([3, 3], 3, -1), ([2, 34], 34, -1), ([3, 3], 3, 4)])
+def test_masks_of_drafts_are_read_by_runs(host, rng, counts, longest, window_left, monkeypatch, no_host_reads):
+    """Each call reads the present bits and lengths; requests of one size share a plan and an operator."""
+    if host == "simulator":
+        monkeypatch.setattr(_pages, "on_host", lambda x: pytest.fail("an array was copied to the host"))
+    caches, (indptr, indices, _), rows = paged(rng, [40, 39], 4, 2, 32)
+    table = torch.full((2, 10), 0, dtype=torch.int32)
+    for r in range(2):
+        table[r, : indptr[r + 1] - indptr[r]] = torch.from_numpy(indices[indptr[r] : indptr[r + 1]])
+    bounds = torch.tensor([0, *counts]).cumsum(0).int()
+    q = torch.from_numpy(rng.standard_normal((sum(counts), 4, 32)).astype("float32"))
+    lens, mask = torch.tensor([40, 36], dtype=torch.int32), packed([numpy.eye(count, dtype=bool) for count in counts], longest)
+    workspace, is_ragged = torch.zeros(1 << 20, dtype=torch.uint8), counts[0] != counts[1]
+    known = None
+    for kv_lens in ([40, 36], [37, 39], [37, 39]):
+        # also drafts that see later ones
+        blocks = [(rng.random((count, count)) < 0.6) | numpy.eye(count, dtype=bool) for count in counts]
+        lens.copy_(torch.tensor(kv_lens))
+        mask.view(torch.uint8).copy_(packed(blocks, longest).view(torch.uint8))
+        o = flashinfer.xqa_batch_decode_with_kv_cache(
+            q, tuple(map(torch.from_numpy, caches)), workspace, table, lens, 40, 0.2, mask=mask, q_len_per_req=longest,
+            window_left=window_left, q_cu_seq_lens=bounds if is_ragged else None)
+        for r, kv_len in enumerate(kv_lens):
+            visible = numpy.ones((counts[r], kv_len), dtype=bool)
+            visible[:, kv_len - counts[r] :] = blocks[r]
+            if window_left >= 0:
+                position = numpy.arange(kv_len - counts[r], kv_len)[:, None]
+                visible &= numpy.arange(kv_len)[None] >= position - window_left
+            part, keys = slice(int(bounds[r]), int(bounds[r + 1])), [x[r][:kv_len] for x in rows]
+            close(o[part], attention(q[part].numpy(), *keys, scale=0.2, visible=visible)[0])
+        assert known in (None, len(_planned._operators))
+        known = len(_planned._operators)
 
 
 def test_positions_in_items_are_not_read(host, rng, monkeypatch, no_host_reads):

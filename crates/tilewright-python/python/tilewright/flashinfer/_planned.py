@@ -10,6 +10,7 @@ from .._device import device_of
 from .._tensors import dtype_name
 from ..attention import Attention, Batch, Capacity, DeviceBatch, PageTable, Problem
 from ..operators import Rope
+from ._drafts import drafts_variant
 from ._pages import is_on_gpu, page_table
 from ._refuse import check_backend, check_choice, check_layout, check_output, number, refuse, torch_dtype
 
@@ -28,7 +29,7 @@ _operators: dict = {}
 class Settings:
     """Everything that selects an operator. Equal settings share one operator per device."""
 
-    __slots__ = ("causal", "chunk", "dims", "dtypes", "heads", "layout", "pos_encoding_mode", "q_scales", "rope_scale",
+    __slots__ = ("causal", "chunk", "dims", "drafts", "dtypes", "heads", "layout", "pos_encoding_mode", "q_scales", "rope_scale",
                  "rope_theta", "sm_scale", "sinks", "soft_cap", "window_left")
 
     def __init__(self, *, heads, dims, dtypes, layout, causal, window_left=-1, soft_cap=None, sm_scale=None,
@@ -47,8 +48,8 @@ class Settings:
         self.rope_scale = rope_scale or 1.0
         self.rope_theta = rope_theta or 10000.0
         self.sinks = bool(sinks)
-        #: Whether runs bind a scale per query head.
-        self.q_scales = False
+        #: Whether runs bind a scale per query head, and the sizes of a draft mask that they bind.
+        self.q_scales, self.drafts = False, None
 
     def plan_key(self) -> tuple:
         """What a plan depends on."""
@@ -57,7 +58,7 @@ class Settings:
     def variant_key(self) -> tuple:
         """What a variant depends on."""
         rope = (self.rope_scale, self.rope_theta) if self.pos_encoding_mode == "ROPE_LLAMA" else None
-        return (self.soft_cap, self.pos_encoding_mode, rope, self.sinks, self.chunk, self.q_scales)
+        return (self.soft_cap, self.pos_encoding_mode, rope, self.sinks, self.chunk, self.q_scales, self.drafts)
 
     def scale(self) -> float:
         """The factor of ``q · k``."""
@@ -96,6 +97,8 @@ class Settings:
             parts.append(variants.bound_sinks(self.heads[0]))
         if self.chunk:
             parts.append(variants.chunked(self.chunk))
+        if self.drafts:
+            parts.append(drafts_variant(*self.drafts))
         composed = None
         for part in parts:
             composed = part if composed is None else composed.then(part)

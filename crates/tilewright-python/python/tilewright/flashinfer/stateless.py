@@ -8,13 +8,13 @@
 
 import math
 
-import numpy
 import torch
 
-from .._core import Error, segment_packbits
+from .._core import Error
 from .._tensors import dtype_name
-from ..attention import Batch, BlockTable, Capacity, DeviceBatch, PageTable
-from ._pages import host_array, split_cache
+from ..attention import BlockTable, Capacity, DeviceBatch
+from ._drafts import draft_tables
+from ._pages import split_cache
 from ._planned import Settings, check_output_dtype, dtype_names, planned_device, sinks_of
 from ._refuse import check_choice, check_layout, check_output, number, output_scale, refuse
 
@@ -39,8 +39,7 @@ def trtllm_batch_decode_with_kv_cache(
     is the factor of ``q · k``, ``bmm2_scale`` that of outputs, over the scale of outputs of e4m3: numbers, or tensors of one
     element, which stay on the GPU. Outputs have ``out_dtype``, by default that of ``out`` or of queries. Returns the output, or
     ``(output, lse)`` in base 2. ``mask``, uint16 ``[rows, ceil(q_len_per_req / 32) · 2]``: bit ``j`` of a row shows draft token
-    ``j`` of its request, and all keys before the drafts are visible. A mask on a GPU is copied to the host, which waits; a
-    causal one changes nothing else, another one is planned there. ``max_seq_len``, ``enable_pdl``, ``backend``, ``o_scale``,
+    ``j`` of its request, and all keys before the drafts are visible. ``max_seq_len``, ``enable_pdl``, ``backend``, ``o_scale``,
     ``multi_ctas_kv_counter_buffer`` and ``bf16q_fp8kv_transform_mode`` are hints without effect.
     """
     function = "trtllm_batch_decode_with_kv_cache"
@@ -127,42 +126,19 @@ def attend_pages(function, tensors, lengths, *, kv_layout, scales, window_left, 
                         pos_encoding_mode=pos_encoding_mode, sinks=sinks is not None)
     device = planned_device(query)
     batch = DeviceBatch(qo_len if bounds is None else bounds, BlockTable(block_tables, seq_lens, page_size))
-    drafts = None if mask is None else _draft_batch(function, mask, batch, qo_len)
-    if drafts is not None:
-        settings = settings.replace(causal=False)
+    tables = sinks_of(sinks, query) or {}
+    if mask is not None:
+        drafts, bound = draft_tables(function, mask, bounds, qo_len, seq_lens, rows)
+        settings, tables = settings.replace(causal=False, drafts=drafts), {**tables, **bound}
     operator = settings.operator(device)
     key = settings.plan_key(), requests, rows, qo_len, page_size, bounds is None
-    if drafts is None:
-        plan = plan_lengths(operator, batch, key, workspace, Capacity(requests, rows, 0, qo_len=qo_len))
-    else:
-        plan = operator.plan(drafts)
+    plan = plan_lengths(operator, batch, key, workspace, Capacity(requests, rows, 0, qo_len=qo_len))
     if out is not None:
         check_output(function, "out", out, (*query.shape[:2], values.shape[3]), out.dtype, query.device)
     factors = [_factor(function, name, scale, times, query.device) for name, scale, times in
                (("bmm1_scale", scales[0], math.sqrt(query.shape[2])), ("bmm2_scale", scales[1], 1.0))]
     return operator.run(plan, query, keys, values, out=out, lse=lse, return_lse=return_lse, k_scale=factors[0],
-                        v_scale=factors[1], tables=sinks_of(sinks, query))
-
-
-def _draft_batch(function, mask, batch, qo_len):
-    """The batch with the draft mask of its rows, planned on the host, or ``None`` if the mask is causal."""
-    if mask.is_cuda and torch.cuda.is_current_stream_capturing():
-        refuse(function, "None in a capture", mask=mask)
-    bounds, arrays = batch._host_arrays()
-    bounds = host_array(bounds)
-    words = -(-qo_len // 32) * 2
-    if mask.dtype != torch.uint16 or mask.numel() != bounds[-1] * words:
-        raise Error(f"flashinfer.{function}: mask is {mask.dtype} of shape {tuple(mask.shape)}, expected torch.uint16 "
-                    f"[{bounds[-1]}, {words}]")
-    packed = host_array(mask.contiguous().view(torch.uint8)).reshape(-1, 2 * words)
-    flags = numpy.unpackbits(packed, axis=1, bitorder="little").astype(bool)
-    counts = numpy.diff(bounds)
-    blocks = [flags[begin : begin + count, :count] for begin, count in zip(bounds, counts)]
-    if all((block == numpy.tri(len(block), dtype=bool)).all() for block in blocks):
-        return None
-    ends = numpy.concatenate([[0], numpy.cumsum(counts * counts)])
-    bits, _ = segment_packbits(numpy.concatenate([block.reshape(-1) for block in blocks]), ends, "little")
-    return Batch.paged(bounds, PageTable(*arrays), mask=numpy.frombuffer(bits, dtype=numpy.uint8), mask_columns=counts)
+                        v_scale=factors[1], tables=tables)
 
 
 class _Borrowed:
