@@ -8,7 +8,7 @@ from dense import attention, causal, paged
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytestmark = pytest.mark.torch
 import tilewright.flashinfer as flashinfer  # noqa: E402
-from tilewright.flashinfer import _items, _pages, _planned  # noqa: E402
+from tilewright.flashinfer import _items, _pages, _planned, mla  # noqa: E402
 
 
 def close(actual, expected, tolerance=2e-5):
@@ -110,3 +110,20 @@ def test_positions_in_items_are_not_read(host, rng, monkeypatch, no_host_reads):
     with pytest.raises(tw.Error, match="request 1 has 1 query rows more than keys, expected at most 3 with prefix_len_ptr"):
         wrapper.plan(torch.tensor([0, 1, 5]), *arguments[1:], prefix_len_ptr=prefixes, token_pos_in_items_ptr=places,
                      token_pos_in_items_len=4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_scale_of_latent_logits_is_not_read(host, rng, dtype, monkeypatch, no_host_reads):
+    """Queries are multiplied by it; calls of all values share an operator."""
+    monkeypatch.setattr(mla, "output_scale", lambda function, name, value: value.reshape(()) if isinstance(value, torch.Tensor) else 1.0)
+    q, cache = (torch.from_numpy(rng.standard_normal(shape)).to(dtype) for shape in ((2, 1, 4, 96), (4, 4, 96)))
+    table, lens = torch.tensor([[2, 0], [1, 3]], dtype=torch.int32), torch.tensor([7, 5], dtype=torch.int32)
+    for value in (0.25, 1.5):
+        before = mla._latent_operator.cache_info().misses
+        o = flashinfer.mla.trtllm_batch_decode_with_kv_cache_mla(
+            q, cache, torch.empty(1 << 20, dtype=torch.uint8), 32, 64, 32, table, lens, 8, bmm1_scale=torch.tensor(value))
+        for r, pages in enumerate(table):
+            keys = cache[pages.long()].reshape(-1, 1, 96)[: int(lens[r])].float().numpy()
+            expected, _ = attention(q[r].float().numpy(), keys, keys[..., :64], scale=value)
+            close(o[r], expected, 2e-5 if dtype == torch.float32 else 3e-2)
+    assert mla._latent_operator.cache_info().misses == before

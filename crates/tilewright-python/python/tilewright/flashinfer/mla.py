@@ -12,7 +12,7 @@ from ..attention import Attention, Batch, BlockTable, Capacity, DeviceBatch, Pag
 from ..device_batch import pages_on_device
 from ._pages import host_array
 from ._planned import is_on_gpu, planned_device
-from ._refuse import check_backend, check_choice, check_output, output_scale, positive, refuse, torch_dtype
+from ._refuse import check_backend, check_choice, check_output, output_scale, refuse, torch_dtype
 from .stateless import plan_lengths
 
 
@@ -170,9 +170,9 @@ def trtllm_batch_decode_with_kv_cache_mla(
     ``cum_seq_lens_q`` bounds. ``kv_cache`` ``[num_pages, page_size, kv_lora_rank + qk_rope_head_dim]``, also with an axis of 1
     before the page. Both bfloat16 or float16; the cache, or both, also float8_e4m3fn. ``block_tables``, ``seq_lens`` and
     ``workspace_buffer`` are those of :func:`~tilewright.flashinfer.decode.trtllm_batch_decode_with_kv_cache`. ``bmm1_scale`` is
-    the factor of ``q · k``, ``bmm2_scale`` that of outputs; reading a tensor on a GPU waits for it, and so does
-    ``cum_seq_lens_q`` without ``max_q_len``. Outputs have the dtype of queries, bfloat16 for those of 8 bits. Returns the
-    output, with ``kv_lora_rank`` elements per head, or ``(output, lse)`` in base 2 with ``lse`` ``[num_rows, num_heads]``.
+    the factor of ``q · k``, ``bmm2_scale`` that of outputs; queries are multiplied by a ``bmm1_scale`` on a GPU and rounded to
+    their dtype. ``cum_seq_lens_q`` without ``max_q_len`` waits for a GPU. Outputs have the dtype of queries, bfloat16 for those of
+    8 bits. Returns the output, with ``kv_lora_rank`` elements per head, or ``(output, lse)`` in base 2 with ``lse`` ``[num_rows, num_heads]``.
     ``qk_nope_head_dim``, ``max_seq_len``, ``enable_pdl``, ``backend``, ``is_var_seq``, ``cute_dsl_impl``, ``kv_scale_format``
     and ``multi_ctas_kv_counter_buffer`` are hints without effect.
     """
@@ -249,7 +249,10 @@ def attend_latent(function, tensors, lengths, head_dim_ckv, *, scales, outputs):
         check_output(function, "out", out, shape, query.dtype, query.device)
     if lse is not None:
         check_output(function, "lse", lse, shape[:2], torch.float32, query.device)
-    key = (heads, (head_dim_ckv, width - head_dim_ckv), positive(function, "bmm1_scale", scales[0]), dtypes)
+    scale = output_scale(function, "bmm1_scale", scales[0])
+    if isinstance(scale, torch.Tensor):  # one scale of the operator, of which the tensor is a multiple
+        query, scale = (query.float() * (scale * math.sqrt(width))).to(query.dtype), 1.0 / math.sqrt(width)
+    key = (heads, (head_dim_ckv, width - head_dim_ckv), scale, dtypes)
     operator = _latent_operator(*key, device)
     batch = DeviceBatch(qo_len if bounds is None else bounds, BlockTable(block_tables, seq_lens, page_size))
     key = key, requests, rows, qo_len, page_size, bounds is None

@@ -3,7 +3,7 @@
 import torch
 
 from .._core import Error
-from ._refuse import positive, refuse
+from ._refuse import output_scale, refuse
 from .mla import attend_latent
 from .stateless import attend_pages
 
@@ -24,7 +24,7 @@ def xqa(
     ``sm_count`` and ``enable_pdl`` are hints without effect.
     """
     refuse("xqa", k_sf_cache=k_sf_cache, v_sf_cache=v_sf_cache)
-    positive("xqa", "rcp_out_scale", rcp_out_scale)
+    output_scale("xqa", "rcp_out_scale", rcp_out_scale)
     axes = 3 if q_cu_seq_lens is not None else 4 + (q_seq_len > 1)
     if q.dim() != axes or (axes > 3 and q.shape[1] != 1) or (axes > 4 and q.shape[2] != q_seq_len):
         expected = {3: "[num_tokens", 4: "[batch_size, 1", 5: f"[batch_size, 1, {q_seq_len}"}[axes]
