@@ -32,7 +32,7 @@ code = 'import time; t = time.perf_counter(); import tilewright; print((time.per
 print(min(float(subprocess.check_output([sys.executable, '-c', code])) for _ in range(5)))";
 
 /// Files of FlashInfer's tests that concern this package. docs/from-flashinfer.md lists the others of these subjects with reasons.
-pub(crate) const SUITE: [&str; 45] = [
+pub(crate) const SUITE: [&str; 50] = [
     "attention/test_alibi.py",
     "attention/test_attention_sink.py",
     "attention/test_batch_attention.py",
@@ -41,6 +41,11 @@ pub(crate) const SUITE: [&str; 45] = [
     "attention/test_batch_prefill.py",
     "attention/test_batch_prefill_kernels.py",
     "attention/test_block_sparse.py",
+    "attention/test_cudnn_decode.py",
+    "attention/test_cudnn_graph_cache_key.py",
+    "attention/test_cudnn_prefill.py",
+    "attention/test_cudnn_prefill_deepseek.py",
+    "attention/test_cudnn_prefill_token_indptr.py",
     "attention/test_decode_fp8_calibration_scale.py",
     "attention/test_decode_prefill_lse.py",
     "attention/test_deepseek_mla.py",

@@ -573,7 +573,7 @@ def test_samplers_reject(arguments, message):
 
 @pytest.mark.parametrize("call, name", [
     (lambda: flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(), jit_args=["x"]), "jit_args"),
-    (lambda: flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(), backend="cudnn"), "backend"),
+    (lambda: flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(), backend="trtllm-gen"), "backend"),
     (lambda: planned().run(torch.ones(1, 2, 16), Paged(numpy.random.default_rng(0), [3], heads=1, dim=16).pair,
                            kv_cache_sf=torch.ones(1)), "kv_cache_sf"),
     (lambda: planned(o_data_type="bfloat16"), "o_data_type"),

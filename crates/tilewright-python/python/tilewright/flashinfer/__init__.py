@@ -12,6 +12,7 @@ from . import (
     autotuner,
     cascade,
     concat_ops,
+    cudnn,
     decode,
     gemm,
     grouped_mm,

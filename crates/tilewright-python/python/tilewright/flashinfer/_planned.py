@@ -12,7 +12,7 @@ from ..attention import Attention, Batch, Capacity, DeviceBatch, PageTable, Prob
 from ..operators import Rope
 from ._drafts import drafts_variant
 from ._pages import is_on_gpu, page_table
-from ._refuse import check_backend, check_choice, check_layout, check_output, number, refuse, torch_dtype
+from ._refuse import BACKENDS, check_backend, check_choice, check_layout, check_output, number, refuse, torch_dtype
 
 #: The dtype of FP8 attention.
 FP8 = "float8_e4m3fn"
@@ -155,10 +155,11 @@ class BatchWrapper:
     """Options and workspaces of a batch wrapper. Plans own their memory, so the workspaces only select the device."""
 
     _name = "BatchWrapper"
+    _backends = BACKENDS
 
     def __init__(self, float_workspace_buffer, kv_layout, use_cuda_graph, backend):
         check_layout(self._name, kv_layout)
-        check_backend(self._name, backend)
+        check_backend(self._name, backend, self._backends)
         self._kv_layout = kv_layout
         self._backend = backend
         self._use_cuda_graph = use_cuda_graph

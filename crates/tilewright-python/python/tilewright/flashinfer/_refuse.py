@@ -19,10 +19,10 @@ def refuse(function: str, expected: str = "None", **arguments) -> None:
             raise Unsupported(f"flashinfer.{function}: {name} = {shown[:80]}, expected {expected}")
 
 
-def check_backend(function: str, backend: str) -> None:
+def check_backend(function: str, backend: str, backends=BACKENDS) -> None:
     """Rejects backends with arguments of their own."""
-    if backend not in BACKENDS:
-        raise Unsupported(f"flashinfer.{function}: backend = {backend!r}, expected one of {', '.join(BACKENDS)}")
+    if backend not in backends:
+        raise Unsupported(f"flashinfer.{function}: backend = {backend!r}, expected one of {', '.join(backends)}")
 
 
 def check_layout(function: str, kv_layout: str) -> None:

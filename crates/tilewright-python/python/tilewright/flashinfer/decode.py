@@ -10,6 +10,7 @@ from ..attention import Capacity
 from ._pages import run_cache
 from ._planned import E5M2, FP8, BatchWrapper, Settings, check_output_dtype, dtype_names, sinks_of, split_of
 from ._refuse import refuse
+from .cudnn import cudnn_batch_decode_with_kv_cache  # noqa: F401
 from .jit import single_decode_with_kv_cache_with_jit_module  # noqa: F401
 from .mla import (  # noqa: F401
     BatchDecodeMlaWithPagedKVCacheWrapper,

@@ -26,7 +26,8 @@ from ._planned import (
     sinks_of,
     split_of,
 )
-from ._refuse import check_backend, check_layout, output_scale, refuse
+from ._refuse import BACKENDS, check_backend, check_layout, output_scale, refuse
+from .cudnn import cudnn_batch_prefill_with_kv_cache  # noqa: F401
 from .fused_prefill import fmha_v2_prefill_deepseek, fmha_v2_prefill_sm120, trtllm_fmha_v2_prefill  # noqa: F401
 from .jit import single_prefill_with_kv_cache_with_jit_module  # noqa: F401
 from .ragged import trtllm_ragged_attention_deepseek  # noqa: F401
@@ -144,9 +145,14 @@ class _PrefillWrapper(BatchWrapper):
     """What the paged and the ragged wrapper share: buffers, settings, masks and runs."""
 
     _name = "BatchPrefill"
+    _backends = (*BACKENDS, "cudnn")
 
     def __init__(self, float_workspace_buffer, kv_layout, use_cuda_graph, backend, jit_args, jit_kwargs):
         super().__init__(float_workspace_buffer, kv_layout, use_cuda_graph, backend)
+        # bounds are in elements, and paged caches are [num_pages, num_kv_heads, page_size, head_dim]
+        self._is_cudnn = backend == "cudnn"
+        if self._is_cudnn and kv_layout != "NHD":
+            raise Error(f"flashinfer.{self._name}: kv_layout = {kv_layout!r} with backend = 'cudnn', expected 'NHD'")
         # the source of one variant is known by its name: attention sinks
         self._has_sinks = jit_args is not None and "AttentionSink" in jit_args
         if not self._has_sinks:
@@ -168,6 +174,17 @@ class _PrefillWrapper(BatchWrapper):
                 buffer[: len(array)].copy_(array, non_blocking=non_blocking)
             else:
                 setattr(self, f"_{name}", array)
+
+    def _rows(self, **bounds):
+        """The bounds of cuDNN in rows: of each name, the bounds in elements and the elements of a row."""
+        rows = []
+        for name, (elements, row) in bounds.items():
+            elements = elements if isinstance(elements, torch.Tensor) else torch.as_tensor(elements)
+            if not elements.is_cuda and bool((elements % row != 0).any()):
+                raise Error(f"flashinfer.{self._name}.plan: {name} = {elements.tolist()[:8]}, expected multiples of {row} elements "
+                            "with backend = 'cudnn'")
+            rows.append(torch.div(elements, row, rounding_mode="floor").int())
+        return rows
 
     def _set(self, settings, causal, q_data_type):
         self._settings, self._causal = settings, causal
@@ -242,6 +259,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_PrefillWrapper):
                       paged_kv_indices_buf=paged_kv_indices_buf, paged_kv_last_page_len_buf=paged_kv_last_page_len_buf)
         self._custom_mask_buf, self._mask_indptr_buf = custom_mask_buf, mask_indptr_buf
         self._fixed_batch_size = len(paged_kv_last_page_len_buf) if use_cuda_graph else 0
+        self._cache_layout = "HND" if self._is_cudnn else kv_layout
 
     def plan(
         self, qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, num_qo_heads, num_kv_heads, head_dim_qk,
@@ -253,20 +271,22 @@ class BatchPrefillWithPagedKVCacheWrapper(_PrefillWrapper):
     ):
         """Plans a batch. A custom mask, bool flags or packed bits of each request's ``qo_len × kv_len``, replaces ``causal``.
         Multi-item scoring: with ``prefix_len_ptr`` ``[num_requests]`` and ``token_pos_in_items_ptr``, rows of
-        ``token_pos_in_items_len`` integers, a token after the prefix sees the prefix and its item up to itself.
-        ``max_item_len_ptr``, ``seq_lens``, ``seq_lens_q``, ``block_tables`` and the maxima repeat what the other arrays say and
-        are not read."""
+        ``token_pos_in_items_len`` integers, a token after the prefix sees the prefix and its item up to itself. With the backend of
+        cuDNN ``qo_indptr`` is in elements of queries. ``max_item_len_ptr``, ``seq_lens``, ``seq_lens_q``, ``block_tables`` and the
+        maxima repeat what the other arrays say and are not read."""
         function = f"{self._name}.plan"
         refuse(function, use_fp16_qk_reduction=use_fp16_qk_reduction)
         items = prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
         dtypes = dtype_names(q_data_type, kv_data_type, o_data_type)
         check_output_dtype(function, dtypes)
         has_mask = any(x is not None for x in (custom_mask, packed_custom_mask, *items[:2], items[2] or None, items[3]))
+        if self._is_cudnn:
+            [qo_indptr] = self._rows(qo_indptr=(qo_indptr, num_qo_heads * head_dim_qk))
         self._keep(non_blocking, qo_indptr_buf=qo_indptr, paged_kv_indptr_buf=paged_kv_indptr,
                    paged_kv_indices_buf=paged_kv_indices, paged_kv_last_page_len_buf=paged_kv_last_page_len)
         settings = Settings(
             heads=(num_qo_heads, num_kv_heads), dims=(head_dim_qk, head_dim_vo or head_dim_qk), dtypes=dtypes,
-            layout=self._kv_layout, causal=causal and not has_mask, window_left=window_left, soft_cap=logits_soft_cap,
+            layout=self._cache_layout, causal=causal and not has_mask, window_left=window_left, soft_cap=logits_soft_cap,
             sm_scale=sm_scale, pos_encoding_mode=pos_encoding_mode, rope_scale=rope_scale, rope_theta=rope_theta,
         )
         self._set(settings, causal, q_data_type)
@@ -307,7 +327,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_PrefillWrapper):
         sinks = self._sinks(args, sinks)
         if window_left is not None and self._settings is not None and window_left != self._window_left:
             raise AssertionError(f"window_left = {window_left}, plan() was given {self._window_left}")
-        kv = run_cache(paged_kv_cache, self._kv_layout)
+        kv = run_cache(paged_kv_cache, self._cache_layout)
         return self._run(q, kv, scales=scales, out=out, lse=lse, return_lse=return_lse, sinks=sinks)
 
     run_return_lse = functools.partialmethod(run, return_lse=True)
@@ -354,10 +374,15 @@ class BatchPrefillWithRaggedKVCacheWrapper(_PrefillWrapper):
         max_token_per_sequence=None, max_sequence_kv=None, v_indptr=None, o_indptr=None,
     ):
         """Plans a batch. A custom mask, bool flags or packed bits of each request's ``qo_len × kv_len``, replaces ``causal``.
-        ``fixed_split_size`` is in tokens here. Multi-item scoring is that of the paged wrapper. ``seq_lens``, ``seq_lens_q``
-        and the maxima repeat what the bounds say."""
+        ``fixed_split_size`` is in tokens here. Multi-item scoring is that of the paged wrapper. With the backend of cuDNN all
+        bounds are in elements of their tensors. ``seq_lens``, ``seq_lens_q`` and the maxima repeat what the bounds say."""
         function = f"{self._name}.plan"
-        refuse(function, use_fp16_qk_reduction=use_fp16_qk_reduction, v_indptr=v_indptr, o_indptr=o_indptr)
+        refuse(function, use_fp16_qk_reduction=use_fp16_qk_reduction)
+        if self._is_cudnn:
+            qo_indptr, kv_indptr = self._ragged_rows(qo_indptr, kv_indptr, v_indptr, o_indptr, (num_qo_heads, num_kv_heads),
+                                                     (head_dim_qk, head_dim_vo or head_dim_qk))
+        else:
+            refuse(function, v_indptr=v_indptr, o_indptr=o_indptr)
         items = prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
         dtypes = dtype_names(q_data_type, kv_data_type, o_data_type)
         check_output_dtype(function, dtypes)
@@ -375,19 +400,34 @@ class BatchPrefillWithRaggedKVCacheWrapper(_PrefillWrapper):
         if self._use_cuda_graph:
             capacity = Capacity(self._fixed_batch_size, int(bounds[-1]), 0, mask_bytes=0 if mask is None else len(mask))
         self._schedule((Batch.ragged(bounds, kv_bounds, mask=mask), mask is not None), split, capacity)
+        self._kv_rows = int(kv_bounds[-1])
 
     begin_forward = plan
+
+    def _ragged_rows(self, qo_indptr, kv_indptr, v_indptr, o_indptr, heads, dims):
+        """The bounds of queries and keys in rows; those of values and outputs have to be the same."""
+        of_queries, of_keys = self._rows(qo_indptr=(qo_indptr, heads[0] * dims[0]), kv_indptr=(kv_indptr, heads[1] * dims[0]))
+        for name, bounds, row, rows in (("v_indptr", v_indptr, heads[1] * dims[1], of_keys),
+                                        ("o_indptr", o_indptr, heads[0] * dims[1], of_queries)):
+            if bounds is not None and not torch.equal(self._rows(**{name: (bounds, row)})[0], rows):
+                raise Error(f"flashinfer.{self._name}.plan: {name} has other rows than those of "
+                            f"{'keys' if name == 'v_indptr' else 'queries'}")
+        return of_queries, of_keys
 
     def run(
         self, q, k, v, *args, q_scale=None, k_scale=None, v_scale=None, o_scale=None, out=None, lse=None, return_lse=False,
         enable_pdl=None, kv_cache_sf=None,
     ):
         """Attention of the planned batch: ``q`` ``[qo_indptr[-1], num_qo_heads, head_dim]``, ``k``, ``v`` ``[kv_indptr[-1],
-        num_kv_heads, head_dim]``. Returns the output divided by ``o_scale``, or ``(output, lse)`` with the LSE in base 2."""
+        num_kv_heads, head_dim]``; later keys are not read. Returns the output divided by ``o_scale``, or ``(output, lse)`` with
+        the LSE in base 2."""
         refuse("run", kv_cache_sf=kv_cache_sf)
         scales, args = self._scales_of(args, (q_scale, k_scale, v_scale))
         if o_scale is not None:
             scales = (*scales[:2], (1.0 if scales[2] is None else scales[2]) / output_scale("run", "o_scale", o_scale))
+        axis = 0 if self._kv_layout == "NHD" else 1
+        if self._settings is not None:
+            k, v = (x.narrow(axis, 0, self._kv_rows) if x.shape[axis] > self._kv_rows else x for x in (k, v))
         return self._run(q, (k, v), scales=scales, out=out, lse=lse, return_lse=return_lse, sinks=self._sinks(args, None))
 
     run_return_lse = functools.partialmethod(run, return_lse=True)
