@@ -14,6 +14,7 @@ from . import (
     concat_ops,
     cudnn,
     decode,
+    diffusion_ops,
     gemm,
     grouped_mm,
     jit,
@@ -53,6 +54,7 @@ from .decode import (
     fast_decode_plan,
     single_decode_with_kv_cache,
 )
+from .diffusion_ops import fused_qk_rmsnorm_rope
 from .gemm import SegmentGEMMWrapper, bmm_bf16, bmm_fp8, grouped_mm_bf16, mm_bf16
 from .mla import BatchMLAPagedAttentionWrapper
 from .norm import (

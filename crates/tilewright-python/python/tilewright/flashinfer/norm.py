@@ -5,6 +5,7 @@ import torch
 from .. import operators
 from ._compiled import is_compiling, operator
 from ._refuse import check_output, one_number
+from .diffusion_ops import fused_qk_rmsnorm_rope  # noqa: F401
 
 
 @operator("rmsnorm(Tensor input, Tensor weight, float eps, bool gemma, Tensor(a!) out)")
