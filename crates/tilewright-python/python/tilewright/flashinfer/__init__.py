@@ -55,7 +55,7 @@ from .decode import (
     single_decode_with_kv_cache,
 )
 from .diffusion_ops import fused_qk_rmsnorm_rope
-from .gemm import SegmentGEMMWrapper, bmm_bf16, bmm_fp8, grouped_mm_bf16, mm_bf16
+from .gemm import SegmentGEMMWrapper, bmm_bf16, bmm_fp8, grouped_mm_bf16, grouped_mm_fp8, mm_bf16
 from .mla import BatchMLAPagedAttentionWrapper
 from .norm import (
     fused_add_rmsnorm,

@@ -100,6 +100,30 @@ def grouped_mm_bf16(a, b, m_indptr, out=None, out_dtype=torch.bfloat16, *, backe
     return out.copy_(_segment_products(a, b, m_indptr, None, None))
 
 
+def grouped_mm_fp8(a, b, m_indptr, alpha=None, out=None, out_dtype=torch.bfloat16, *, backend="cudnn", tactic=-1):
+    """``alpha · a[e] · b[e]ᵀ`` for the rows ``m_indptr[e]..m_indptr[e + 1]`` of each expert: ``a`` ``[rows, k]``, ``b``
+    ``[experts, n, k]`` of float8_e4m3fn or float8_e5m2, ``alpha`` of one element. Operands are converted to bfloat16, exactly,
+    and multiplied with sums in float32. Bounds on a GPU are copied to the host, which waits. ``tactic`` is a hint without
+    effect."""
+    function = "grouped_mm_fp8"
+    check_choice(function, "backend", backend, ("cudnn",))
+    for name, x, axes in (("a", a, 2), ("b", b, 3)):
+        if x.dim() != axes or x.dtype not in (_E4M3, _E5M2) or x.shape[-1] != a.shape[-1]:
+            raise Error(f"flashinfer.{function}: {name} is {x.dtype} of shape {tuple(x.shape)}, expected {axes} axes of {_E4M3} or "
+                        f"{_E5M2} with k = {a.shape[-1]}")
+    bounds = m_indptr.tolist()
+    if m_indptr.dtype != torch.int32 or len(bounds) != b.shape[0] + 1 or bounds[0] != 0 or bounds != sorted(bounds) or (
+            bounds[-1] != a.shape[0]):
+        raise Error(f"flashinfer.{function}: m_indptr is {m_indptr.dtype} {bounds[:8]}, expected int32 [experts + 1] from 0 to "
+                    f"{a.shape[0]}, ascending")
+    out = _output(function, out, (a.shape[0], b.shape[1]), out_dtype if out is None else out.dtype, a)
+    factor = one_number(function, "alpha", 1.0 if alpha is None else alpha, a)
+    for expert, (begin, end) in enumerate(zip(bounds, bounds[1:])):
+        product = _in_float32(a[begin:end].to(torch.bfloat16), b[expert].to(torch.bfloat16).t())
+        out[begin:end].copy_(product.mul_(factor))
+    return out
+
+
 def _segment_products(x, weights, indptr, ids, out):
     """``x · weights[ids[s]]ᵀ`` of each segment, on the CPU through torch."""
     indptr, ids = indptr.int(), None if ids is None else ids.int()
