@@ -1,4 +1,4 @@
-//! Link targets in documents exist: relative links, headings, and paths in backticks.
+//! Link targets in documents exist: relative links, headings, and paths and tasks (`cargo xtask gate`) in backticks.
 //!
 //! A path in backticks is relative to the root or the document's folder, or a suffix of a path (`attention/plan.rs`). Build
 //! outputs under `target/` are not checked.
@@ -7,6 +7,9 @@ use super::Guard;
 use crate::{text::prose, tree::Tree};
 
 pub(super) const GUARD: Guard = Guard { name: "links", check, planted, clean };
+
+/// The file that maps the names of tasks to functions.
+const TASKS: &str = "xtask/src/main.rs";
 
 fn check(tree: &Tree) -> Vec<String> {
     let mut complaints = Vec::new();
@@ -20,6 +23,9 @@ fn check(tree: &Tree) -> Vec<String> {
             for span in line.split('`').skip(1).step_by(2) {
                 if is_path(span) && !is_somewhere(tree, document, span) {
                     complaints.push(format!("{document}:{number}: no file or folder `{span}`"));
+                }
+                if let Some(task) = missing_task(tree, span) {
+                    complaints.push(format!("{document}:{number}: `cargo xtask` has no task `{task}`"));
                 }
             }
         }
@@ -88,6 +94,13 @@ fn is_path(span: &str) -> bool {
     span.chars().all(plain) && named && !host && !first.is_empty() && first != "target"
 }
 
+/// The task that a command names, if it does not exist.
+fn missing_task<'a>(tree: &Tree, span: &'a str) -> Option<&'a str> {
+    let task = span.strip_prefix("cargo xtask ")?.split_whitespace().next()?;
+    let has_task = tree.text(TASKS).is_some_and(|text| text.contains(&format!("[\"{task}\"")));
+    (!has_task).then_some(task)
+}
+
 fn is_somewhere(tree: &Tree, document: &str, path: &str) -> bool {
     let path = path.trim_start_matches("./");
     let inner = format!("/{path}");
@@ -109,6 +122,7 @@ fn planted() -> Vec<(Tree, &'static str)> {
         (document("`src/c.rs` is gone"), "docs/a.md:1: no file or folder `src/c.rs`"),
         (document("`rc/b.rs`"), "`rc/b.rs`"),
         (document("`kv/` is gone"), "`kv/`"),
+        (document("`cargo xtask draw --all`"), "docs/a.md:1: `cargo xtask` has no task `draw`"),
         (document("```\n```\n`src/c.rs`"), "docs/a.md:3: no file or folder `src/c.rs`"),
     ]
 }
@@ -117,12 +131,13 @@ fn clean() -> Tree {
     let text = "# Heads, *tails* & `code`\n[b](../src/b.rs) [site](https://x.org/c.md) [up](../README.md#one) ![i](./i.svg)\n\
         [down](#heads-tails--code) [folder](../src/kv/) [src](../src)\n\
         `src/b.rs` `kv/page.rs` `kv/` `i.svg` `./i.svg` `a/b` `1/2.5` `cargo run x/y.rs` `x.org/y.html` `{a,b}/c.rs`\n\
-        `target/doc/x.html` `~/x/y.z` `/etc/x.conf` `a::b/c.d` `[x](y.md)`\n```sh\ncat no/such.file [x](y.md)\n```\n";
+        `target/doc/x.html` `~/x/y.z` `/etc/x.conf` `a::b/c.d` `[x](y.md)` `cargo xtask gate NAME`\n```sh\ncat no/such.file [x](y.md)\n```\n";
     Tree::of([
         ("docs/a.md", text.to_owned()),
         ("docs/i.svg", String::new()),
         ("README.md", "# One\n".to_owned()),
         ("src/b.rs", String::new()),
         ("src/kv/page.rs", String::new()),
+        (TASKS, "match task { [\"gate\", names @ ..] => gate(names) }".to_owned()),
     ])
 }
