@@ -168,7 +168,7 @@ pub fn norm(name: &str, config: NormConfig) -> Result<Kernel, Invalid> {
         let mean_memory = config.bias.map(|_| k.shared("means", warps, 4));
         let row = RowNorm { k, config, params, quantization, memory, mean_memory };
         match config.rows {
-            Some(partition) => partition.place(k, (rows, chunks), |at| {
+            Some(partition) => partition.place(k, rows, chunks, |at| {
                 row.run_in_registers(at, tensors.map(|rows| rows.row(at.row / heads, at.row % heads)));
             }),
             None => row.run_two_pass(chunks, tensors.map(|rows| rows.row(k.cta() / heads, k.cta() % heads))),

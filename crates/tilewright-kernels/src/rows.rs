@@ -86,7 +86,7 @@ impl CopyRowsConfig {
 pub fn copy(name: &str, config: CopyRowsConfig) -> Result<Kernel, Invalid> {
     Builder::dependent_kernel(name, TokenPartition::THREADS, |k| {
         let CopyRowsRegs { table, out, from, to, rows, threads, chunks } = CopyRowsRegs::declare(k, config);
-        let (row, first, in_bounds) = TokenPartition::locate(k, (rows, threads));
+        let (row, first, in_bounds) = TokenPartition::locate(k, rows, threads);
         k.when(in_bounds, || {
             let target = k.var::<u32>("target", row);
             k.when(to.ne(0), || target.set(Global::<u32>::new(to).at(row).load()));

@@ -113,7 +113,8 @@ impl<'k> PageUpdate<'k> {
     #[track_caller]
     fn for_each_new(
         &self,
-        (begin, end): (Value<'k, u32>, Value<'k, u32>),
+        begin: Value<'k, u32>,
+        end: Value<'k, u32>,
         body: impl FnOnce(Value<'k, u32>, Value<'k, u32>),
     ) {
         let k = self.k;
@@ -136,7 +137,7 @@ impl<'k> PageUpdate<'k> {
     #[track_caller]
     fn max_magnitude(&self, begin: Value<'k, u32>, end: Value<'k, u32>) -> Value<'k, f32> {
         let max_magnitude = self.k.var("largest", 0.0_f32);
-        self.for_each_new((begin, end), |index, d| {
+        self.for_each_new(begin, end, |index, d| {
             let magnitude = self.value(index, d).abs();
             // also false for NaN
             let finite = magnitude.le(f32::MAX);
@@ -181,7 +182,7 @@ impl<'k> PageUpdate<'k> {
     /// Writes the new tokens.
     #[track_caller]
     fn write(&self, begin: Value<'k, u32>, end: Value<'k, u32>, scale: Value<'k, f32>) {
-        self.for_each_new((begin, end), |index, d| {
+        self.for_each_new(begin, end, |index, d| {
             let slot = self.slots.at(index * 3).plus(2).load();
             let value = self.value(index, d) / scale;
             Chunk::of(self.config.dtypes.1, &[value]).store(self.slot(slot).at(d));

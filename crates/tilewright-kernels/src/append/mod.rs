@@ -215,7 +215,7 @@ pub fn append(name: &str, config: AppendConfig) -> Result<Kernel, Invalid> {
         let AppendRegs { new, cache, slot_mapping: lookup, scale, count, threads, heads, chunks } =
             AppendRegs::declare(k, config);
         let (cache, strides) = (Elements::new(cache.address, config.dtypes.1), cache.strides);
-        let (index, first, in_bounds) = TokenPartition::locate(k, (count, threads));
+        let (index, first, in_bounds) = TokenPartition::locate(k, count, threads);
         k.when(in_bounds, || {
             let token = lookup.token(index);
             let locate_chunk = |i| {

@@ -226,7 +226,8 @@ impl<'k> CacheTensorRegs<'k> {
     #[track_caller]
     pub(crate) fn offset(
         &self,
-        (page, slot): (Value<'k, u64>, Value<'k, u64>),
+        page: Value<'k, u64>,
+        slot: Value<'k, u64>,
         kv_head: Value<'k, u32>,
     ) -> Value<'k, u64> {
         page * self.page + slot * self.token + kv_head.to_u64() * self.head

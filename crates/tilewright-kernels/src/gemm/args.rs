@@ -35,7 +35,7 @@ pub(super) struct GemmArgs<'k> {
 
 impl<'k> GemmArgs<'k> {
     #[track_caller]
-    pub(super) fn new(k: &'k Builder, (x, weight): (Dtype, Dtype), epilogue: Epilogue) -> Self {
+    pub(super) fn new(k: &'k Builder, x: Dtype, weight: Dtype, epilogue: Epilogue) -> Self {
         let params = GemmRegs::declare(k, epilogue);
         let matrix = |of: MatrixRegs<'k>, dtype| (Elements::new(of.address, dtype), of.stride);
         let (mut x, mut weight, mut out) =
@@ -86,7 +86,7 @@ impl<'k> GemmArgs<'k> {
     /// Adds the bias and writes adjacent elements of a row, skipping those out of bounds. Paired stores require an
     /// even `feature`.
     #[track_caller]
-    pub(super) fn store(&self, (row, feature): (Value<'k, u32>, Value<'k, u32>), sums: &[Value<'k, f32>]) {
+    pub(super) fn store(&self, row: Value<'k, u32>, feature: Value<'k, u32>, sums: &[Value<'k, f32>]) {
         let k = row.builder();
         let out = self.out.0.at_wide(row.to_u64() * self.out.1).at(feature);
         let with_bias = |i: u32| match self.bias {

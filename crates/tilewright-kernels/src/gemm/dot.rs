@@ -53,7 +53,7 @@ impl DotConfig {
 pub fn dot(name: &str, config: DotConfig) -> Result<Kernel, Invalid> {
     let rows = config.rows as usize;
     Builder::kernel(name, THREADS, |k| {
-        let args = GemmArgs::new(k, (config.x, config.weight), config.epilogue);
+        let args = GemmArgs::new(k, config.x, config.weight, config.epilogue);
         let first = (k.cta() * FEATURES).named("feature");
         args.begin_dependent(first, FEATURES, THREADS);
         let sums: Vec<Vec<Var<'_, f32>>> =
@@ -82,7 +82,7 @@ pub fn dot(name: &str, config: DotConfig) -> Result<Kernel, Invalid> {
                 all.fold(k.constant(0.0), |sum, part| sum + part)
             };
             let sums: Vec<_> = (0..FEATURES as usize).map(sum).collect();
-            args.store((row, first), &sums);
+            args.store(row, first, &sums);
         });
     })
 }

@@ -62,7 +62,7 @@ pub(super) fn fragment(dtype: Dtype) -> Fragment {
 /// None.
 pub fn gemm(name: &str, config: SkinnyConfig) -> Result<Kernel, Invalid> {
     Builder::kernel(name, 32 * config.warps, |k| {
-        let args = GemmArgs::new(k, (config.elements, config.elements), config.epilogue);
+        let args = GemmArgs::new(k, config.elements, config.elements, config.epilogue);
         let first = (k.cta() * FEATURES).named("feature");
         args.begin_dependent(first, FEATURES, 32 * config.warps);
         let memory = k.shared::<f32>("sums", (config.warps * config.rows * PITCH) as usize, 16);
@@ -167,7 +167,7 @@ impl<'k> SkinnyCta<'k> {
                 (0..self.config.warps).map(|warp| at.plus((warp * rows * PITCH) as usize).load_vector::<2>());
             let zero = k.constant(0.0);
             let sums = parts.fold([zero; 2], |sums, part| [sums[0] + part[0], sums[1] + part[1]]);
-            self.args.store((row, self.first + feature), &sums);
+            self.args.store(row, self.first + feature, &sums);
         });
     }
 }

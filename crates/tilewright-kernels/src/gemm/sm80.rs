@@ -64,7 +64,7 @@ impl Sm80Config {
 /// None.
 pub fn gemm(name: &str, config: Sm80Config) -> Result<Kernel, Invalid> {
     Builder::dependent_kernel(name, config.threads(), |k| {
-        let args = GemmArgs::new(k, (config.elements, config.elements), config.epilogue);
+        let args = GemmArgs::new(k, config.elements, config.elements, config.epilogue);
         // the grid covers the longest segment
         k.when((k.cta_y() * config.tile() as u32).lt(args.rows), || Sm80Cta::new(k, config, args).run());
     })
@@ -196,7 +196,7 @@ impl<'k> Sm80Cta<'k> {
                 for (down, pair) in [(16 * block, [sums[0], sums[1]]), (16 * block + 8, [sums[2], sums[3]])] {
                     let row = x.first + self.warp.0 + down as u32 + (lane >> 2);
                     let feature = weight.first + self.warp.1 + 8 * at as u32 + ((lane & 3) << 1);
-                    self.args.store((row, feature), &pair.map(Var::get));
+                    self.args.store(row, feature, &pair.map(Var::get));
                 }
             }
         }

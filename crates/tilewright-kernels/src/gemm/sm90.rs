@@ -106,7 +106,7 @@ struct Sm90Cta<'k> {
 impl<'k> Sm90Cta<'k> {
     fn new(k: &'k Builder, config: Sm90Config) -> Self {
         let maps = ["x_map", "weight_map"].map(|name| k.tensor_map(name));
-        let args = GemmArgs::new(k, (config.elements, config.elements), config.epilogue);
+        let args = GemmArgs::new(k, config.elements, config.elements, config.epilogue);
         let (columns, stages) = (config.tile_columns as u32, config.stages());
         Self {
             k,
@@ -127,7 +127,7 @@ impl<'k> Sm90Cta<'k> {
     fn init(&self) {
         let k = self.k;
         k.when(k.thread().eq(0), || {
-            self.ring.init(k, (1, CONSUMERS));
+            self.ring.init(k, 1, CONSUMERS);
             k.fence(Fence::MbarrierInit);
         });
         k.sync_threads();
@@ -242,7 +242,7 @@ impl<'c, 'k> GemmConsumer<'c, 'k> {
         for (block, sums) in (0..).zip(self.sums.registers().chunks_exact(4)) {
             for (half, pair) in (0..).zip(sums.chunks_exact(2)) {
                 let pair = [pair[0].get(), pair[1].get()];
-                self.cta.args.store((row + 8 * half, feature + 8 * block), &pair);
+                self.cta.args.store(row + 8 * half, feature + 8 * block, &pair);
             }
         }
     }

@@ -54,7 +54,7 @@ impl TilesConfig {
 /// None.
 pub fn gemm(name: &str, config: TilesConfig) -> Result<Kernel, Invalid> {
     Builder::dependent_kernel(name, THREADS, |k| {
-        let args = GemmArgs::new(k, (config.x, config.weight), config.epilogue);
+        let args = GemmArgs::new(k, config.x, config.weight, config.epilogue);
         let first = (k.cta_y() * TILE, k.cta() * TILE);
         k.when(first.0.lt(args.rows), || {
             let memory = |name| k.shared::<f32>(name, (DEPTH * PITCH) as usize, 16);
@@ -108,7 +108,8 @@ impl<'k> TileOperand<'k> {
     fn load(
         &self,
         row: impl Fn(Value<'k, u32>) -> Elements<'k>,
-        (step, inputs): (Value<'k, u32>, Value<'k, u32>),
+        step: Value<'k, u32>,
+        inputs: Value<'k, u32>,
     ) -> Vec<Chunk<'k>> {
         let load = |i| {
             let (at, input) = self.locate(i);
@@ -140,10 +141,10 @@ impl<'k> TileOperand<'k> {
 impl<'k> TilesCta<'k> {
     #[track_caller]
     fn load(&self, step: Value<'k, u32>) -> [Vec<Chunk<'k>>; 2] {
-        let (args, step) = (self.args, (step, self.args.inputs));
+        let (args, inputs) = (self.args, self.args.inputs);
         [
-            self.operands[0].load(|row| args.x_row(row), step),
-            self.operands[1].load(|feature| args.weight_row(feature), step),
+            self.operands[0].load(|row| args.x_row(row), step, inputs),
+            self.operands[1].load(|feature| args.weight_row(feature), step, inputs),
         ]
     }
 
@@ -181,7 +182,7 @@ impl<'k> TilesCta<'k> {
         );
         for (i, sums) in (0..THREAD_TILE).zip(&self.sums) {
             let sums: Vec<_> = sums.iter().map(|sum| sum.get()).collect();
-            self.args.store((row + i, feature), &sums);
+            self.args.store(row + i, feature, &sums);
         }
     }
 }

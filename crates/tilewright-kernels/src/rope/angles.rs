@@ -31,7 +31,8 @@ pub(super) fn load(from: Elements<'_>, len: u32) -> Vec<Value<'_, f32>> {
 #[track_caller]
 pub(super) fn compute<'k>(
     turns: Value<'k, u64>,
-    (first, len): (Value<'k, u32>, u32),
+    first: Value<'k, u32>,
+    len: u32,
     position: Value<'k, u32>,
 ) -> Vec<[Value<'k, f32>; 2]> {
     let turns = Global::<u64>::new(turns).at(first);

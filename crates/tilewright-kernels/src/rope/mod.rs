@@ -168,7 +168,7 @@ pub fn rope(name: &str, config: RopeConfig) -> Result<Kernel, Invalid> {
         let ([q, key], [q_out, k_out]) = (p.from, p.to);
         let ([qo_heads, kv_heads], [qo_groups, kv_groups]) = (p.heads, p.groups);
         let ([rotated, columns], (from_dtype, to_dtype)) = (p.columns, config.dtypes);
-        let (token, thread_of_token, in_bounds) = TokenPartition::locate(k, (p.tokens, p.threads));
+        let (token, thread_of_token, in_bounds) = TokenPartition::locate(k, p.tokens, p.threads);
         k.when(in_bounds, || {
             let (group, column) = (thread_of_token / columns, thread_of_token % columns);
             let queries = group.lt(qo_groups);
@@ -192,7 +192,7 @@ pub fn rope(name: &str, config: RopeConfig) -> Result<Kernel, Invalid> {
             });
             // issued first: the angles depend on it
             let position = p.positions.at(token).load();
-            thread.run((from, to), p.angles_address, position);
+            thread.run(from, to, p.angles_address, position);
         });
     })
 }
@@ -219,7 +219,8 @@ impl<'k> RopeThread<'k> {
     #[track_caller]
     fn run(
         &self,
-        (from, to): (StridedRows<'k>, StridedRows<'k>),
+        from: StridedRows<'k>,
+        to: StridedRows<'k>,
         angles: Value<'k, u64>,
         position: Value<'k, u32>,
     ) {
@@ -301,7 +302,7 @@ impl<'k> RopeThread<'k> {
                     (angles::load(row.at(first), len), angles::load(row.at(first + half), len));
                 cosines.into_iter().zip(sines).map(|(cos, sin)| [cos, sin]).collect::<Vec<_>>()
             }
-            Angles::Turns => angles::compute(angles, (first, len), position),
+            Angles::Turns => angles::compute(angles, first, len, position),
         });
         pairs.collect()
     }

@@ -180,7 +180,7 @@ impl<'k, D: Number, T: Number> Chain<'k, D, T> {
         let (k, state) = (self.cta.k, &self.state);
         k.when(stats.outcome.ne(VALID), || {
             state.stopped.set(true);
-            stats.write(&self.cta, row, (self.outcome, k.constant(0)));
+            stats.write(&self.cta, row, self.outcome, k.constant(0));
             let location = [k.constant(of_target), state.position.get()];
             k.when(k.thread().eq(0), || self.outcome.plus(4).store_vector::<2>(location));
         });
@@ -196,11 +196,11 @@ impl<'k, D: Number, T: Number> Chain<'k, D, T> {
         let stats = RowStats::new(&self.list, &row, self.kind);
         self.stop_at(&stats, &row, 1);
         k.when(stats.outcome.eq(VALID), || {
-            let weights = Weights::new(self.list, row, (self.kind, &stats), &self.request);
+            let weights = Weights::new(self.list, row, self.kind, &stats, &self.request);
             let kept = weights.apply_filters();
             let [test, draw] = self.request.stream.pair(k, position);
             let accepted = k.var("is_kept", false);
-            k.when(has_draft, || accepted.set(self.is_accepted(draft, (&weights, &kept), test)));
+            k.when(has_draft, || accepted.set(self.is_accepted(draft, &weights, &kept, test)));
             let one = accepted.get().select(1_u32, 0_u32);
             state.accepted.set(state.accepted.get() + one);
             k.when(state.open.get(), || {
@@ -221,7 +221,8 @@ impl<'k, D: Number, T: Number> Chain<'k, D, T> {
     fn is_accepted(
         &self,
         draft: &Draft<'k, D>,
-        (weights, kept): (&Weights<'k, T>, &KeptSet<'k>),
+        weights: &Weights<'k, T>,
+        kept: &KeptSet<'k>,
         test: Value<'k, u64>,
     ) -> Value<'k, bool> {
         let p = (draft.row.element(draft.token) + 0.0).to_f64();

@@ -41,7 +41,7 @@ pub fn distribution<T: Number, O: Number>(name: &str, config: SampleConfig) -> R
         k.when_else(
             stats.outcome.eq(VALID),
             || {
-                let weights = Weights::new(list, row, (config.kind, &stats), &request);
+                let weights = Weights::new(list, row, config.kind, &stats, &request);
                 let kept = weights.apply_filters();
                 let normalizer = weights.mass_scale.normalizer(kept.mass);
                 writer.replace(&row, |index, x| {

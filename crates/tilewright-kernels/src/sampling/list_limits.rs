@@ -34,7 +34,8 @@ impl<'k> ListLimits<'k> {
     pub(super) fn fill<T: Number>(
         &self,
         candidates: &Candidates<'k, T>,
-        (rule, mass_scale): (&WeightRule<'k>, MassScale<'k>),
+        rule: &WeightRule<'k>,
+        mass_scale: MassScale<'k>,
         thread_max: Value<'k, f32>,
     ) -> RowMasses<'k> {
         let Candidates { cta, row, list, .. } = candidates;
@@ -57,7 +58,7 @@ impl<'k> ListLimits<'k> {
             || {
                 k.when_else(
                     is_summed,
-                    || self.fill_and_sum(candidates, (rule, mass_scale), [all, of_list]),
+                    || self.fill_and_sum(candidates, rule, mass_scale, [all, of_list]),
                     || {
                         let selected = thread_max.ge(self.min_score.get());
                         row.each_of_threads(selected, |index, x| {
@@ -79,7 +80,8 @@ impl<'k> ListLimits<'k> {
     fn fill_and_sum<T: Number>(
         &self,
         Candidates { cta, row, list, .. }: &Candidates<'k, T>,
-        (rule, mass_scale): (&WeightRule<'k>, MassScale<'k>),
+        rule: &WeightRule<'k>,
+        mass_scale: MassScale<'k>,
         [all, of_list]: [CtaSum<'k>; 2],
     ) {
         row.each_four(vectors_in_flight::<T>(), |first, numbers| {

@@ -42,11 +42,11 @@ pub fn logprobs<T: Number>(name: &str, threads: u32) -> Result<Kernel, Invalid> 
         let answer = answers.at_wide(at * LOGPROBS_WORDS as u64);
         let tops = tops.at_wide(at * most.to_u64() * 2_u64);
         let stats = RowStats::new(&list, &row, RowKind::Logits);
-        stats.write(&cta, &row, (answer, k.constant(0)));
+        stats.write(&cta, &row, answer, k.constant(0));
         k.when(stats.outcome.eq(VALID), || {
             let [token, count] = choices.at_wide(at * 2_u64).load_vector::<2>();
             let request = requests.load(k.cta()).decode();
-            let weights = Weights::new(list, row, (RowKind::Logits, &stats), &request);
+            let weights = Weights::new(list, row, RowKind::Logits, &stats, &request);
             let kept = weights.apply_filters();
             let logit =
                 |index, x| kept.contains(index, weights.weight(index, x)).select(x, f32::NEG_INFINITY);
@@ -71,8 +71,8 @@ pub fn logprobs<T: Number>(name: &str, threads: u32) -> Result<Kernel, Invalid> 
             });
             k.when(count.gt(0), || {
                 let candidates = Candidates::new(list, row);
-                let ranking = Ranking::new(candidates, &stats, (&logit, k.constant(false)), count);
-                ranking.emit((count, k.constant(false)), |rank, index| {
+                let ranking = Ranking::new(candidates, &stats, &logit, k.constant(false), count);
+                ranking.emit(count, k.constant(false), |rank, index| {
                     let bits = logit(index, row.element(index)).reinterpret::<u32>();
                     tops.at(rank * 2).store_vector::<2>([index, bits]);
                 });

@@ -51,7 +51,8 @@ impl<'a, 'k, T: Number> Ranking<'a, 'k, T> {
     pub(super) fn new(
         candidates: Candidates<'k, T>,
         stats: &RowStats<'k>,
-        (value, last_first): (ValueFn<'a, 'k>, Value<'k, bool>),
+        value: ValueFn<'a, 'k>,
+        last_first: Value<'k, bool>,
         count: Value<'k, u32>,
     ) -> Self {
         let Candidates { cta, row, list, listed } = candidates;
@@ -99,7 +100,8 @@ impl<'a, 'k, T: Number> Ranking<'a, 'k, T> {
     #[track_caller]
     pub(super) fn emit(
         &self,
-        (count, by_index): (Value<'k, u32>, Value<'k, bool>),
+        count: Value<'k, u32>,
+        by_index: Value<'k, bool>,
         emit: impl Fn(Value<'k, u32>, Value<'k, u32>),
     ) {
         let k = self.candidates.cta.k;
@@ -107,14 +109,15 @@ impl<'a, 'k, T: Number> Ranking<'a, 'k, T> {
         k.when_else(
             by_index & count.gt(WINDOW),
             || self.emit_ascending(count, &emit),
-            || self.emit_ranked((count, by_index), &window, &emit),
+            || self.emit_ranked(count, by_index, &window, &emit),
         );
     }
 
     #[track_caller]
     fn emit_ranked(
         &self,
-        (count, by_index): (Value<'k, u32>, Value<'k, bool>),
+        count: Value<'k, u32>,
+        by_index: Value<'k, bool>,
         window: &RankWindow<'k>,
         emit: &impl Fn(Value<'k, u32>, Value<'k, u32>),
     ) {

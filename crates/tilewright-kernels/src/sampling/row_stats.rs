@@ -78,7 +78,7 @@ impl<'k> RowStats<'k> {
         let (row_invalid, row_max) = (row_key.eq(u32::MAX), of_key(row_key));
         let first_invalid = k.var("first_invalid", u32::MAX);
         k.when(row_invalid, || {
-            first_invalid.set(first_index(cta, row, (thread_invalid, &is_invalid)));
+            first_invalid.set(first_index(cta, row, thread_invalid, &is_invalid));
         });
         let empty = match kind {
             RowKind::Logits => row_max.eq(f32::NEG_INFINITY),
@@ -103,7 +103,7 @@ impl<'k> RowStats<'k> {
         cta: &CtaCollectives<'k>,
         row: &RowReader<'k, T>,
     ) -> Value<'k, u32> {
-        first_index(cta, row, (self.thread_max.eq(self.max), &|x| x.eq(self.max)))
+        first_index(cta, row, self.thread_max.eq(self.max), &|x| x.eq(self.max))
     }
 
     /// A lower bound that at least `wanted` elements reach, if as many threads have elements, and usually few more.
@@ -143,7 +143,8 @@ impl<'k> RowStats<'k> {
         &self,
         cta: &CtaCollectives<'k>,
         row: &RowReader<'k, T>,
-        (to, token): (Global<'k, u32>, Value<'k, u32>),
+        to: Global<'k, u32>,
+        token: Value<'k, u32>,
     ) {
         let k = cta.k;
         k.when(cta.row_thread().eq(0), || {
@@ -165,7 +166,8 @@ impl<'k> RowStats<'k> {
 fn first_index<'k, T: Number>(
     cta: &CtaCollectives<'k>,
     row: &RowReader<'k, T>,
-    (selected, matches): (Value<'k, bool>, &dyn Fn(Value<'k, f32>) -> Value<'k, bool>),
+    selected: Value<'k, bool>,
+    matches: &dyn Fn(Value<'k, f32>) -> Value<'k, bool>,
 ) -> Value<'k, u32> {
     let first = cta.k.var("first", u32::MAX);
     row.each_of_threads(selected, |index, x| {

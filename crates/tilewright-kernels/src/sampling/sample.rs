@@ -130,7 +130,7 @@ pub fn sample<T: Number>(
             k.when_else(
                 drawn,
                 || {
-                    let weights = Weights::new(list, row, (kind, &stats), &request);
+                    let weights = Weights::new(list, row, kind, &stats, &request);
                     token.set(weights.draw(&weights.apply_filters(), request.stream.uniform(k)));
                 },
                 || token.set(stats.first_of_max(&cta, &row)),
@@ -154,7 +154,7 @@ impl<'k> SampleRegs<'k> {
         let k = cta.k;
         k.when(self.outcomes.address().ne(0), || {
             let outcome = self.outcomes.at_wide(cta.row().to_u64() * ROW_OUTCOME_WORDS as u64);
-            stats.write(cta, row, (outcome, token));
+            stats.write(cta, row, outcome, token);
         });
         let is_first = cta.row_thread().eq(0);
         k.when(is_first & self.tokens.address().ne(0), || self.tokens.at(cta.row()).store(token));

@@ -48,8 +48,8 @@ pub fn top_k<T: Number>(name: &str, threads: u32) -> Result<Kernel, Invalid> {
             || {
                 let candidates = Candidates::new(list, row);
                 let last_first = (flags & LAST_FIRST).ne(0);
-                let ranking = Ranking::new(candidates, &stats, (&|_, x| x, last_first), count);
-                ranking.emit((count, (flags & SORTED).eq(0)), |rank, index| {
+                let ranking = Ranking::new(candidates, &stats, &|_, x| x, last_first, count);
+                ranking.emit(count, (flags & SORTED).eq(0), |rank, index| {
                     values.at(rank).store(T::narrow(row.element(index)));
                     indices.at(rank).store(index.reinterpret::<i32>());
                 });
@@ -120,8 +120,8 @@ pub fn top_k_transform<T: Number>(name: &str, threads: u32) -> Result<Kernel, In
                     || {
                         let candidates = Candidates::new(list, row);
                         let last_first = (flags & LAST_FIRST).ne(0);
-                        let ranking = Ranking::new(candidates, &stats, (&|_, x| x, last_first), count);
-                        ranking.emit((count, k.constant(true)), |rank, index| {
+                        let ranking = Ranking::new(candidates, &stats, &|_, x| x, last_first, count);
+                        ranking.emit(count, k.constant(true), |rank, index| {
                             store(rank, index, map.apply(index));
                         });
                     },
@@ -190,7 +190,7 @@ pub fn top_k_mask<T: Number>(name: &str, threads: u32) -> Result<Kernel, Invalid
             || {
                 let candidates = Candidates::new(list, row);
                 let value = |_, x| x;
-                Ranking::new(candidates, &stats, (&value, k.constant(false)), count);
+                Ranking::new(candidates, &stats, &value, k.constant(false), count);
                 let (least, _) = candidates.threshold(&value, &|_, _| k.constant(1_u64), count.to_u64());
                 writer.replace(&row, |_, x| x.ge(least).select(x, f32::NEG_INFINITY));
             },

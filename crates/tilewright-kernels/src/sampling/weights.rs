@@ -35,8 +35,10 @@ pub(super) struct WeightRule<'k> {
 impl<'k> WeightRule<'k> {
     #[track_caller]
     fn new<T: Number>(
-        (cta, row): (&CtaCollectives<'k>, &RowReader<'k, T>),
-        (kind, stats): (RowKind, &RowStats<'k>),
+        cta: &CtaCollectives<'k>,
+        row: &RowReader<'k, T>,
+        kind: RowKind,
+        stats: &RowStats<'k>,
         request: &SamplingRequest<'k>,
     ) -> Self {
         let k = cta.k;
@@ -179,12 +181,13 @@ impl<'k, T: Number> Weights<'k, T> {
     pub(super) fn new(
         list: CandidateList<'k>,
         row: RowReader<'k, T>,
-        (kind, stats): (RowKind, &RowStats<'k>),
+        kind: RowKind,
+        stats: &RowStats<'k>,
         request: &SamplingRequest<'k>,
     ) -> Self {
         let cta = list.cta;
         let k = cta.k;
-        let rule = WeightRule::new((&cta, &row), (kind, stats), request);
+        let rule = WeightRule::new(&cta, &row, kind, stats, request);
         let request = request.without_filters(k, rule.greedy);
         let filters = Filters::new(&request, row.vocab);
         let mass_scale = MassScale::new(row.vocab, rule.max_weight());
@@ -218,7 +221,7 @@ impl<'k, T: Number> Weights<'k, T> {
             limits.min_score.set(separates.select(rule.score_below(weight), f32::NEG_INFINITY));
             limits.skips_rest.set(separates);
         });
-        let masses = limits.fill(&candidates, (&rule, mass_scale), stats.thread_max);
+        let masses = limits.fill(&candidates, &rule, mass_scale, stats.thread_max);
         let count = list.count();
         let holds_top_k = !filters.top_k | count.ge(request.top_k);
         // without this share, top-p keeps all that a list of top-k has

@@ -22,16 +22,16 @@ pub enum Pairs {
 
 /// [`halves`] of the elements in the order of `pairs`, as f16.
 #[track_caller]
-pub fn f16_pairs<'k>(from: Dtype, arch: u32, (word, pairs): (Value<'k, u32>, Pairs)) -> [Value<'k, u32>; 2] {
+pub fn f16_pairs<'k>(from: Dtype, arch: u32, word: Value<'k, u32>, pairs: Pairs) -> [Value<'k, u32>; 2] {
     let word = if pairs == Pairs::Alternate { word.permute_bytes(0, 0x3120) } else { word };
-    halves((from, Dtype::F16), arch, word)
+    halves(from, Dtype::F16, arch, word)
 }
 
 /// Widens the four elements of `word`, lowest bits first, to two words of `to`.
 ///
 /// `from` is [`Dtype::E4m3`], [`Dtype::E5m2`] or [`Dtype::I8`]. `to` is [`Dtype::F16`]; any other means bf16. `arch` is the compute capability, 90 for 9.0.
 #[track_caller]
-pub fn halves<'k>((from, to): (Dtype, Dtype), arch: u32, word: Value<'k, u32>) -> [Value<'k, u32>; 2] {
+pub fn halves<'k>(from: Dtype, to: Dtype, arch: u32, word: Value<'k, u32>) -> [Value<'k, u32>; 2] {
     let k = word.builder();
     match (from, to) {
         (Dtype::E5m2, Dtype::F16) => upper(word, 0),

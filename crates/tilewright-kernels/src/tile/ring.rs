@@ -27,7 +27,7 @@ impl<'k> Ring<'k> {
 
     /// Initializes the barriers, by one thread: `producers` arrivals fill a stage, `consumers` empty it.
     #[track_caller]
-    pub fn init(self, k: &'k Builder, (producers, consumers): (impl IntoOperand<u32>, u32)) {
+    pub fn init(self, k: &'k Builder, producers: impl IntoOperand<u32>, consumers: u32) {
         for stage in 0..self.stages as u32 {
             self.full.at(k.constant(stage)).init(producers);
             self.empty.at(k.constant(stage)).init(consumers);

@@ -69,7 +69,8 @@ impl RowPartition {
     pub fn place<'k>(
         self,
         k: &'k Builder,
-        (rows, chunks): (Value<'k, u32>, Value<'k, u32>),
+        rows: Value<'k, u32>,
+        chunks: Value<'k, u32>,
         body: impl FnOnce(RowPlace<'k>),
     ) {
         let (row, thread) = match self.rows_per_cta() {

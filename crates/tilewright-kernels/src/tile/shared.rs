@@ -94,7 +94,8 @@ impl<'k, T: Stored> SharedTile<'k, T> {
         self,
         k: &'k Builder,
         map: Value<'k, u64>,
-        (column, corner): (Value<'k, u32>, &[Value<'k, u32>]),
+        column: Value<'k, u32>,
+        corner: &[Value<'k, u32>],
     ) {
         let _line = k.at_line(Location::caller());
         for panel in 0..self.columns / PANEL {

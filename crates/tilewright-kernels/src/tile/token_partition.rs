@@ -31,7 +31,8 @@ impl TokenPartition {
     #[track_caller]
     pub fn locate<'k>(
         k: &'k Builder,
-        (tokens, threads): (Value<'k, u32>, Value<'k, u32>),
+        tokens: Value<'k, u32>,
+        threads: Value<'k, u32>,
     ) -> (Value<'k, u32>, Value<'k, u32>, Value<'k, bool>) {
         let tokens_per_cta = (k.constant(Self::THREADS) / threads).max(1);
         let shares_cta = tokens_per_cta.gt(1);

@@ -40,7 +40,8 @@ pub(super) fn apply<'k>(
     k: &'k Builder,
     op: Op,
     operands: &[NodeValue<'k>],
-    (arithmetic, once): (Arithmetic, bool),
+    arithmetic: Arithmetic,
+    once: bool,
 ) -> NodeValue<'k> {
     use NodeValue::{Number, Truth};
     match (op, operands) {

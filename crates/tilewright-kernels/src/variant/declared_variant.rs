@@ -107,7 +107,7 @@ impl<'k> VariantParams<'k, '_> {
 
     /// `buffer[index] = value` as `At::store` defines it: no store outside of the buffer or for a NaN index.
     #[track_caller]
-    fn store(&self, buffer: usize, (index, value): (Value<'k, f32>, Value<'k, f32>), real: Value<'k, bool>) {
+    fn store(&self, buffer: usize, index: Value<'k, f32>, value: Value<'k, f32>, real: Value<'k, bool>) {
         let Array { first, len } = self.buffers[buffer];
         let at = index.trunc_to_i32().reinterpret::<u32>();
         self.k.when(real & index.ge(0.0) & at.lt(len), || {
@@ -151,7 +151,7 @@ impl<'k> PartialHook<'k, '_> {
         for store in self.graph.stores() {
             let [index, value] = [store.index, store.value].map(|node| all.known[node as usize]);
             if let (Some(NodeValue::Number(index)), Some(NodeValue::Number(value))) = (index, value) {
-                self.params.store(store.buffer as usize, (index, value), real);
+                self.params.store(store.buffer as usize, index, value, real);
             }
         }
         all.number(0, logit)
@@ -171,7 +171,8 @@ impl<'k> PartialHook<'k, '_> {
     pub fn update(
         &self,
         inputs: &HookInputs<'_, 'k>,
-        (max, sum): (Value<'k, f32>, Value<'k, f32>),
+        max: Value<'k, f32>,
+        sum: Value<'k, f32>,
     ) -> (Value<'k, f32>, Value<'k, f32>) {
         let all = self.evaluate(inputs, &[(Input::Max, max), (Input::Sum, sum)], false);
         (all.number(0, max), all.number(1, sum))
@@ -209,7 +210,7 @@ impl<'k> PartialHook<'k, '_> {
     /// The value of a number, a scalar, or a number of heads.
     #[track_caller]
     pub(super) fn uniform(&self, node: &Node) -> Option<NodeValue<'k>> {
-        self.node((0, node), &|input| self.input(input, &|_| None, &[]), false)
+        self.node(0, node, &|input| self.input(input, &|_| None, &[]), false)
     }
 
     /// The value of a node.
@@ -241,7 +242,7 @@ impl<'k> PartialHook<'k, '_> {
         for (at, node) in self.graph.nodes().iter().enumerate() {
             if values.known[at].is_none() && self.eager[at] {
                 let input = |input| self.input(input, inputs, arguments);
-                values.known[at] = values.node((at, node), &input, once);
+                values.known[at] = values.node(at, node, &input, once);
             }
         }
         values
@@ -267,12 +268,7 @@ impl<'k> PartialHook<'k, '_> {
 
     /// A node's value, if its operands are known.
     #[track_caller]
-    fn node(
-        &self,
-        (at, node): (usize, &Node),
-        input: &HookInputs<'_, 'k>,
-        once: bool,
-    ) -> Option<NodeValue<'k>> {
+    fn node(&self, at: usize, node: &Node, input: &HookInputs<'_, 'k>, once: bool) -> Option<NodeValue<'k>> {
         let (params, k) = (&self.params, self.params.k);
         match *node {
             Node::Number(bits) => Some(NodeValue::Number(k.constant(f32::from_bits(bits)))),
@@ -285,15 +281,21 @@ impl<'k> PartialHook<'k, '_> {
             },
             Node::Apply(op, _) => {
                 let arithmetic = if self.exact[at] { Arithmetic::Exact } else { Arithmetic::Fast };
-                self.apply_op(op, node.operands(), (arithmetic, once))
+                self.apply_op(op, node.operands(), arithmetic, once)
             }
         }
     }
 
     #[track_caller]
-    fn apply_op(&self, op: Op, operands: &[u32], how: (Arithmetic, bool)) -> Option<NodeValue<'k>> {
+    fn apply_op(
+        &self,
+        op: Op,
+        operands: &[u32],
+        arithmetic: Arithmetic,
+        once: bool,
+    ) -> Option<NodeValue<'k>> {
         let known: Option<Vec<NodeValue<'k>>> =
             operands.iter().map(|&operand| self.known[operand as usize]).collect();
-        known.map(|known| apply(self.params.k, op, &known, how))
+        known.map(|known| apply(self.params.k, op, &known, arithmetic, once))
     }
 }

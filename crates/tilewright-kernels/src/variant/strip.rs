@@ -259,7 +259,7 @@ impl<'k> Strip<'_, 'k, '_> {
             || {
                 for (value, x) in values.iter().zip(of) {
                     let x = NodeValue::Number(*x * factor);
-                    let tanh = apply(k, Op::Tanh, &[x], (Arithmetic::Fast, false)).number();
+                    let tanh = apply(k, Op::Tanh, &[x], Arithmetic::Fast, false).number();
                     tanh.iter().for_each(|tanh| value.set(*tanh * out));
                 }
             },
@@ -278,13 +278,13 @@ impl<'k> Strip<'_, 'k, '_> {
                 _ => None,
             })
             .collect();
-        let how = (arithmetic, false);
+        let apply = |operands: &[NodeValue<'k>]| apply(self.k, op, operands, arithmetic, false);
         if let Some(same) = same {
-            return StripValue::Same(apply(self.k, op, &same, how));
+            return StripValue::Same(apply(&same));
         }
         let operands: Vec<Vec<NodeValue<'k>>> = operands.iter().map(|operand| self.each(operand)).collect();
         let of_key = |key: usize| -> Vec<NodeValue<'k>> { operands.iter().map(|of| of[key]).collect() };
-        StripValue::Each((0..self.len).map(|key| apply(self.k, op, &of_key(key), how)).collect())
+        StripValue::Each((0..self.len).map(|key| apply(&of_key(key))).collect())
     }
 
     /// The values of all keys.

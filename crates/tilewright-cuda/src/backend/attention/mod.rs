@@ -340,5 +340,5 @@ fn tensor_map(
     let tokens = view.shape().iter().product::<usize>() / (heads * dim).max(1);
     let slots = if params.layout == KvLayout::Paged { params.page_size as usize } else { tokens };
     let dims = [tokens / slots.max(1), slots, heads, dim].map(|dim| dim.max(1) as u64);
-    kv_map((tensor, view.dtype().size()), dims, box_rows)
+    kv_map(tensor, view.dtype().size(), dims, box_rows)
 }

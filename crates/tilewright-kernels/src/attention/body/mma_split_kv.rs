@@ -41,10 +41,11 @@ use tilewright_ptx::build::{Builder, Shared, Value, Var};
 pub(super) fn run<'k>(
     cta: &MmaCta<'k>,
     layout: &SplitKvLayout,
-    (current, cursors): (&CurrentItem<'k>, RingCursors<'k>),
+    current: &CurrentItem<'k>,
+    cursors: RingCursors<'k>,
     hooks: &RowHooks<'k, '_>,
 ) {
-    let body = SplitKvBody::new(cta, layout, (current, cursors), hooks);
+    let body = SplitKvBody::new(cta, layout, current, cursors, hooks);
     let query = body.begin();
     body.attend(&query);
     body.end();
@@ -77,7 +78,8 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
     fn new(
         cta: &'c MmaCta<'k>,
         layout: &'c SplitKvLayout,
-        (current, cursors): (&'c CurrentItem<'k>, RingCursors<'k>),
+        current: &'c CurrentItem<'k>,
+        cursors: RingCursors<'k>,
         hooks: &'c RowHooks<'k, 'c>,
     ) -> Self {
         let (k, item, warp) = (cta.k, current.load(), cta.k.warp_index());
@@ -134,8 +136,8 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
         });
         let at = (self.cta, self.current);
         let queries = LoadedQueries::load(at, (zero, MAX_SPLIT_KV_ROWS), (&self.cta.params.q, layout.q), q);
-        self.rows.fill(self.cta, self.current, (zero, MAX_SPLIT_KV_ROWS));
-        self.hooks.fill(self.cta, self.current, (zero, MAX_SPLIT_KV_ROWS));
+        self.rows.fill(self.cta, self.current, zero, MAX_SPLIT_KV_ROWS);
+        self.hooks.fill(self.cta, self.current, zero, MAX_SPLIT_KV_ROWS);
         k.when(is_incomplete, || {
             for (first, stage) in first_keys.iter().zip(&stages) {
                 k.when(copied.le(*first), || {
@@ -262,9 +264,9 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
                 self.extract_nonfinite(values, has_nonfinite);
             }
             let page_rescale = self.page_scales.update(values.plus(layout.scales / 4).cast());
-            let at = (std::slice::from_ref(&self.tile), logits.as_slice());
-            let cta = &self.operands.cta;
-            let weights = softmax::online_softmax(cta, at, self.current.scale, Some(&page_rescale));
+            let (cta, tiles) = (&self.operands.cta, std::slice::from_ref(&self.tile));
+            let scale = self.current.scale;
+            let weights = softmax::online_softmax(cta, tiles, &logits, scale, Some(&page_rescale));
             if !whole {
                 self.wait_for_units();
                 k.when(masked, || self.detect_nonfinite(values, has_nonfinite));

@@ -113,7 +113,7 @@ impl<'c, 'k> SplitQBody<'c, 'k> {
             fragments: FragmentLoader::new(k, &cta.layout),
             q: cta.at::<u32>(layout.split_q.q).byte(k.warp_index() * (16 * cta.layout.q.stride) as u32),
             visible: cta.at(layout.split_q.visible),
-            page_lookup: PageLookup::new(cta, (k.thread(), KV_TOKENS), entries, k.var("pending_page", 0)),
+            page_lookup: PageLookup::new(cta, k.thread(), KV_TOKENS, entries, k.var("pending_page", 0)),
             key_loader: loader(cta.layout.stored_k, 0),
             value_loader: loader(cta.layout.stored_v, 1),
             dequantizer: Dequantizer::new(cta, KV_TOKENS, cta.at(layout.split_q.dequantized)),
@@ -137,8 +137,8 @@ impl<'c, 'k> SplitQBody<'c, 'k> {
         let (k, first) = (self.k, self.current.load().kv_begin);
         let (first_row, rows) = (self.current.first_row().load(), 64 * self.layout.row_tiles);
         self.page_lookup.prefetch(KvSource::from(&self.current.load()), first);
-        self.rows.fill(self.cta, self.current, (first_row, rows));
-        self.hooks.fill(self.cta, self.current, (first_row, rows));
+        self.rows.fill(self.cta, self.current, first_row, rows);
+        self.hooks.fill(self.cta, self.current, first_row, rows);
         let (q, to) = (&self.cta.params.q, self.cta.at(self.layout.split_q.q));
         let at = (self.cta, self.current);
         match self.cta.q.size() {
@@ -158,7 +158,7 @@ impl<'c, 'k> SplitQBody<'c, 'k> {
     /// Writes the entries of the tile at `first`, and prefetches the pages of the next tile.
     fn look_up(&self, first: Value<'k, u32>) {
         let from = KvSource::from(&self.current.load());
-        self.page_lookup.write_entry(from, (first, self.page_lookup.prefetched()), self.table(first));
+        self.page_lookup.write_entry(from, first, self.page_lookup.prefetched(), self.table(first));
         self.page_lookup.prefetch(from, first + KV_TOKENS as u32);
     }
 
@@ -236,12 +236,8 @@ impl<'c, 'k> SplitQBody<'c, 'k> {
         self.hooks.logits(self.current, key_range(first), &|| self.row_of_tile(0), &logits);
         k.when(masked, || self.apply_mask(&logits));
         let page_rescale = self.page_scales.update(key_scales.plus(KV_TOKENS));
-        let weights = softmax::online_softmax(
-            self.cta,
-            (&self.tiles, &logits),
-            self.current.scale,
-            Some(&page_rescale),
-        );
+        let weights =
+            softmax::online_softmax(self.cta, &self.tiles, &logits, self.current.scale, Some(&page_rescale));
         let inspect = |values| k.when(masked, || self.detect_nonfinite(values));
         let [values, _] = self.next_stage(first, TileHalf::Values, inspect);
         k.when(masked, || self.extract_nonfinite(values));

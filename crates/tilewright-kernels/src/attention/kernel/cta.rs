@@ -151,7 +151,7 @@ impl<'k> MmaCta<'k> {
     /// Widens four elements of 8 bits to two words of the dtype of products.
     pub(crate) fn halves(&self, from: Dtype, word: Value<'k, u32>) -> [Value<'k, u32>; 2] {
         let to = if self.elements == Elements::F16 { Dtype::F16 } else { Dtype::Bf16 };
-        halves((from, to), self.arch, word)
+        halves(from, to, self.arch, word)
     }
 
     /// Barrier of the CTA's threads that process items.
@@ -279,7 +279,7 @@ impl<'k> MmaCta<'k> {
     /// The token and query head of row `row` of an item.
     #[track_caller]
     pub(crate) fn query_head(&self, item: &WorkItemRegs<'k>, row: Value<'k, u32>) -> QueryHead<'k> {
-        QueryHead::of_row(&self.params, (item.qo_begin, item.kv_head), row)
+        QueryHead::of_row(&self.params, item.qo_begin, item.kv_head, row)
     }
 
     /// Whether key positions may have gaps (block-sparse).
@@ -329,7 +329,7 @@ impl<'k> CurrentItem<'k> {
     /// Loads the numbers of the merges that depend on the item.
     fn load_merges(&self) -> Var<'k, u32> {
         let item = self.load();
-        arrival::load_numbers(&self.cta, (item.merge_deps_begin, item.merge_deps_end))
+        arrival::load_numbers(&self.cta, item.merge_deps_begin, item.merge_deps_end)
     }
 
     /// Writes the next item to shared memory; valid after a barrier.

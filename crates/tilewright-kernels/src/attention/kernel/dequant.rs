@@ -48,13 +48,13 @@ impl<'k> Dequantizer<'k> {
         if self.cta.kv.size() > 1 {
             return stored;
         }
-        let formats = match half {
+        let (format, converted) = match half {
             TileHalf::Keys => (layout.stored_k, layout.k),
             TileHalf::Values => (layout.stored_v, layout.v),
         };
         // the copies of other threads have arrived, and the previous tile has been read
         k.sync_threads();
-        self.convert(stored, formats);
+        self.convert(stored, format, converted);
         self.tile
     }
 
@@ -71,7 +71,7 @@ impl<'k> Dequantizer<'k> {
         ThreadPartition::new(self.cta.k.thread(), self.cta.threads, format.chunks)
     }
 
-    fn convert(&self, from: Shared<'k, u32>, (stored, format): (RowFormat, RowFormat)) {
+    fn convert(&self, from: Shared<'k, u32>, stored: RowFormat, format: RowFormat) {
         let (k, partition) = (self.cta.k, self.partition_of(format));
         let (from, to) = (from.byte(partition.chunk << 3), self.tile.byte(partition.chunk << 4));
         // all are powers of two

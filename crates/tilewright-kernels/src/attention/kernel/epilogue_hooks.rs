@@ -47,7 +47,7 @@ impl<'k> EpilogueHooks<'k, '_> {
         let empty = stats.sum.eq(0.0);
         // a row without visible keys
         let max = stats.max.unless(empty, f32::NEG_INFINITY);
-        let (natural, sum) = hook.update(&|_| None, (max * LN_2, stats.sum));
+        let (natural, sum) = hook.update(&|_| None, max * LN_2, stats.sum);
         let new = SoftmaxStats::new(natural * LOG2_E, sum);
         // rescales the accumulators to the new maximum; an empty row has none
         let rescale = (max - new.max).exp2().unless(empty, 0.0);

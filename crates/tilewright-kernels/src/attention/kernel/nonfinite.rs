@@ -189,7 +189,7 @@ pub(crate) fn add_back<'k>(
             }
             let (mask, distance) = mask_of(masks, chunk);
             k.when(mask.ne(0), || {
-                (0..2).for_each(|i| add_element(tiles, &sees, (chunk, i), mask >> (i as u32 * distance)));
+                (0..2).for_each(|i| add_element(tiles, &sees, chunk, i, mask >> (i as u32 * distance)));
             });
         }
     });
@@ -199,7 +199,8 @@ pub(crate) fn add_back<'k>(
 fn add_element<'k>(
     tiles: &[RowTile<'k>],
     sees: &[[Value<'k, bool>; 2]],
-    (chunk, i): (usize, usize),
+    chunk: usize,
+    i: usize,
     mask: Value<'k, u32>,
 ) {
     let number = mask_value(mask);

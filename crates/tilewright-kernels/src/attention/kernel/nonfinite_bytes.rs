@@ -18,7 +18,7 @@ fn exponents(kv: Dtype) -> Option<(u32, u32)> {
 }
 
 /// The sign bit of each byte that is not finite.
-fn nonfinite_signs<'k>((bits, lowest): (u32, u32), word: Value<'k, u32>) -> Value<'k, u32> {
+fn nonfinite_signs<'k>(bits: u32, lowest: u32, word: Value<'k, u32>) -> Value<'k, u32> {
     // adding the lowest bit carries into the sign bit if all other bits are 1
     ((word & bits) + lowest) & 0x8080_8080
 }
@@ -29,17 +29,19 @@ pub(crate) fn detect<'k>(
     partition: (ThreadPartition<'k>, RowFormat, usize),
     values: Shared<'k, u32>,
 ) -> Option<Value<'k, bool>> {
-    let exponents = exponents(cta.kv)?;
-    Some(nonfinite::detect_signs(cta.k, partition, values, |word| nonfinite_signs(exponents, word)))
+    let (bits, lowest) = exponents(cta.kv)?;
+    Some(nonfinite::detect_signs(cta.k, partition, values, |word| nonfinite_signs(bits, lowest, word)))
 }
 
 /// Replaces non-finite elements of `rows` values by 0 and writes their masks, by the lanes of a warp.
 pub(crate) fn extract<'k>(
     cta: &MmaCta<'k>,
-    (format, rows): (RowFormat, usize),
-    (values, masks): (Shared<'k, u32>, Shared<'k, u16>),
+    format: RowFormat,
+    rows: usize,
+    values: Shared<'k, u32>,
+    masks: Shared<'k, u16>,
 ) {
-    let (k, Some(exponents)) = (cta.k, exponents(cta.kv)) else { return };
+    let (k, Some((bits, lowest))) = (cta.k, exponents(cta.kv)) else { return };
     let eights = format.dim / 8;
     // the lanes of `detect` have read other chunks
     k.sync_warp();
@@ -47,7 +49,7 @@ pub(crate) fn extract<'k>(
         let (row, eight) = divide(at, eights);
         let at_eight = values.byte(row * format.stride as u32 + (eight << 3));
         let words = at_eight.load_vector::<2>();
-        let flags = words.map(|word| nonfinite_signs(exponents, word));
+        let flags = words.map(|word| nonfinite_signs(bits, lowest, word));
         let mask = nonfinite::mask_of_8(k, |at| {
             let (word, flag, shift) = (words[at as usize / 4], flags[at as usize / 4], 8 * (at % 4));
             ElementKind {

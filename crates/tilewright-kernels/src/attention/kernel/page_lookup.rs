@@ -46,7 +46,8 @@ impl<'k> PageLookup<'k> {
     /// keys in MLA. Entries are `[2][count]` at `entries`; `pending` is for prefetched pages.
     pub(crate) fn new(
         cta: &MmaCta<'k>,
-        (thread, count): (Value<'k, u32>, usize),
+        thread: Value<'k, u32>,
+        count: usize,
         entries: Shared<'k, u32>,
         pending: Var<'k, u32>,
     ) -> Self {
@@ -87,7 +88,8 @@ impl<'k> PageLookup<'k> {
     pub(crate) fn write_entry(
         &self,
         from: KvSource<'k>,
-        (first, page): (Value<'k, u32>, Value<'k, u32>),
+        first: Value<'k, u32>,
+        page: Value<'k, u32>,
         buffer: Value<'k, u32>,
     ) {
         let (k, params) = (self.cta.k, &self.cta.params);
@@ -99,14 +101,14 @@ impl<'k> PageLookup<'k> {
         let [page_or_0, slot] = [page, slot].map(|at| at.unless(!exists, 0).to_u64());
         let address = k.unset_var::<u64>("address");
         let set = |tensor: &CacheTensorRegs<'k>| {
-            let offset = tensor.offset((page_or_0, slot), from.head);
+            let offset = tensor.offset(page_or_0, slot, from.head);
             address.set(tensor.address + offset * self.cta.kv.size() as u64);
         };
         // strides are loaded from parameters, which saves registers
         let is_key = self.thread.lt(self.count as u32);
         let second = params.pe.map_or(params.v, |pe| pe.k);
         k.when_else(is_key, || set(&params.k), || set(&second));
-        let scale = page_scales::entry_scale(&self.cta, (is_key, exists), (page, from.head));
+        let scale = page_scales::entry_scale(&self.cta, is_key, exists, page, from.head);
         let words = [address.get().low(), address.get().high(), exists.select(1, 0), scale];
         self.entries.byte(self.thread << 4).byte(buffer).store_vector(words);
     }

@@ -38,19 +38,20 @@ pub(crate) fn item_scale<'k>(
     scale: ScaleTensorRegs<'k>,
     head: Value<'k, u32>,
 ) -> Value<'k, f32> {
-    item_scale_or(cta, (scale, head), || cta.k.constant(1.0))
+    item_scale_or(cta, scale, head, || cta.k.constant(1.0))
 }
 
 /// The scale of this warp's accumulators: that of the item's values, or `R`.
 #[track_caller]
 pub(crate) fn accumulator_scale<'k>(cta: &MmaCta<'k>, head: Value<'k, u32>) -> Value<'k, f32> {
     let running_scale = || running_scale_slot(cta, cta.k.thread() >> 5).cast().load();
-    item_scale_or(cta, (cta.params.v_scale, head), running_scale)
+    item_scale_or(cta, cta.params.v_scale, head, running_scale)
 }
 
 fn item_scale_or<'k>(
     cta: &MmaCta<'k>,
-    (scale, head): (ScaleTensorRegs<'k>, Value<'k, u32>),
+    scale: ScaleTensorRegs<'k>,
+    head: Value<'k, u32>,
     if_per_page: impl FnOnce() -> Value<'k, f32>,
 ) -> Value<'k, f32> {
     let k = cta.k;
@@ -64,8 +65,10 @@ fn item_scale_or<'k>(
 #[track_caller]
 pub(crate) fn entry_scale<'k>(
     cta: &MmaCta<'k>,
-    (is_key, exists): (Value<'k, bool>, Value<'k, bool>),
-    (page, head): (Value<'k, u32>, Value<'k, u32>),
+    is_key: Value<'k, bool>,
+    exists: Value<'k, bool>,
+    page: Value<'k, u32>,
+    head: Value<'k, u32>,
 ) -> Value<'k, u32> {
     let (k, params) = (cta.k, &cta.params);
     let Some(per_page) = per_page(cta) else { return k.constant(0) };

@@ -24,7 +24,8 @@ impl<'k> QueryHead<'k> {
     #[track_caller]
     pub(crate) fn of_row(
         params: &AttentionParamRegs<'k>,
-        (qo_begin, kv_head): (Value<'k, u32>, Value<'k, u32>),
+        qo_begin: Value<'k, u32>,
+        kv_head: Value<'k, u32>,
         row: Value<'k, u32>,
     ) -> Self {
         let (token, in_group) = params.group.divide(row);
@@ -63,7 +64,8 @@ impl<'k> QueryRow<'k> {
     #[track_caller]
     pub(crate) fn new(
         params: &AttentionParamRegs<'k>,
-        (head, kv_head): (QueryHead<'k>, Value<'k, u32>),
+        head: QueryHead<'k>,
+        kv_head: Value<'k, u32>,
         known: (Value<'k, u32>, Value<'k, i32>),
         look_up: bool,
     ) -> Self {

@@ -103,7 +103,7 @@ impl<'k, 'v> RowHooks<'k, 'v> {
     ) -> QueryRow<'k> {
         // skip the lookup if no hook uses the result
         let look_up = self.reads(hooks, Input::Request) || self.reads(hooks, Input::Qo);
-        QueryRow::new(&cta.params, (head, kv_head), known, look_up)
+        QueryRow::new(&cta.params, head, kv_head, known, look_up)
     }
 
     /// Stores the per-row values of the `count` rows from `begin` on, by all threads; valid after a barrier. Rows beyond the
@@ -112,7 +112,8 @@ impl<'k, 'v> RowHooks<'k, 'v> {
         &self,
         cta: &MmaCta<'k>,
         current: &CurrentItem<'k>,
-        (begin, count): (Value<'k, u32>, usize),
+        begin: Value<'k, u32>,
+        count: usize,
     ) {
         let (Some(declared), Some(table)) = (&self.declared, self.table) else { return };
         let (k, thread, item) = (self.k, self.k.thread(), current.load());
@@ -210,7 +211,7 @@ impl<'k, 'v> RowHooks<'k, 'v> {
         // bits are shifted in at the top
         let visible = k.var::<u64>("shown", 0);
         k.repeat((0, keys.width), MASK_BATCH, |at| {
-            let key = |ahead: u32| clamped_key_position((cta, item), keys.first + at + ahead);
+            let key = |ahead: u32| clamped_key_position(cta, item, keys.first + at + ahead);
             let positions: Vec<_> = (0..MASK_BATCH).map(key).collect();
             let mut bits = k.constant(0_u32);
             for (ahead, kv_position) in positions.into_iter().enumerate() {
@@ -236,7 +237,7 @@ impl<'k, 'v> RowHooks<'k, 'v> {
             let first = (item.base + keys.first + column).reinterpret::<i32>().to_f32();
             return KeyPositions::Offsets { first, offsets: offsets.map(|at| at as f32).collect() };
         }
-        let of_lane = |ahead: u32| clamped_key_position((&current.cta, &item), keys.first + lane + ahead);
+        let of_lane = |ahead: u32| clamped_key_position(&current.cta, &item, keys.first + lane + ahead);
         let words: Vec<_> = (0..keys.width).step_by(32).map(of_lane).collect();
         KeyPositions::Each(offsets.map(|key| words[key as usize / 32].of_lane(column + key % 32)).collect())
     }
@@ -275,7 +276,8 @@ impl<'k> TileLogits<'k, '_> {
 /// The position of a key, clamped to the item's last key.
 #[track_caller]
 fn clamped_key_position<'k>(
-    (cta, item): (&MmaCta<'k>, &WorkItemRegs<'k>),
+    cta: &MmaCta<'k>,
+    item: &WorkItemRegs<'k>,
     key: Value<'k, u32>,
 ) -> Value<'k, f32> {
     key_position(cta, item, key.min(item.kv_end - 1)).to_f32()

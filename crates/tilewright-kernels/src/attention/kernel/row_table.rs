@@ -38,7 +38,8 @@ impl<'k> RowTable<'k> {
         &self,
         cta: &MmaCta<'k>,
         current: &CurrentItem<'k>,
-        (begin, count): (Value<'k, u32>, usize),
+        begin: Value<'k, u32>,
+        count: usize,
     ) {
         let (k, thread) = (cta.k, cta.k.thread());
         let item = current.load();

@@ -25,7 +25,8 @@ struct SoftmaxStep<'a, 'k> {
 /// maxima. `page_rescale` applies per-page scales, if there are any.
 pub(crate) fn online_softmax<'k>(
     cta: &MmaCta<'k>,
-    (tiles, logits): (&[RowTile<'k>], &[Vec<AccFragment<'k>>]),
+    tiles: &[RowTile<'k>],
+    logits: &[Vec<AccFragment<'k>>],
     scale: Value<'k, f32>,
     page_rescale: Option<&PageRescale<'k>>,
 ) -> Vec<Vec<[Value<'k, u32>; 4]>> {

@@ -132,12 +132,12 @@ impl<'k> StageLookup<'k> {
     pub(crate) fn write_entries(&self, stage: PendingStage<'k>) {
         let k = self.cta.k;
         let exists = self.in_stage().lt(stage.count());
-        let at = (stage.page.get(), stage.keys.get() >> HEAD_SHIFT);
+        let (page, head) = (stage.page.get(), stage.keys.get() >> HEAD_SHIFT);
         let tensors = self.tensors();
         for (i, (address, tensor)) in stage.addresses.iter().flatten().zip(&tensors).enumerate() {
             let is_key = if tensors.len() > 1 { k.constant(i == 0) } else { k.lane().lt(16) };
             let address = address.get() + stage.page.get().to_u64() * tensor.page;
-            let scale = page_scales::entry_scale(&self.cta, (is_key, exists), at);
+            let scale = page_scales::entry_scale(&self.cta, is_key, exists, page, head);
             let words = [address.low(), address.high(), exists.select(1, 0), scale];
             self.entries.byte(k.lane() << 4).plus(i * self.keys * 4).store_vector(words);
         }

@@ -38,7 +38,7 @@ pub(crate) fn visible_mask<'k>(
     });
     let free = item.kv_len - item.mask_columns;
     k.when(item.mask_columns.gt(0) & (keys.first + keys.width).gt(free), || {
-        word.set(word.get() & mask_bits((cta, item), row, keys));
+        word.set(word.get() & mask_bits(cta, item, row, keys));
     });
     word.get()
 }
@@ -47,7 +47,8 @@ pub(crate) fn visible_mask<'k>(
 pub(crate) fn range_mask<'k>(
     k: &'k Builder,
     keys: KeyRange<'k>,
-    (from, to): (Value<'k, i32>, Value<'k, i32>),
+    from: Value<'k, i32>,
+    to: Value<'k, i32>,
 ) -> Value<'k, u64> {
     let first = keys.first.reinterpret::<i32>();
     let local = |at: Value<'k, i32>| low_bits(k, (at - first).max(0).reinterpret());
@@ -72,7 +73,8 @@ pub(crate) fn key_position<'k>(
 
 /// The mask bits of a row for some keys, at least one of which has a bit; keys without a bit are visible.
 fn mask_bits<'k>(
-    (cta, item): (&MmaCta<'k>, &WorkItemRegs<'k>),
+    cta: &MmaCta<'k>,
+    item: &WorkItemRegs<'k>,
     row: Value<'k, u32>,
     keys: KeyRange<'k>,
 ) -> Value<'k, u64> {

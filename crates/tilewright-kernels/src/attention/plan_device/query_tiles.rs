@@ -48,7 +48,8 @@ impl<'k> QueryTile<'k> {
     pub(super) fn keys(
         &self,
         p: &PlanDeviceRegs<'k>,
-        (from, to): (Value<'k, u32>, Value<'k, u32>),
+        from: Value<'k, u32>,
+        to: Value<'k, u32>,
     ) -> [Value<'k, u32>; 2] {
         [from, to].map(|tile| ((self.first_tile + tile) * p.kv_tokens.by).min(self.kv_end))
     }

@@ -130,7 +130,7 @@ impl<'k> Piece<'k> {
     /// Writes the item, and its source for the merge.
     fn write(&self, k: &'k Builder, p: &PlanDeviceRegs<'k>) {
         let q_tile = self.q_tile;
-        let [kv_begin, kv_end] = q_tile.keys(p, self.tiles);
+        let [kv_begin, kv_end] = q_tile.keys(p, self.tiles.0, self.tiles.1);
         let (zero, none) = (k.constant(0_u32), k.constant(NONE));
         let if_partial = |value: Value<'k, u32>, other: Value<'k, u32>| self.is_partial.select(value, other);
         let words = [

@@ -18,7 +18,7 @@ fn every_pattern_is_exact() {
         {
             let kernel = Builder::kernel("halves", 256, |k| {
                 let (bytes, out) = (k.global::<u32>("bytes"), k.global::<u32>("out"));
-                let words = halves((from, to), arch, bytes.at(k.thread()).load());
+                let words = halves(from, to, arch, bytes.at(k.thread()).load());
                 out.at(k.thread() << 1).store_vector(words);
             })
             .expect("it is sound");

@@ -350,7 +350,7 @@ impl World {
             _ => (self.num_pages(), self.slots()),
         };
         let size = self.case.kv.size();
-        kv_map((tensor, size), [pages, slots, self.case.heads.1, dim].map(|dim| dim as u64), box_rows)
+        kv_map(tensor, size, [pages, slots, self.case.heads.1, dim].map(|dim| dim as u64), box_rows)
     }
 
     /// Query, key and value tensors, and the positional part of latent attention.

@@ -45,7 +45,7 @@ fn records_round_trip_to_registers() {
 fn find_request_finds_the_owner_of_a_row() {
     let kernel = Builder::kernel("request", 32, |k| {
         let (requests, out) = (k.global::<u32>("requests"), k.global::<u32>("out"));
-        out.at(k.thread()).store(find_request(k, (requests, k.param("count")), k.thread()));
+        out.at(k.thread()).store(find_request(k, requests, k.param("count"), k.thread()));
     })
     .unwrap();
     let ends = [3_u32, 3, 4, 20, 32];

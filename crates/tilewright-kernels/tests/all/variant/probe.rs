@@ -113,7 +113,7 @@ fn kernel(variant: &ExpressionVariant, way: Way) -> Kernel {
         // strips store nothing
         let keys = if hooks.hooks().stores() { Keys::One } else { way.keys };
         let logits = prepared(Hook::Logits).bind(&|input| (input != Input::Kv).then(|| of(input)));
-        let (max, sum) = prepared(Hook::Update).update(&all, (x, y));
+        let (max, sum) = prepared(Hook::Update).update(&all, x, y);
         let values: [Value<'_, f32>; 9] = [
             pair(Hook::Query),
             pair(Hook::Key),

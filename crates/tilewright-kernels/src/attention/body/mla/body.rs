@@ -99,9 +99,9 @@ impl<'c, 'k> MlaBody<'c, 'k> {
             rows: RowTable::new(cta),
             tile: RowTile::of_columns(cta, cta.layout.v.steps() / body.columns(), sum),
             fragments: FragmentLoader::new(k, &cta.layout),
-            logits: LogitExchange::new(cta, warp_tile, (layout, body)),
+            logits: LogitExchange::new(cta, warp_tile, layout, body),
             visible: cta.at(layout.visible),
-            page_lookup: PageLookup::new(cta, (k.thread(), keys), entries, k.var("pending_page", 0)),
+            page_lookup: PageLookup::new(cta, k.thread(), keys, entries, k.var("pending_page", 0)),
             loaders: [loader(0), loader(1)],
             write_stage: k.var("fills", 0),
         }
@@ -115,11 +115,11 @@ impl<'c, 'k> MlaBody<'c, 'k> {
     /// Starts the first copies.
     fn begin(&self) {
         let (k, first) = (self.k, self.current.load().kv_begin);
-        let rows = (self.current.first_row().load(), self.num_rows());
+        let first_row = self.current.first_row().load();
         self.in_lookup_threads(|| self.page_lookup.prefetch(KvSource::from(&self.current.load()), first));
         // four warps fill the row table, as in the other bodies
-        k.when(k.thread().lt(128), || self.rows.fill(self.cta, self.current, rows));
-        self.copy_queries(rows);
+        k.when(k.thread().lt(128), || self.rows.fill(self.cta, self.current, first_row, self.num_rows()));
+        self.copy_queries(first_row);
         self.look_up(first);
         for ahead in 0..self.body.num_stages - 1 {
             // the entries and the row table are written
@@ -128,8 +128,8 @@ impl<'c, 'k> MlaBody<'c, 'k> {
         }
     }
 
-    fn copy_queries(&self, rows: (Value<'k, u32>, usize)) {
-        let params = &self.cta.params;
+    fn copy_queries(&self, first_row: Value<'k, u32>) {
+        let (params, rows) = (&self.cta.params, (first_row, self.num_rows()));
         let (to, parts) = (self.cta.at::<u32>(self.body.q), self.layout.parts);
         let at = (self.cta, self.current);
         copy_queries(at, rows, (&params.q, parts[0]), to);
@@ -153,7 +153,7 @@ impl<'c, 'k> MlaBody<'c, 'k> {
     fn look_up(&self, first: Value<'k, u32>) {
         self.in_lookup_threads(|| {
             let from = KvSource::from(&self.current.load());
-            self.page_lookup.write_entry(from, (first, self.page_lookup.prefetched()), self.table(first));
+            self.page_lookup.write_entry(from, first, self.page_lookup.prefetched(), self.table(first));
             self.page_lookup.prefetch(from, first + self.layout.keys as u32);
         });
     }
@@ -204,7 +204,7 @@ impl<'c, 'k> MlaBody<'c, 'k> {
         let logits = [self.logits.load()];
         k.when(masked, || apply_mask(k, self.visible_of_rows(), &logits[0]));
         let tiles = std::slice::from_ref(&self.tile);
-        let weights = softmax::online_softmax(self.cta, (tiles, &logits), self.current.scale, None);
+        let weights = softmax::online_softmax(self.cta, tiles, &logits, self.current.scale, None);
         k.when(masked, || self.extract_nonfinite(tile));
         let values = tile.byte(self.first_column() << 1);
         self.fragments.multiply_values(self.cta, &weights, values, tiles);

@@ -51,7 +51,7 @@ impl MlaConfig {
 
     fn layout_of(&self, bodies: Bodies) -> Option<MlaLayout> {
         let sm = self.device.shared_per_sm.saturating_sub(1024);
-        MlaLayout::new((self.head_dim, self.heads), bodies, sm.min(self.device.shared_per_cta))
+        MlaLayout::new(self.head_dim, self.heads, bodies, sm.min(self.device.shared_per_cta))
     }
 
     /// Whether the kernel supports these arguments. Addresses and strides must be multiples of 16 bytes, those of the output of

@@ -63,7 +63,8 @@ impl MlaBodyLayout {
     /// The body with the maximum number of stages after `taken`, and its end.
     fn new(
         groups: usize,
-        (keys, stride): (usize, usize),
+        keys: usize,
+        stride: usize,
         mut taken: SharedAllocator,
         budget: usize,
     ) -> (Self, usize) {
@@ -85,22 +86,23 @@ pub(super) fn logits_stride(keys: usize) -> usize {
 impl MlaLayout {
     /// The first of [`SIZES`] that fits into `budget` bytes, with the maximum number of stages; `None` if a ring has fewer than
     /// two. Sizes with more rows than a decode step of `heads` fills are skipped.
-    pub(super) fn new((dim, heads): (HeadDim, usize), bodies: Bodies, budget: usize) -> Option<Self> {
+    pub(super) fn new(dim: HeadDim, heads: usize, bodies: Bodies, budget: usize) -> Option<Self> {
         let max_groups = if (17..=32).contains(&heads) { 2 } else { SIZES[0].0 };
         // the same size for all bodies, because one plan serves both kernels
-        SIZES.into_iter().filter(|(groups, _)| *groups <= max_groups).find_map(|size| {
-            Self::of(dim, Bodies::Both, size, budget).and_then(|_| Self::of(dim, bodies, size, budget))
+        SIZES.into_iter().filter(|(groups, _)| *groups <= max_groups).find_map(|(groups, keys)| {
+            let of_bodies = |bodies| Self::of(dim, bodies, groups, keys, budget);
+            of_bodies(Bodies::Both).and_then(|_| of_bodies(bodies))
         })
     }
 
-    fn of(dim: HeadDim, bodies: Bodies, (groups, keys): (usize, usize), budget: usize) -> Option<Self> {
+    fn of(dim: HeadDim, bodies: Bodies, groups: usize, keys: usize, budget: usize) -> Option<Self> {
         let k = RowFormat::new(dim.qk, 2);
         let part = |dim: usize| RowFormat { stride: k.stride, ..RowFormat::new(dim, 2) };
         let parts = [part(dim.vo), part(dim.qk - dim.vo)];
         let (cta, mut taken) = CtaLayout::new(k, parts[0], [k, parts[0]]);
         let (entries, visible) = (taken.take(2 * 2 * keys * 16), taken.take(64 * 8));
         let nonfinite_warps = taken.take(WARPS * 4);
-        let body = |groups| MlaBodyLayout::new(groups, (keys, k.stride), SharedAllocator(taken.0), budget);
+        let body = |groups| MlaBodyLayout::new(groups, keys, k.stride, SharedAllocator(taken.0), budget);
         let ((single_group, single_group_end), (multi_group, multi_group_end)) = (body(1), body(groups));
         let (bytes, stages) = match bodies {
             Bodies::SplitKv => (single_group_end, single_group.num_stages),

@@ -35,7 +35,8 @@ impl<'k> LogitExchange<'k> {
     pub(super) fn new(
         cta: &MmaCta<'k>,
         warp_tile: WarpTile<'k>,
-        (layout, body): (&MlaLayout, MlaBodyLayout),
+        layout: &MlaLayout,
+        body: MlaBodyLayout,
     ) -> Self {
         let lane = cta.k.lane();
         let row = (warp_tile.group << 4) + (lane >> 2);

@@ -95,7 +95,7 @@ impl<'c, 'k> MlaConsumer<'c, 'k> {
         cta.sync();
         cta.fetch_merges(current);
         self.k.when(self.k.thread().lt(128), || {
-            self.rows.fill(cta, current, (first, super::Q_ROWS));
+            self.rows.fill(cta, current, first, super::Q_ROWS);
         });
         cta.sync();
         self.rows.compute_unmasked_range(cta, current);
@@ -171,7 +171,7 @@ impl<'c, 'k> MlaConsumer<'c, 'k> {
     }
 
     /// Starts `O += P · V` of tile `n` and half `half`, with this consumer's weights, in registers, or with those of the other one.
-    pub(super) fn multiply_values(&self, (n, half): (Value<'k, u32>, usize), of_other: bool) {
+    pub(super) fn multiply_values(&self, n: Value<'k, u32>, half: usize, of_other: bool) {
         let k = self.k;
         let values = self.values(n.of_lane(0), half).columns_descriptor();
         let weights = self.shared.weights(1 - half).from_row(self.uniform_zero()).rows_descriptor();

@@ -103,7 +103,7 @@ impl<'k> MlaConsumer<'_, 'k> {
                 let [low, high] = self.pair(fragment + at / 2, at % 2, factors[at % 2]);
                 self.shared.cta.round_pair(low, high)
             });
-            k.store_matrix::<4, _>(staged(tile, row, (chunk, fragment)), words, false);
+            k.store_matrix::<4, _>(staged(tile, row, chunk, fragment), words, false);
         }
     }
 
@@ -131,7 +131,7 @@ impl<'k> MlaConsumer<'_, 'k> {
         for (half, rows) in halves.iter().enumerate() {
             let row = self.first_row() + (lane >> 2) + 8 * half as u32;
             for at in 0..fragments {
-                let to = staged(tile, row, ((lane & 3) >> 1, 2 * at)).cast::<f32>().at((lane & 1) << 1);
+                let to = staged(tile, row, (lane & 3) >> 1, 2 * at).cast::<f32>().at((lane & 1) << 1);
                 to.store_vector(self.pair(pass * fragments + at, half, rows.factor));
             }
         }
@@ -161,7 +161,8 @@ impl<'k> MlaConsumer<'_, 'k> {
 fn staged<'k>(
     tile: SharedTile<'k>,
     row: Value<'k, u32>,
-    (chunk, first): (Value<'k, u32>, usize),
+    chunk: Value<'k, u32>,
+    first: usize,
 ) -> Shared<'k, bf16> {
     let (panel, first) = (first / (PANEL / 8), first % (PANEL / 8));
     tile.panels(panel..panel + 1).chunk(row, chunk + first as u32)

@@ -39,21 +39,21 @@ impl<'k> MlaProducer<'_, 'k> {
             || {
                 k.when_else(
                     self.warp.lt(2),
-                    || self.copy_half(item, (n, 0), at),
-                    || self.copy_half(item, (n, 1), at),
+                    || self.copy_half(item, n, 0, at),
+                    || self.copy_half(item, n, 1, at),
                 );
                 k.commit_copies();
                 self.pending.set(true);
             },
             || {
-                k.when(self.fills_stages, || (0..2).for_each(|half| self.load_half(item, (n, half), at)));
+                k.when(self.fills_stages, || (0..2).for_each(|half| self.load_half(item, n, half, at)));
             },
         );
         self.count.set(n + 1);
     }
 
     /// Loads this lane's box of a half of tile `n`.
-    fn load_half(&self, item: &WorkItemRegs<'k>, (n, half): (Value<'k, u32>, usize), at: Location<'k>) {
+    fn load_half(&self, item: &WorkItemRegs<'k>, n: Value<'k, u32>, half: usize, at: Location<'k>) {
         let (k, shared) = (self.k, self.shared);
         self.wait_empty(n, half);
         let (tile, row_bytes) = (shared.stage(n).from_row(self.part_begin), 128 * KEYS);
@@ -86,22 +86,22 @@ impl<'k> MlaProducer<'_, 'k> {
     }
 
     /// Starts the copies of this warp's rows of a half of tile `n`, one row per lane.
-    fn copy_half(&self, item: &WorkItemRegs<'k>, (n, half): (Value<'k, u32>, usize), at: Location<'k>) {
+    fn copy_half(&self, item: &WorkItemRegs<'k>, n: Value<'k, u32>, half: usize, at: Location<'k>) {
         let (k, shared) = (self.k, self.shared);
         let (params, config) = (&shared.cta.params, &shared.config);
         self.wait_empty(n, half);
         let (page, slot) = at;
         let exists = self.page.get().ne(NONE);
-        let at = (page.unless(!exists, 0).to_u64(), slot.unless(!exists, 0).to_u64());
+        let (page, slot) = (page.unless(!exists, 0).to_u64(), slot.unless(!exists, 0).to_u64());
         let to = shared.stage(n).from_row(self.part_begin.of_lane(0));
         let panels = config.half_panels(half);
         let values = panels.start..panels.end.min(config.value_panels());
-        let offset = params.k.offset(at, item.kv_head) + (64 * values.start) as u64;
+        let offset = params.k.offset(page, slot, item.kv_head) + (64 * values.start) as u64;
         let (address, dim) = (params.k.address + offset * 2, 64 * values.len());
         copy_rows(k, SourceRow { address, exists, dim }, to.panels(values.clone()), dim, UNROLLED);
         if let Some(pe) = params.pe.filter(|_| panels.end > values.end) {
             let (address, dim) =
-                (pe.k.address + pe.k.offset(at, item.kv_head) * 2, 64 * (panels.end - values.end));
+                (pe.k.address + pe.k.offset(page, slot, item.kv_head) * 2, 64 * (panels.end - values.end));
             copy_rows(
                 k,
                 SourceRow { address, exists, dim },

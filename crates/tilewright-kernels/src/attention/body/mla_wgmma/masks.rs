@@ -52,7 +52,8 @@ impl<'k> MlaConsumer<'_, 'k> {
     pub(super) fn clean_values(
         &self,
         current: &CurrentItem<'k>,
-        (tile, n): (Value<'k, u32>, Value<'k, u32>),
+        tile: Value<'k, u32>,
+        n: Value<'k, u32>,
         half: usize,
     ) -> Var<'k, bool> {
         let k = self.k;
@@ -62,7 +63,7 @@ impl<'k> MlaConsumer<'_, 'k> {
             let (partition, zero) = (self.partition(), k.constant(0_u32));
             k.repeat((present + partition.row, KEYS as u32), partition.rows_at_once as u32, |row| {
                 for chunk in (0..self.chunks()).step_by(partition.lanes) {
-                    let to = self.value((n, half), row, partition.chunk + chunk as u32);
+                    let to = self.value(n, half, row, partition.chunk + chunk as u32);
                     to.store_vector([zero; 4]);
                 }
             });
@@ -74,10 +75,10 @@ impl<'k> MlaConsumer<'_, 'k> {
         let (begin, end) = (first.reinterpret::<i32>(), (first + present).reinterpret::<i32>());
         let found = k.var::<bool>("not_finite", false);
         k.when(begin.lt(from) | end.gt(to), || {
-            self.flags().store(k, self.detect((n, half)));
+            self.flags().store(k, self.detect(n, half));
             self.sync(half);
             found.set(self.flags_of_half(half).any(k));
-            k.when(found.get(), || self.extract((n, half)));
+            k.when(found.get(), || self.extract(n, half));
         });
         found
     }
@@ -92,13 +93,13 @@ impl<'k> MlaConsumer<'_, 'k> {
     }
 
     /// Whether any of this thread's chunks of the values is not finite.
-    fn detect(&self, values: (Value<'k, u32>, usize)) -> Value<'k, bool> {
+    fn detect(&self, n: Value<'k, u32>, half: usize) -> Value<'k, bool> {
         let (k, partition) = (self.k, self.partition());
         let found = k.var::<u32>("found", 0);
         // not unrolled: values in flight would take the registers of the accumulators
         k.repeat((partition.row, KEYS as u32), partition.rows_at_once as u32, |row| {
             for chunk in (0..self.chunks()).step_by(partition.lanes) {
-                let words = self.value(values, row, partition.chunk + chunk as u32).load_vector::<4>();
+                let words = self.value(n, half, row, partition.chunk + chunk as u32).load_vector::<4>();
                 let elements = self.shared.cta.elements;
                 let signs = words.into_iter().map(|word| nonfinite_signs(elements, word));
                 found.set(signs.fold(found.get(), |any, sign| any | sign));
@@ -108,10 +109,10 @@ impl<'k> MlaConsumer<'_, 'k> {
     }
 
     /// Replaces non-finite values by 0 and writes their masks.
-    fn extract(&self, (n, half): (Value<'k, u32>, usize)) {
+    fn extract(&self, n: Value<'k, u32>, half: usize) {
         let (k, cta) = (self.k, &self.shared.cta);
         let thread = k.thread() & (THREADS as u32 - 1);
-        let at = |row: Value<'k, u32>, chunk: Value<'k, u32>| self.value((n, half), row, chunk);
+        let at = |row: Value<'k, u32>, chunk: Value<'k, u32>| self.value(n, half, row, chunk);
         let masks = self.nonfinite_masks(half);
         nonfinite::extract_chunks(cta, (thread, THREADS), (self.chunks(), KEYS), (at, masks));
         // products read the values
@@ -147,7 +148,8 @@ impl<'k> MlaConsumer<'_, 'k> {
 
     fn value(
         &self,
-        (n, half): (Value<'k, u32>, usize),
+        n: Value<'k, u32>,
+        half: usize,
         row: Value<'k, u32>,
         chunk: Value<'k, u32>,
     ) -> Shared<'k, u32> {

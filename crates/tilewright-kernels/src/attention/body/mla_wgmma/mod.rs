@@ -178,8 +178,8 @@ impl<'k> MlaWgmmaCta<'k> {
                     .for_each(|at| self.full(stage, half, at).init(producers));
                 self.empty(stage, half).init(1);
             }
-            self.items.init(k, (32, warps + producer::WARPS));
-            self.queries.init(k, (producer::THREADS, warps));
+            self.items.init(k, 32, warps + producer::WARPS);
+            self.queries.init(k, producer::THREADS, warps);
             k.fence(Fence::MbarrierInit);
         });
         k.sync_threads();

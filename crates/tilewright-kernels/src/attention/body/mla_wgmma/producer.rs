@@ -162,7 +162,7 @@ impl<'c, 'k> MlaProducer<'c, 'k> {
         let (k, params, config) = (self.k, &self.shared.cta.params, &self.shared.config);
         let row = self.shared.first_row() + (self.thread & (Q_ROWS as u32 - 1));
         k.when(row.lt(item.qo_len * params.group.by), || {
-            let head = QueryHead::of_row(params, (item.qo_begin, item.kv_head), row);
+            let head = QueryHead::of_row(params, item.qo_begin, item.kv_head, row);
             let bytes = 2 * config.half();
             let first = ((self.thread >> 6) * bytes as u32).to_u64();
             let half = Global::<u32>::new(params.q.address + head.offset_in(&params.q) * 2 + first);
@@ -185,7 +185,7 @@ impl<'c, 'k> MlaProducer<'c, 'k> {
         // the tiles before the queries cannot be consumed without them
         self.hand_over();
         shared.queries.wait_empty(n);
-        let head = QueryHead::of_row(params, (item.qo_begin, item.kv_head), row.min(rows - 1));
+        let head = QueryHead::of_row(params, item.qo_begin, item.kv_head, row.min(rows - 1));
         let source = |address, dim| SourceRow { address, exists: row.lt(rows), dim };
         let to = shared.q.from_row(begin);
         let address = params.q.address + head.offset_in(&params.q) * 2;

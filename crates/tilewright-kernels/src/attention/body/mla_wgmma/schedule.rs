@@ -60,7 +60,7 @@ impl<'k> MlaConsumer<'_, 'k> {
             self.wait_until_read();
             self.publish(LEADER, sums.factors);
             self.rescale(sums.factors);
-            self.multiply_values((n, LEADER), false);
+            self.multiply_values(n, LEADER, false);
             self.rescale_sums(sums.factors);
             self.add(&sums);
             // each half is released before any other wait: its next keys take longer to arrive than all products
@@ -68,7 +68,7 @@ impl<'k> MlaConsumer<'_, 'k> {
             self.release(n, LEADER);
             let factors = self.receive(FOLLOWER);
             self.rescale(factors);
-            self.multiply_values((n + 1, LEADER), true);
+            self.multiply_values(n + 1, LEADER, true);
             self.next_pair(tile);
             k.wgmma_wait(0);
             self.release(n + 1, LEADER);
@@ -100,7 +100,7 @@ impl<'k> MlaConsumer<'_, 'k> {
             let n = self.count.get();
             let factors = self.receive(LEADER);
             self.rescale(factors);
-            self.multiply_values((n, FOLLOWER), true);
+            self.multiply_values(n, FOLLOWER, true);
             let end_first = || {
                 self.release(n, FOLLOWER);
                 self.end_read();
@@ -116,7 +116,7 @@ impl<'k> MlaConsumer<'_, 'k> {
             if !is_bound_by_loads {
                 end_first();
             }
-            self.multiply_values((n + 1, FOLLOWER), false);
+            self.multiply_values(n + 1, FOLLOWER, false);
             self.add(&sums);
             self.next_pair(tile);
             // the next logits are products with the keys in this stage
@@ -142,14 +142,14 @@ impl<'k> MlaConsumer<'_, 'k> {
         self.rescale(sums.factors);
         self.rescale_sums(sums.factors);
         self.add(&sums);
-        self.multiply_masked_values(current, (tile, LEADER), false);
+        self.multiply_masked_values(current, tile, LEADER, false);
     }
 
     /// The follower's part of a single tile.
     fn follow_tile(&self, current: &CurrentItem<'k>, tile: Value<'k, u32>) {
         let factors = self.receive(LEADER);
         self.rescale(factors);
-        self.multiply_masked_values(current, (tile, FOLLOWER), true);
+        self.multiply_masked_values(current, tile, FOLLOWER, true);
         self.end_read();
     }
 
@@ -157,12 +157,13 @@ impl<'k> MlaConsumer<'_, 'k> {
     fn multiply_masked_values(
         &self,
         current: &CurrentItem<'k>,
-        (tile, half): (Value<'k, u32>, usize),
+        tile: Value<'k, u32>,
+        half: usize,
         of_other: bool,
     ) {
         let n = self.count.get();
-        let nonfinite = self.clean_values(current, (tile, n), half);
-        self.multiply_values((n, half), of_other);
+        let nonfinite = self.clean_values(current, tile, n, half);
+        self.multiply_values(n, half, of_other);
         self.k.wgmma_wait(0);
         self.add_back(nonfinite, half);
         self.release(n, half);

@@ -88,7 +88,7 @@ fn recorded(name: &str, config: &MmaConfig, hooks: Option<&Hooks<'_>>) -> Result
         let hooks = RowHooks::new(&cta, hooks, true);
         let cursors = RingCursors::new(&cta, layout.split_kv.stage_keys);
         cta.run(&hooks, |current| {
-            let split_kv = || mma_split_kv::run(&cta, &layout.split_kv, (current, cursors), &hooks);
+            let split_kv = || mma_split_kv::run(&cta, &layout.split_kv, current, cursors, &hooks);
             let split_q = || {
                 mma_split_q::run(&cta, &layout, current, &hooks);
                 cursors.reset();

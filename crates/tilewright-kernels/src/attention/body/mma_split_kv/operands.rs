@@ -107,7 +107,7 @@ impl<'k> StageOperands<'k> {
             let chunks = self.chunk_pair((keys, format), step, (block, false));
             for (left, words) in query.steps[step..].iter().zip(&chunks) {
                 for (sums, word) in logits[2 * block..].iter().zip(words) {
-                    let right = f16_pairs(kv, arch, (*word, Pairs::Adjacent));
+                    let right = f16_pairs(kv, arch, *word, Pairs::Adjacent);
                     self.cta.k.mma(self.cta.elements, *sums, *left, right);
                 }
             }
@@ -151,7 +151,7 @@ impl<'k> StageOperands<'k> {
         for (chunk, block) in pairs_of_chunks(format, weights.len()) {
             let chunks = self.chunk_pair((values, format), chunk, (block, true));
             for (sums, words) in tile.o[2 * chunk..].chunks_exact(2).zip(&chunks) {
-                let [low, high] = words.map(|word| f16_pairs(kv, arch, (word, Pairs::Alternate)));
+                let [low, high] = words.map(|word| f16_pairs(kv, arch, word, Pairs::Alternate));
                 for parity in 0..2 {
                     let right = [low[parity], high[parity]];
                     self.cta.k.mma(self.cta.elements, sums[parity], *weights[block], right);
@@ -176,7 +176,7 @@ impl<'k> StageOperands<'k> {
     pub(super) fn extract_nonfinite(&self, values: Shared<'k, u32>, masks: Shared<'k, u16>) {
         let (cta, keys) = (&self.cta, self.layout.stage_keys);
         match self.is_8_bit {
-            true => nonfinite_bytes::extract(cta, (cta.layout.stored_v, keys), (values, masks)),
+            true => nonfinite_bytes::extract(cta, cta.layout.stored_v, keys, values, masks),
             false => nonfinite::extract(cta, (cta.k.lane(), 32), (cta.layout.v, keys), (values, masks)),
         }
     }

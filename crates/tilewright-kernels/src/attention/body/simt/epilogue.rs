@@ -109,7 +109,7 @@ impl<'k> SimtCta<'k, '_> {
             return (state, one);
         }
         let hook = &self.hooks.update;
-        let (max, sum) = hook.update(&|input| row.input(input), (state.max * LN_2, state.sum));
+        let (max, sum) = hook.update(&|input| row.input(input), state.max * LN_2, state.sum);
         let updated = ExactSoftmaxStats { max: max * LOG2_E, sum };
         let rescale = exp2(state.max - updated.max);
         // a row without visible keys has nothing to rescale

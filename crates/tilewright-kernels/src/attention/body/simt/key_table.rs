@@ -68,7 +68,7 @@ impl<'k> SimtCta<'k, '_> {
         });
         let (page, slot) = (page.get(), slot.get());
         let address = |tensor: &CacheTensorRegs<'k>| {
-            let offset = tensor.offset((page.to_u64(), slot.to_u64()), item.kv_head);
+            let offset = tensor.offset(page.to_u64(), slot.to_u64(), item.kv_head);
             elements::address_of(self.config.dtype_kv, tensor.address, offset)
         };
         let k_at = address(&params.k);

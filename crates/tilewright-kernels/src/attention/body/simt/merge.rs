@@ -54,7 +54,7 @@ impl<'k> SimtCta<'k, '_> {
         k.repeat((self.warp, merge.qo_len * params.group.by), THREADS / 32, |packed| {
             let row = self.row_of((merge.qo_begin, merge.kv_head), packed, unknown, look_up);
             let state = self.merged_state(merge, &row);
-            self.write_output(&row, state, |dim| self.merged_element(merge, (&row, state), dim));
+            self.write_output(&row, state, |dim| self.merged_element(merge, &row, state, dim));
         });
     }
 
@@ -68,7 +68,7 @@ impl<'k> SimtCta<'k, '_> {
     ) {
         self.k.repeat((merge.source_begin, merge.source_end), 1, |source| {
             let in_group = row.qo_head - row.kv_head * self.params.group.by;
-            body(partial_row(&self.params, source, (row.token, in_group)).to_u64());
+            body(partial_row(&self.params, source, row.token, in_group).to_u64());
         });
     }
 
@@ -106,7 +106,8 @@ impl<'k> SimtCta<'k, '_> {
     fn merged_element(
         &self,
         merge: &MergeItemRegs<'k>,
-        (row, state): (&QueryRow<'k>, ExactSoftmaxStats<'k>),
+        row: &QueryRow<'k>,
+        state: ExactSoftmaxStats<'k>,
         dim: Value<'k, u32>,
     ) -> Value<'k, f32> {
         let (k, vo) = (self.k, u64::from(self.config.head_dim.1));

@@ -46,7 +46,8 @@ impl<'k> SimtCta<'k, '_> {
     fn element_at(
         &self,
         dtype: tilewright::Dtype,
-        (first, second): (Value<'k, u64>, Option<Value<'k, u64>>),
+        first: Value<'k, u64>,
+        second: Option<Value<'k, u64>>,
         dim: Value<'k, u32>,
     ) -> Value<'k, u64> {
         let vo = self.config.head_dim.1;
@@ -96,7 +97,7 @@ impl<'k> SimtCta<'k, '_> {
             k.repeat((0, self.parts()), 1, |part| {
                 let dim = self.dim(part);
                 let in_range = exists & dim.exists;
-                let mut x = self.load_when(in_range, dtype, self.element_at(dtype, (first, second), dim.dim));
+                let mut x = self.load_when(in_range, dtype, self.element_at(dtype, first, second, dim.dim));
                 if self.hooks.hooks().is_live(Hook::Query) {
                     let at = |input| (input == Input::Dim).then(|| dim.pair.to_f32());
                     let hooked = self.with_partner(x, |pair| hook.pair(&at, pair));
@@ -136,7 +137,7 @@ impl<'k> SimtCta<'k, '_> {
         let load = |key: u32| {
             let address = self.keys.k.at(places(key)).load();
             let second = self.config.mla.then(|| self.keys.pe.at(places(key)).load());
-            let at = self.element_at(dtype, (address, second), dim.dim);
+            let at = self.element_at(dtype, address, second, dim.dim);
             self.load_when(KeyTable::is_real(address) & dim.exists, dtype, at)
         };
         // issue all loads before the first use

@@ -70,8 +70,8 @@ impl<'k> SimtCta<'k, '_> {
         known: (Value<'k, u32>, Value<'k, i32>),
         look_up: bool,
     ) -> QueryRow<'k> {
-        let head = QueryHead::of_row(&self.params, (qo_begin, kv_head), packed);
-        QueryRow::new(&self.params, (head, kv_head), known, look_up)
+        let head = QueryHead::of_row(&self.params, qo_begin, kv_head, packed);
+        QueryRow::new(&self.params, head, kv_head, known, look_up)
     }
 
     /// Writes the indices and visible range of row `r` of the block, and resets its state.

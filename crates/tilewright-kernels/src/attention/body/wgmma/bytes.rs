@@ -125,7 +125,7 @@ impl<'k> Producer<'_, 'k> {
         let tile: SharedTile<'k> = self.tiles_of(tensor).0.stage(stage);
         let tile = tile.from_row(self.warp * ROWS + (unit * UNIT) as u32);
         let to = [0, 1].map(|side| tile.chunk(row, (chunk << 1) + side).cast::<u32>());
-        let halves = |word| halves((self.shared.config.kv, Dtype::F16), super::ARCH, word);
+        let halves = |word| halves(self.shared.config.kv, Dtype::F16, super::ARCH, word);
         let chunks: Vec<_> = (0..columns / 64).flat_map(|panel| [(panel, 0), (panel, 8)]).collect();
         let load = |&(panel, down): &(usize, usize)| {
             from.byte(swizzled ^ (64 * panel) as u32).plus(down * columns / 4).load_vector::<4>()

@@ -83,7 +83,7 @@ impl<'k> Consumer<'_, 'k> {
     }
 
     /// This thread's two elements of a fragment of a row.
-    fn pair(&self, (fragment, half): (usize, usize), factor: Value<'k, f32>) -> [Value<'k, f32>; 2] {
+    fn pair(&self, fragment: usize, half: usize, factor: Value<'k, f32>) -> [Value<'k, f32>; 2] {
         [0, 1].map(|i| self.state.o[fragment][2 * half + i].get() * factor)
     }
 
@@ -107,7 +107,7 @@ impl<'k> Consumer<'_, 'k> {
             let (o, stats) = partial_row(&self.shared.cta, &item, row);
             let o = o.at(column << 1);
             (0..self.shared.config.head_dim.vo / 8)
-                .for_each(|at| o.plus(8 * at).store_vector(self.pair((at, rows.half), rows.v_scale)));
+                .for_each(|at| o.plus(8 * at).store_vector(self.pair(at, rows.half, rows.v_scale)));
             k.when(column.eq(0), || stats.store_vector(rows.stats.of_partial_state()));
         });
     }
@@ -140,7 +140,7 @@ impl<'k> Consumer<'_, 'k> {
             let to = Global::<u32>::new(k.pack32(low, high)).at((lane & 3) << 2);
             let exists = ((exist >> number) & 1).ne(0);
             let output = |at: usize| {
-                let pair = self.pair((at, half), updated[half].1);
+                let pair = self.pair(at, half, updated[half].1);
                 epilogues[half].apply_output(|| column + 8 * at as u32, pair)
             };
             // exchanged before the branch: their latencies overlap

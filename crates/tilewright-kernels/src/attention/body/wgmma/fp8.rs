@@ -59,13 +59,13 @@ impl<'c, 'k> Consumer<'c, 'k> {
             k.break_if(tile.get().eq(first));
             self.fp8_pairs(current, tile);
             k.when(tile.get().ne(first), || {
-                self.fp8_tile(current, (tile, Masked::Any), buffers);
+                self.fp8_tile(current, tile, Masked::Any, buffers);
                 let pairs = buffers[0].iter().flatten().zip(buffers[1].iter().flatten());
                 pairs.for_each(|(to, from)| to.set(from.get()));
             });
         });
         self.fp8_weights(current, buffers[0]);
-        self.add_values(current, (tile.get(), Masked::Any), buffers[0]);
+        self.add_values(current, tile.get(), Masked::Any, buffers[0]);
         k.wgmma_wait(0);
         self.release(self.values);
         let pairs = self.state.o.iter().flatten().zip(buffers[0].iter().flatten());
@@ -82,8 +82,8 @@ impl<'c, 'k> Consumer<'c, 'k> {
         let buffers = [&self.logits, &self.next_logits];
         self.k.loop_(|| {
             self.k.break_if(tile.get().le(last) | tile.get().ge(end));
-            self.fp8_tile(current, (tile, Masked::No), buffers);
-            self.fp8_tile(current, (tile, Masked::No), [buffers[1], buffers[0]]);
+            self.fp8_tile(current, tile, Masked::No, buffers);
+            self.fp8_tile(current, tile, Masked::No, [buffers[1], buffers[0]]);
         });
     }
 
@@ -91,14 +91,15 @@ impl<'c, 'k> Consumer<'c, 'k> {
     fn fp8_tile(
         &self,
         current: &CurrentItem<'k>,
-        (tile, masked): (Var<'k, u32>, Masked),
+        tile: Var<'k, u32>,
+        masked: Masked,
         [logits, next]: Buffers<'_, 'k>,
     ) {
         let k = self.k;
         self.keys.wait_full();
         self.multiply_keys(next);
         self.fp8_weights(current, logits);
-        self.add_values(current, (tile.get(), masked), logits);
+        self.add_values(current, tile.get(), masked, logits);
         tile.set(tile.get() - 1);
         let hook = self.prepare_mask(current, tile.get(), masked);
         k.wgmma_wait(1);
@@ -155,7 +156,8 @@ impl<'c, 'k> Consumer<'c, 'k> {
     fn add_values(
         &self,
         current: &CurrentItem<'k>,
-        (tile, masked): (Value<'k, u32>, Masked),
+        tile: Value<'k, u32>,
+        masked: Masked,
         sums: &[AccFragment<'k>],
     ) {
         let k = self.k;

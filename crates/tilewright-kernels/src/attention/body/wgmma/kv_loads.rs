@@ -147,7 +147,7 @@ impl<'k> Producer<'_, 'k> {
             exists = self.key(tile.index, part).lt(item.kv_end) & exists;
         }
         let [page, slot] = [page, slot].map(|at| at.unless(!exists, 0).to_u64());
-        let address = from.address + from.offset((page, slot), item.kv_head) * config.kv.size() as u64;
+        let address = from.address + from.offset(page, slot, item.kv_head) * config.kv.size() as u64;
         SourceRow { address, exists, dim: self.dim(tensor) }
     }
 

@@ -162,7 +162,7 @@ impl<'c, 'k> Consumer<'c, 'k> {
             let [from, to] = self.range_table(row).load_vector::<2>();
             let keys = KeyRange { first: first + (part << 6), width: 64 };
             if !self.shared.config.any_mask {
-                return self.visible(row, part).store(range_mask(k, keys, (from, to)));
+                return self.visible(row, part).store(range_mask(k, keys, from, to));
             }
             let of_item = row.min(current.rows() - 1);
             let word = k.var::<u64>("visible", 0);

@@ -111,7 +111,8 @@ impl RunParams {
 /// The tensor map of keys or values `[pages, slots, kv_heads, dim]` of elements of `size` bytes; a ragged tensor is one page, whose
 /// stride may be 0. Kernels that convert 8-bit caches do not read it.
 pub fn kv_map(
-    (tensor, size): (CacheTensor, usize),
+    tensor: CacheTensor,
+    size: usize,
     [pages, slots, heads, dim]: [u64; 4],
     box_rows: u32,
 ) -> TensorMap {
@@ -196,7 +197,7 @@ impl<'k> SlotBarriers<'k> {
         Self { full, empty, shift }
     }
 
-    pub(super) fn init(self, k: &'k Builder, (producers, consumers): (u32, u32)) {
+    pub(super) fn init(self, k: &'k Builder, producers: u32, consumers: u32) {
         for slot in 0..1_u32 << self.shift {
             self.full.at(k.constant(slot)).init(producers);
             self.empty.at(k.constant(slot)).init(consumers);
@@ -270,17 +271,17 @@ impl<'k> WgmmaCta<'k> {
         let (k, warps) = (self.k, CONSUMERS / 32);
         k.when(k.thread().eq(0), || {
             let producers = self.by_rows().select::<u32>(producer::THREADS, 1);
-            self.keys.1.init(k, (producers, 2));
+            self.keys.1.init(k, producers, 2);
             match self.row_major {
                 Some((_, ring)) => {
-                    ring.init(k, (producers, producer::WARPS));
-                    self.values.1.init(k, (producer::THREADS, 2));
+                    ring.init(k, producers, producer::WARPS);
+                    self.values.1.init(k, producer::THREADS, 2);
                 }
-                None => self.values.1.init(k, (producers, 2)),
+                None => self.values.1.init(k, producers, 2),
             }
-            self.items.init(k, (32, warps + producer::WARPS));
+            self.items.init(k, 32, warps + producer::WARPS);
             let releases = if self.config.register_steps() > 0 { warps } else { 2 };
-            self.queries.init(k, (producer::THREADS, releases));
+            self.queries.init(k, producer::THREADS, releases);
             for slot in 0..2_u32 {
                 let flags = self.item_words(k.constant(slot)).plus(producer::REPEAT);
                 (0..producer::CONSUMER_WARPS as usize).for_each(|warp| flags.plus(warp).store(0));

@@ -295,7 +295,7 @@ impl<'c, 'k> Producer<'c, 'k> {
         let params = &shared.cta.params;
         let (rows, row) = (item.qo_len * params.group.by, self.warp * rows::ROWS + k.lane());
         shared.queries.wait_empty(n);
-        let head = QueryHead::of_row(params, (item.qo_begin, item.kv_head), row.min(rows - 1));
+        let head = QueryHead::of_row(params, item.qo_begin, item.kv_head, row.min(rows - 1));
         let row = SourceRow {
             address: params.q.address + head.offset_in(&params.q) * shared.config.q.size() as u64,
             exists: row.lt(rows),

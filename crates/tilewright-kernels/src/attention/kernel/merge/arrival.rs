@@ -56,17 +56,15 @@ impl<'k> LaneSource<'k> {
     pub(crate) fn partial_row(
         self,
         params: &AttentionParamRegs<'k>,
-        (token, in_group): (Value<'k, u32>, Value<'k, u32>),
+        token: Value<'k, u32>,
+        in_group: Value<'k, u32>,
     ) -> Value<'k, u32> {
         self.partial.get() + (token - self.qo_begin.get()) * params.group.by + in_group
     }
 }
 
 /// Loads the numbers of the merges from `first` on that depend on an item, one per thread.
-pub(crate) fn load_numbers<'k>(
-    cta: &MmaCta<'k>,
-    (first, end): (Value<'k, u32>, Value<'k, u32>),
-) -> Var<'k, u32> {
+pub(crate) fn load_numbers<'k>(cta: &MmaCta<'k>, first: Value<'k, u32>, end: Value<'k, u32>) -> Var<'k, u32> {
     let (k, thread) = (cta.k, cta.k.thread());
     let number = k.var("merge", NONE);
     k.when(thread.lt(RECORDS as u32) & (first + thread).lt(end), || {
@@ -108,7 +106,7 @@ pub(crate) fn arrive_and_merge<'k>(
         };
         k.repeat((item.merge_deps_begin, item.merge_deps_end), RECORDS as u32, |first| {
             k.when(first.ne(item.merge_deps_begin), || {
-                fetch_records(cta, load_numbers(cta, (first, item.merge_deps_end)));
+                fetch_records(cta, load_numbers(cta, first, item.merge_deps_end));
                 cta.sync();
             });
             load_source(k.constant(0));
@@ -173,7 +171,8 @@ fn append_if_large<'k>(
 pub(crate) fn partial_row<'k>(
     params: &AttentionParamRegs<'k>,
     at: Value<'k, u32>,
-    (token, in_group): (Value<'k, u32>, Value<'k, u32>),
+    token: Value<'k, u32>,
+    in_group: Value<'k, u32>,
 ) -> Value<'k, u32> {
     let source = MergeSourceRegs::load(at.builder(), params.plan.sources, at);
     source.partial + (token - source.qo_begin) * params.group.by + in_group

@@ -184,7 +184,7 @@ impl<'k> PartialStates<'_, 'k> {
     fn batch(&self, first: Value<'k, u32>) -> LaneStates<'k> {
         let k = self.cta.k;
         k.when(!self.is_single_batch, || self.source.load(self.cta, &self.merge, first));
-        let row = self.source.partial_row(&self.cta.params, (self.token, self.in_group));
+        let row = self.source.partial_row(&self.cta.params, self.token, self.in_group);
         let exists = (first + k.lane()).lt(self.merge.source_end);
         LaneStates { first, row, exists, stats: self.cta.params.partial_stats.at_wide(row.to_u64() * 2) }
     }

@@ -183,8 +183,8 @@ fn merge_state(name: &str, config: MergeConfig) -> Result<Kernel, Invalid> {
         let mask = (config.kind == MergeKind::MaskedPair)
             .then(|| (Elements::param(k, "mask", Dtype::I8), k.param::<u64>("mask_stride")));
         let (to, sizes) = (StateTensorRegs::param(k, "", config.dtype), Sizes::param(k));
-        config.rows.place(k, (sizes.rows, sizes.chunks), |place| {
-            let mut head = HeadMerge::new(k, config, (place, sizes));
+        config.rows.place(k, sizes.rows, sizes.chunks, |place| {
+            let mut head = HeadMerge::new(k, config, place, sizes);
             if let Some((mask, stride)) = mask {
                 let selected = k.var("selected", false);
                 k.when(place.in_rows, || {
@@ -214,8 +214,8 @@ fn merge_states(name: &str, config: MergeConfig) -> Result<Kernel, Invalid> {
         let state_strides = ["v_state_stride", "lse_state_stride"].map(|name| k.param::<u64>(name));
         let states = k.param::<u32>("states");
         let (to, sizes) = (StateTensorRegs::param(k, "", config.dtype), Sizes::param(k));
-        config.rows.place(k, (sizes.rows, sizes.chunks), |place| {
-            let head = HeadMerge::new(k, config, (place, sizes));
+        config.rows.place(k, sizes.rows, sizes.chunks, |place| {
+            let head = HeadMerge::new(k, config, place, sizes);
             let max = k.var("max", f32::NEG_INFINITY);
             k.repeat((0, states), 1, |i| {
                 max.set(max.get().max(head.lse(&from, state_offset(state_strides, i))));
@@ -293,7 +293,7 @@ struct HeadMerge<'k> {
 
 impl<'k> HeadMerge<'k> {
     #[track_caller]
-    fn new(k: &'k Builder, config: MergeConfig, (place, sizes): (RowPlace<'k>, Sizes<'k>)) -> Self {
+    fn new(k: &'k Builder, config: MergeConfig, place: RowPlace<'k>, sizes: Sizes<'k>) -> Self {
         let chunk = || (0..config.width).map(|_| k.var("v", 0.0)).collect();
         Self {
             k,
