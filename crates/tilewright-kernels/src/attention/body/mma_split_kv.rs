@@ -17,12 +17,13 @@ pub(super) mod ring;
 
 use super::{MAX_SPLIT_KV_ROWS, mma::layout::SplitKvLayout};
 use crate::attention::kernel::{
-    cta::{CurrentItem, MmaCta, divide},
+    cta::{CurrentItem, MmaCta},
     epilogue::{SoftmaxStats, store_chunk},
     fragments::{AccFragment, RowTile, ThreadScalar, apply_mask},
     layout::{RowFormat, WARPS},
     page_lookup::KvSource,
     page_scales::{self, PageScales},
+    partition::{ThreadGroup, divide},
     queries::LoadedQueries,
     row_hooks::RowHooks,
     row_table::RowTable,
@@ -86,7 +87,7 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
         let entries = cta.at::<u32>(layout.entries).byte(warp * layout.entry_bytes as u32);
         let loader = |format: RowFormat, table: usize| {
             let entries = entries.plus(table * layout.stage_keys * 4);
-            TileLoader::new(cta, (k.lane(), 32), (format, layout.stage_keys), entries)
+            TileLoader::new(cta, ThreadGroup::of_warp(k), format, layout.stage_keys, entries)
         };
         let groups =
             divide(item.kv_end - item.kv_begin + (layout.stage_keys - 1) as u32, layout.stage_keys).0;
@@ -197,9 +198,9 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
                 || tables.clone().for_each(|table| loaders[table].copy(unit(table), k.constant(0))),
             );
             for table in tables.clone() {
-                let entries = (self.entries.plus(table * layout.stage_keys * 4), layout.stage_keys);
-                let scales = unit(table).plus(layout.scales / 4);
-                self.page_scales.copy_to_stage((k.lane(), 32), entries, scales);
+                let entries = self.entries.plus(table * layout.stage_keys * 4);
+                let (lanes, scales) = (ThreadGroup::of_warp(k), unit(table).plus(layout.scales / 4));
+                self.page_scales.copy_to_stage(lanes, entries, layout.stage_keys, scales);
             }
             self.advance(self.cursors.write);
         });

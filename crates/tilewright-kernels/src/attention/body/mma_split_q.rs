@@ -14,7 +14,7 @@
 
 use super::mma::{KV_TOKENS, layout::MmaLayout};
 use crate::attention::kernel::{
-    cta::{CurrentItem, MmaCta, divide},
+    cta::{CurrentItem, MmaCta},
     dequant::{Dequantizer, TileHalf},
     epilogue::store_tile,
     fragments::{AccFragment, FragmentLoader, RowTile, ThreadScalar, apply_mask},
@@ -22,6 +22,7 @@ use crate::attention::kernel::{
     nonfinite::{self, NonfiniteFlags, NonfiniteMasks},
     page_lookup::{KvSource, PageLookup},
     page_scales::PageScales,
+    partition::divide,
     queries::{LoadedQueries, copy_queries},
     row_hooks::RowHooks,
     row_table::RowTable,
@@ -97,7 +98,7 @@ impl<'c, 'k> SplitQBody<'c, 'k> {
         let entries = cta.at(layout.split_q.entries);
         let loader = |format: RowFormat, table: usize| {
             let entries = entries.plus(table * KV_TOKENS * 4);
-            TileLoader::new(cta, (k.thread(), 128), (format, KV_TOKENS), entries)
+            TileLoader::new(cta, cta.thread_group(), format, KV_TOKENS, entries)
         };
         let sums = cta.at::<f32>(layout.split_q.sums).at(k.thread() << 2);
         let tile =
@@ -174,11 +175,8 @@ impl<'c, 'k> SplitQBody<'c, 'k> {
                 // into the other table, and before the copies, which loads from shared memory cannot pass
                 self.look_up(first + KV_TOKENS as u32);
                 let entries = self.cta.at::<u32>(split_q.entries).byte(self.table(first));
-                self.page_scales.copy_to_stage(
-                    (k.thread(), self.cta.threads),
-                    (entries, 2 * KV_TOKENS),
-                    stage.plus(split_q.scales / 4),
-                );
+                let (threads, scales) = (self.cta.thread_group(), stage.plus(split_q.scales / 4));
+                self.page_scales.copy_to_stage(threads, entries, 2 * KV_TOKENS, scales);
             }
             loader.copy(stage, self.table(first));
         });
@@ -245,8 +243,9 @@ impl<'c, 'k> SplitQBody<'c, 'k> {
         k.when(masked, || self.add_back_nonfinite());
     }
 
-    fn nonfinite_masks(&self) -> Shared<'k, u16> {
-        self.cta.at(self.layout.split_q.nonfinite_masks)
+    fn nonfinite_masks(&self) -> NonfiniteMasks<'k> {
+        let masks = self.cta.at(self.layout.split_q.nonfinite_masks);
+        NonfiniteMasks { masks, chunks: self.cta.layout.v.chunks, keys: KV_TOKENS }
     }
 
     fn nonfinite_flags(&self) -> NonfiniteFlags<'k> {
@@ -255,16 +254,16 @@ impl<'c, 'k> SplitQBody<'c, 'k> {
 
     /// Detects non-finite values; the flags are valid after a barrier.
     fn detect_nonfinite(&self, values: Shared<'k, u32>) {
-        let partition = self.dequantizer.partition(&self.value_loader);
-        self.nonfinite_flags().store(self.k, nonfinite::detect(self.cta, partition, values));
+        let rows = self.dequantizer.partitioned_values(&self.value_loader);
+        self.nonfinite_flags().store(self.k, nonfinite::detect(self.cta, rows, values));
     }
 
     /// Replaces non-finite values by 0 and writes their masks.
     fn extract_nonfinite(&self, values: Shared<'k, u32>) {
         let k = self.k;
         k.when(self.nonfinite_flags().any(k), || {
-            let v_format = (self.cta.layout.v, KV_TOKENS);
-            nonfinite::extract(self.cta, (k.thread(), 128), v_format, (values, self.nonfinite_masks()));
+            let (threads, stride) = (self.cta.thread_group(), self.cta.layout.v.stride);
+            nonfinite::extract(self.cta, threads, values, stride, self.nonfinite_masks());
             k.sync_threads();
         });
     }
@@ -274,9 +273,7 @@ impl<'c, 'k> SplitQBody<'c, 'k> {
         let k = self.k;
         k.when(self.nonfinite_flags().any(k), || {
             let visible: Vec<_> = (0..self.tiles.len()).map(|at| self.visible_of_rows(at)).collect();
-            let (masks, chunks) = (self.nonfinite_masks(), self.cta.layout.v.chunks);
-            let masks = NonfiniteMasks { masks, chunks, keys: KV_TOKENS };
-            nonfinite::add_back(self.cta, masks, &self.tiles, &visible);
+            nonfinite::add_back(self.cta, self.nonfinite_masks(), &self.tiles, &visible);
             // the next tile overwrites the visible masks
             k.sync_threads();
         });

@@ -4,6 +4,7 @@ use super::{
     layout::CtaLayout,
     merge::{arrival, partial_states},
     page_scales,
+    partition::ThreadGroup,
     query_row::QueryHead,
     row_hooks::RowHooks,
 };
@@ -154,6 +155,12 @@ impl<'k> MmaCta<'k> {
         halves(from, to, self.arch, word)
     }
 
+    /// The CTA's threads that process items.
+    #[track_caller]
+    pub(crate) fn thread_group(&self) -> ThreadGroup<'k> {
+        ThreadGroup { index: self.k.thread(), count: self.threads }
+    }
+
     /// Barrier of the CTA's threads that process items.
     #[track_caller]
     pub(crate) fn sync(&self) {
@@ -288,17 +295,6 @@ impl<'k> MmaCta<'k> {
         self.params.has_layout(KvLayout::Blocks)
     }
 
-    /// Starts an asynchronous copy of 16 bytes, or zero-fills them if `absent`. Each address has a constant byte offset.
-    #[track_caller]
-    pub(crate) fn copy_chunk(
-        &self,
-        (to, to_bytes): (Shared<'k, u32>, usize),
-        (from, from_bytes): (Global<'k, u32>, usize),
-        absent: Value<'k, bool>,
-    ) {
-        self.k.copy_async_unless(absent, to.plus(to_bytes / 4), from.plus(from_bytes / 4), 16);
-    }
-
     /// New accumulators, all 0.
     #[track_caller]
     pub(crate) fn zeros(&self, name: &str, count: usize) -> Vec<[Var<'k, f32>; 4]> {
@@ -376,60 +372,5 @@ impl<'k> CurrentItem<'k> {
     #[track_caller]
     pub(crate) fn rows(&self) -> Value<'k, u32> {
         self.load().qo_len * self.cta.params.group.by
-    }
-}
-
-/// Partition of rows of chunks among threads: each thread takes one chunk per row, and every `lanes`-th chunk after it.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct ThreadPartition<'k> {
-    /// The first row of this thread.
-    pub(crate) row: Value<'k, u32>,
-    /// The first chunk of this thread in its rows.
-    pub(crate) chunk: Value<'k, u32>,
-    /// Threads per row.
-    pub(crate) lanes: usize,
-    /// Rows of one pass of all threads.
-    pub(crate) rows_at_once: usize,
-}
-
-impl<'k> ThreadPartition<'k> {
-    /// Partitions rows of `chunks` chunks among `threads` threads, of which this is `thread`.
-    #[track_caller]
-    pub(crate) fn new(thread: Value<'k, u32>, threads: usize, chunks: usize) -> Self {
-        let lanes = 1 << chunks.trailing_zeros().min(5);
-        let (row, chunk) = divide(thread, lanes);
-        Self { row, chunk, lanes, rows_at_once: threads / lanes }
-    }
-
-    /// Calls `body` for each of this thread's rows among `rows`, relative to its first.
-    #[track_caller]
-    pub(crate) fn for_each_row(&self, k: &'k Builder, rows: usize, mut body: impl FnMut(usize)) {
-        self.for_each_rows(k, rows, 1, |rows| rows.iter().for_each(|row| body(*row)));
-    }
-
-    /// The same, with up to `batch` rows per call.
-    #[track_caller]
-    pub(crate) fn for_each_rows(
-        &self,
-        k: &'k Builder,
-        rows: usize,
-        batch: usize,
-        mut body: impl FnMut(&[usize]),
-    ) {
-        let full_passes: Vec<_> = (0..rows / self.rows_at_once).map(|at| at * self.rows_at_once).collect();
-        full_passes.chunks(batch).for_each(&mut body);
-        let remainder = rows % self.rows_at_once;
-        if remainder > 0 {
-            k.when(self.row.lt(remainder as u32), || body(&[rows - remainder]));
-        }
-    }
-}
-
-/// Quotient and remainder by a constant. Assemblers do not turn divisions by powers of two into shifts.
-#[track_caller]
-pub(crate) fn divide(n: Value<'_, u32>, by: usize) -> (Value<'_, u32>, Value<'_, u32>) {
-    match by.is_power_of_two() {
-        true => (n >> by.trailing_zeros(), n & (by as u32 - 1)),
-        false => (n / by as u32, n % by as u32),
     }
 }

@@ -10,8 +10,9 @@
 //! contain none of this.
 
 use super::{
-    cta::{MmaCta, ThreadPartition},
+    cta::MmaCta,
     layout::RowFormat,
+    partition::{PartitionedRows, ThreadPartition},
     tile_loader::TileLoader,
 };
 use tilewright_ptx::build::Shared;
@@ -58,17 +59,18 @@ impl<'k> Dequantizer<'k> {
         self.tile
     }
 
-    /// The thread partition of the 16-bit values, if `loader` copied them.
+    /// The rows of 16-bit values, and the chunks that this thread has written, if `loader` copied them.
     #[track_caller]
-    pub(crate) fn partition(&self, loader: &TileLoader<'k>) -> (ThreadPartition<'k>, RowFormat, usize) {
+    pub(crate) fn partitioned_values(&self, loader: &TileLoader<'k>) -> PartitionedRows<'k> {
+        let format = self.cta.layout.v;
         match self.cta.kv.size() {
-            1 => (self.partition_of(self.cta.layout.v), self.cta.layout.v, self.rows),
-            _ => loader.partition(),
+            1 => PartitionedRows { partition: self.partition_of(format), format, rows: self.rows },
+            _ => loader.partitioned_rows(),
         }
     }
 
     fn partition_of(&self, format: RowFormat) -> ThreadPartition<'k> {
-        ThreadPartition::new(self.cta.k.thread(), self.cta.threads, format.chunks)
+        ThreadPartition::new(self.cta.thread_group(), format.chunks)
     }
 
     fn convert(&self, from: Shared<'k, u32>, stored: RowFormat, format: RowFormat) {

@@ -5,8 +5,8 @@
 //!
 //! 1. Work item loop and shared memory: `cta`, `layout`.
 //! 2. Packed rows, with positions and visible ranges: `query_row`, `row_table`, `row_hooks`.
-//! 3. Page-table lookup and `cp.async` copies of KV tiles: `page_lookup`, `stage_lookup`, `tile_loader`, `queries`; conversion of
-//!    8-bit caches: `dequant`, `page_scales`.
+//! 3. Page-table lookup and `cp.async` copies of KV tiles: `page_lookup`, `stage_lookup`, `tile_loader`, `queries`; their division
+//!    among threads: `partition`; conversion of 8-bit caches: `dequant`, `page_scales`.
 //! 4. `S = Q · Kᵀ` and `O += P · V` as `mma.sync` fragments: `fragments`.
 //! 5. Visible masks of one 64-bit word per row and KV tile: `visible`. Tiles that all rows see in full are not masked.
 //! 6. Online softmax: `softmax`.
@@ -35,6 +35,7 @@ pub(crate) mod nonfinite;
 pub(crate) mod nonfinite_bytes;
 pub(crate) mod page_lookup;
 pub(crate) mod page_scales;
+pub(crate) mod partition;
 pub(crate) mod queries;
 pub(crate) mod query_row;
 pub(crate) mod row_hooks;

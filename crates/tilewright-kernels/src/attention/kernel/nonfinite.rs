@@ -8,9 +8,9 @@
 //! The loops over masks are not unrolled: they are rarely executed, and the whole kernel is assembled at its first use.
 
 use super::{
-    cta::{MmaCta, ThreadPartition, divide},
+    cta::MmaCta,
     fragments::{Columns, RowTile},
-    layout::RowFormat,
+    partition::{PartitionedRows, ThreadGroup, divide},
 };
 use tilewright_ptx::{
     build::{Builder, Shared, Value},
@@ -29,19 +29,19 @@ pub(crate) fn nonfinite_signs<'k>(elements: Elements, word: Value<'k, u32>) -> V
     ((word & bits) + lowest) & 0x8000_8000
 }
 
-/// Whether any of this thread's chunks of `rows` values, by `partition`, is not finite.
+/// Whether any of this thread's chunks of values is not finite.
 pub(crate) fn detect<'k>(
     cta: &MmaCta<'k>,
-    partition: (ThreadPartition<'k>, RowFormat, usize),
+    rows: PartitionedRows<'k>,
     values: Shared<'k, u32>,
 ) -> Value<'k, bool> {
-    detect_signs(cta.k, partition, values, |word| nonfinite_signs(cta.elements, word))
+    detect_signs(cta.k, rows, values, |word| nonfinite_signs(cta.elements, word))
 }
 
 /// The same for elements of which `signs` returns the sign bits of those that are not finite.
 pub(crate) fn detect_signs<'k>(
     k: &'k Builder,
-    (partition, format, rows): (ThreadPartition<'k>, RowFormat, usize),
+    PartitionedRows { partition, format, rows }: PartitionedRows<'k>,
     values: Shared<'k, u32>,
     signs: impl Fn(Value<'k, u32>) -> Value<'k, u32>,
 ) -> Value<'k, bool> {
@@ -82,27 +82,26 @@ impl<'k> NonfiniteFlags<'k> {
     }
 }
 
-/// Replaces non-finite elements of `rows` values by 0 and writes their masks, by `threads` threads of which this is `thread`.
+/// Replaces non-finite elements of values by 0 and writes their masks. The values are rows of `stride` bytes.
 pub(crate) fn extract<'k>(
     cta: &MmaCta<'k>,
-    threads: (Value<'k, u32>, usize),
-    (format, rows): (RowFormat, usize),
-    (values, masks): (Shared<'k, u32>, Shared<'k, u16>),
+    threads: ThreadGroup<'k>,
+    values: Shared<'k, u32>,
+    stride: usize,
+    masks: NonfiniteMasks<'k>,
 ) {
-    let at =
-        |row: Value<'k, u32>, chunk: Value<'k, u32>| values.byte(row * format.stride as u32 + (chunk << 4));
-    extract_chunks(cta, threads, (format.chunks, rows), (at, masks));
+    extract_chunks(cta, threads, |row, chunk| values.byte(row * stride as u32 + (chunk << 4)), masks);
 }
 
-/// The same for rows of `chunks` chunks, each at the address that `at` returns for its row and index.
+/// The same for values of which each chunk is at the address that `at_chunk` returns for its row and index.
 pub(crate) fn extract_chunks<'k>(
     cta: &MmaCta<'k>,
-    (thread, threads): (Value<'k, u32>, usize),
-    (chunks, rows): (usize, usize),
-    (at_chunk, masks): (impl Fn(Value<'k, u32>, Value<'k, u32>) -> Shared<'k, u32>, Shared<'k, u16>),
+    threads: ThreadGroup<'k>,
+    at_chunk: impl Fn(Value<'k, u32>, Value<'k, u32>) -> Shared<'k, u32>,
+    NonfiniteMasks { masks, chunks, keys }: NonfiniteMasks<'k>,
 ) {
     let k = cta.k;
-    k.repeat((thread, (rows * chunks) as u32), threads as u32, |at| {
+    k.repeat((threads.index, (keys * chunks) as u32), threads.count as u32, |at| {
         let (row, chunk) = divide(at, chunks);
         let at_chunk = at_chunk(row, chunk);
         let words = at_chunk.load_vector::<4>();
@@ -149,7 +148,7 @@ pub(crate) fn mask_of_8<'k>(k: &'k Builder, kind: impl Fn(u32) -> ElementKind<'k
     })
 }
 
-/// The masks of non-finite values of some keys, at most 64.
+/// The masks of non-finite values of some keys; [`add_back`] takes at most 64 keys.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct NonfiniteMasks<'k> {
     /// `[keys][chunks]`, from the first elements of the row tiles on.

@@ -1,9 +1,10 @@
 //! Non-finite values of 8-bit caches in partially masked stages, as in [`nonfinite`](super::nonfinite).
 
 use super::{
-    cta::{MmaCta, ThreadPartition, divide},
+    cta::MmaCta,
     layout::RowFormat,
-    nonfinite::{self, ElementKind},
+    nonfinite::{self, ElementKind, NonfiniteMasks},
+    partition::{PartitionedRows, divide},
 };
 use tilewright::Dtype;
 use tilewright_ptx::build::{Shared, Value};
@@ -23,29 +24,28 @@ fn nonfinite_signs<'k>(bits: u32, lowest: u32, word: Value<'k, u32>) -> Value<'k
     ((word & bits) + lowest) & 0x8080_8080
 }
 
-/// Whether any of this thread's chunks of values, by `partition`, is not finite; `None` if all values of the dtype are.
+/// Whether any of this thread's chunks of values is not finite; `None` if all values of the dtype are.
 pub(crate) fn detect<'k>(
     cta: &MmaCta<'k>,
-    partition: (ThreadPartition<'k>, RowFormat, usize),
+    rows: PartitionedRows<'k>,
     values: Shared<'k, u32>,
 ) -> Option<Value<'k, bool>> {
     let (bits, lowest) = exponents(cta.kv)?;
-    Some(nonfinite::detect_signs(cta.k, partition, values, |word| nonfinite_signs(bits, lowest, word)))
+    Some(nonfinite::detect_signs(cta.k, rows, values, |word| nonfinite_signs(bits, lowest, word)))
 }
 
-/// Replaces non-finite elements of `rows` values by 0 and writes their masks, by the lanes of a warp.
+/// Replaces non-finite elements of values by 0 and writes their masks, by the lanes of a warp.
 pub(crate) fn extract<'k>(
     cta: &MmaCta<'k>,
     format: RowFormat,
-    rows: usize,
     values: Shared<'k, u32>,
-    masks: Shared<'k, u16>,
+    NonfiniteMasks { masks, keys, .. }: NonfiniteMasks<'k>,
 ) {
     let (k, Some((bits, lowest))) = (cta.k, exponents(cta.kv)) else { return };
     let eights = format.dim / 8;
     // the lanes of `detect` have read other chunks
     k.sync_warp();
-    k.repeat((k.lane(), (rows * eights) as u32), 32, |at| {
+    k.repeat((k.lane(), (keys * eights) as u32), 32, |at| {
         let (row, eight) = divide(at, eights);
         let at_eight = values.byte(row * format.stride as u32 + (eight << 3));
         let words = at_eight.load_vector::<2>();

@@ -11,7 +11,7 @@
 //! The running scale `R` is the maximum power of two of all scales so far, which keeps P in the range of f16. It is uniform per
 //! warp and kept in shared memory to reduce register pressure.
 
-use super::{cta::MmaCta, fragments::AccFragment};
+use super::{cta::MmaCta, fragments::AccFragment, partition::ThreadGroup};
 use crate::attention::params::ScaleTensorRegs;
 use tilewright_ptx::{
     build::{Shared, Value},
@@ -133,16 +133,18 @@ impl<'k> PageScales<'k> {
         k.when(k.lane().eq(0), || (0..3).for_each(|at| slot.plus(at).store(words[at])));
     }
 
-    /// Copies the scales from `count` entries to `to`, by `threads` threads of which this is `thread`.
+    /// Copies the scales from `count` entries to `to`.
     #[track_caller]
     pub(crate) fn copy_to_stage(
         &self,
-        (thread, threads): (Value<'k, u32>, usize),
-        (entries, count): (Shared<'k, u32>, usize),
+        threads: ThreadGroup<'k>,
+        entries: Shared<'k, u32>,
+        count: usize,
         to: Shared<'k, u32>,
     ) {
+        let thread = threads.index;
         self.when(|_| {
-            for first in (0..count).step_by(threads) {
+            for first in (0..count).step_by(threads.count) {
                 self.cta.k.when(thread.lt((count - first) as u32), || {
                     to.at(thread).plus(first).store(entries.at(thread << 2).plus(4 * first + 3).load());
                 });

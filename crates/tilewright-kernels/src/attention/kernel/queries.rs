@@ -1,8 +1,9 @@
 //! Copies of query rows to shared memory.
 
 use super::{
-    cta::{CurrentItem, MmaCta, ThreadPartition},
+    cta::{CurrentItem, MmaCta},
     layout::RowFormat,
+    partition::ThreadPartition,
     tile_loader::exists,
 };
 use crate::{attention::params::RowTensorRegs, tile::Float};
@@ -18,7 +19,7 @@ pub(crate) fn copy_queries<'k>(
 ) {
     let (k, item) = (cta.k, current.load());
     let rows = item.qo_len * cta.params.group.by;
-    let partition = ThreadPartition::new(k.thread(), cta.threads, format.chunks);
+    let partition = ThreadPartition::new(cta.thread_group(), format.chunks);
     let to = to.byte(partition.row * format.stride as u32 + (partition.chunk << 4));
     partition.for_each_row(k, count, |first| {
         let row = begin + partition.row + first as u32;
@@ -27,7 +28,8 @@ pub(crate) fn copy_queries<'k>(
         let from = Global::<u16>::new(q.address).at_wide(head.offset_in(q)).at(partition.chunk << 3).cast();
         for chunk in (0..format.chunks).step_by(partition.lanes) {
             let present = row_exists & exists(k, format, partition.chunk + chunk as u32);
-            cta.copy_chunk((to, first * format.stride + chunk * 16), (from, chunk * 16), !present);
+            let to = to.plus((first * format.stride + chunk * 16) / 4);
+            k.copy_async_unless(!present, to, from.plus(chunk * 4), 16);
         }
     });
 }
@@ -57,7 +59,7 @@ impl<'k> LoadedQueries<'k> {
     ) -> Self {
         let (k, item) = (cta.k, current.load());
         let rows = item.qo_len * cta.params.group.by;
-        let partition = ThreadPartition::new(k.thread(), cta.threads, format.chunks);
+        let partition = ThreadPartition::new(cta.thread_group(), format.chunks);
         let mut chunks = Vec::new();
         for first in (0..count).step_by(partition.rows_at_once) {
             let row = begin + partition.row + first as u32;

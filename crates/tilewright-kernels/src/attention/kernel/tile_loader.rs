@@ -1,8 +1,9 @@
 //! Asynchronous copies of rows of keys and values to shared memory, by the entries of a lookup.
 
 use super::{
-    cta::{MmaCta, ThreadPartition},
+    cta::MmaCta,
     layout::RowFormat,
+    partition::{PartitionedRows, ThreadGroup, ThreadPartition},
 };
 use tilewright_ptx::build::{Builder, Global, Shared, Value};
 
@@ -15,28 +16,33 @@ const ENTRIES_PER_BATCH: usize = 8;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TileLoader<'k> {
     cta: MmaCta<'k>,
-    thread: Value<'k, u32>,
-    threads: usize,
+    threads: ThreadGroup<'k>,
     format: RowFormat,
     rows: usize,
     entries: Shared<'k, u32>,
 }
 
 impl<'k> TileLoader<'k> {
-    /// Copies `rows` rows by `threads` threads, of which this is `thread`.
+    /// Copies `rows` rows by `threads`.
     pub(crate) fn new(
         cta: &MmaCta<'k>,
-        (thread, threads): (Value<'k, u32>, usize),
-        (format, rows): (RowFormat, usize),
+        threads: ThreadGroup<'k>,
+        format: RowFormat,
+        rows: usize,
         entries: Shared<'k, u32>,
     ) -> Self {
-        Self { cta: *cta, thread, threads, format, rows, entries }
+        Self { cta: *cta, threads, format, rows, entries }
     }
 
-    /// The partition of chunks among threads.
+    /// The rows, and the chunks that this thread copies.
     #[track_caller]
-    pub(crate) fn partition(&self) -> (ThreadPartition<'k>, RowFormat, usize) {
-        (ThreadPartition::new(self.thread, self.threads, self.format.chunks), self.format, self.rows)
+    pub(crate) fn partitioned_rows(&self) -> PartitionedRows<'k> {
+        PartitionedRows { partition: self.partition(), format: self.format, rows: self.rows }
+    }
+
+    #[track_caller]
+    fn partition(&self) -> ThreadPartition<'k> {
+        ThreadPartition::new(self.threads, self.format.chunks)
     }
 
     /// Starts this thread's copies to the rows at `to`, all of which exist: without predicates, which take a third of the time.
@@ -45,7 +51,7 @@ impl<'k> TileLoader<'k> {
         if format.dim * format.size != format.chunks * 16 {
             return self.copy(to, k.constant(0));
         }
-        let (partition, ..) = self.partition();
+        let partition = self.partition();
         let entries = self.entries.byte(partition.row * ENTRY_BYTES as u32);
         let to = to.byte(partition.row * format.stride as u32 + (partition.chunk << 4));
         let first_chunk = (partition.chunk << 4).to_u64();
@@ -66,7 +72,7 @@ impl<'k> TileLoader<'k> {
     #[track_caller]
     pub(crate) fn copy(&self, to: Shared<'k, u32>, buffer: Value<'k, u32>) {
         let (k, format) = (self.cta.k, self.format);
-        let (partition, ..) = self.partition();
+        let partition = self.partition();
         let entries = self.entries.byte(partition.row * ENTRY_BYTES as u32).byte(buffer);
         let to = to.byte(partition.row * format.stride as u32 + (partition.chunk << 4));
         let first_chunk = (partition.chunk << 4).to_u64();
@@ -79,10 +85,11 @@ impl<'k> TileLoader<'k> {
             let entry = |row: &usize| entries.plus(row * ENTRY_BYTES / 4).load_vector::<4>();
             let entries: Vec<_> = rows.iter().map(entry).collect();
             for (row, [low, high, exists, _]) in rows.iter().zip(entries) {
-                let from = Global::new(k.pack32(low, high) + first_chunk);
+                let from = Global::<u32>::new(k.pack32(low, high) + first_chunk);
                 for (at, present) in present.iter().enumerate() {
                     let (chunk, absent) = (at * partition.lanes, exists.eq(0) | !*present);
-                    self.cta.copy_chunk((to, row * format.stride + chunk * 16), (from, chunk * 16), absent);
+                    let to = to.plus((row * format.stride + chunk * 16) / 4);
+                    k.copy_async_unless(absent, to, from.plus(chunk * 4), 16);
                 }
             }
         });

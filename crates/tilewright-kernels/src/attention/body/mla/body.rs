@@ -5,16 +5,16 @@
 //! written.
 
 use super::{
-    config::THREADS,
     layout::{MlaBodyLayout, MlaLayout, WARPS},
     logits::LogitExchange,
 };
 use crate::attention::kernel::{
-    cta::{CurrentItem, MmaCta, ThreadPartition, divide},
+    cta::{CurrentItem, MmaCta},
     epilogue::{ColumnRange, store_columns},
     fragments::{FragmentLoader, RowTile, ThreadScalar, apply_mask},
     nonfinite::{self, NonfiniteFlags, NonfiniteMasks},
     page_lookup::{KvSource, PageLookup},
+    partition::{PartitionedRows, ThreadPartition, divide},
     queries::copy_queries,
     row_hooks::RowHooks,
     row_table::RowTable,
@@ -85,7 +85,7 @@ impl<'c, 'k> MlaBody<'c, 'k> {
         let entries = cta.at(layout.entries);
         let loader = |part: usize| {
             let entries = entries.plus(part * keys * 4);
-            TileLoader::new(cta, (k.thread(), THREADS as usize), (layout.parts[part], keys), entries)
+            TileLoader::new(cta, cta.thread_group(), layout.parts[part], keys, entries)
         };
         let sum = [0, 1].map(|_| ThreadScalar::Register(k.unset_var("sum")));
         Self {
@@ -239,15 +239,17 @@ impl<'c, 'k> MlaBody<'c, 'k> {
     }
 
     /// Nonfinite masks; they overwrite the logits once all warps have read them.
-    fn nonfinite_masks(&self) -> Shared<'k, u16> {
-        self.cta.at(self.body.logits)
+    fn nonfinite_masks(&self) -> NonfiniteMasks<'k> {
+        let masks = self.cta.at(self.body.logits);
+        NonfiniteMasks { masks, chunks: self.cta.layout.v.chunks, keys: self.layout.keys }
     }
 
     /// Detects non-finite values; the flags are valid after a barrier.
     fn detect_nonfinite(&self, tile: Shared<'k, u32>) {
         let (k, format) = (self.k, self.cta.layout.v);
-        let partition = ThreadPartition::new(k.thread(), THREADS as usize, format.chunks);
-        let found = nonfinite::detect(self.cta, (partition, format, self.layout.keys), tile);
+        let partition = ThreadPartition::new(self.cta.thread_group(), format.chunks);
+        let rows = PartitionedRows { partition, format, rows: self.layout.keys };
+        let found = nonfinite::detect(self.cta, rows, tile);
         self.nonfinite_flags().store(k, found);
     }
 
@@ -257,13 +259,8 @@ impl<'c, 'k> MlaBody<'c, 'k> {
         k.when(self.nonfinite_flags().any(k), || {
             // all warps have read the logits
             k.sync_threads();
-            let v_format = (self.cta.layout.v, self.layout.keys);
-            nonfinite::extract(
-                self.cta,
-                (k.thread(), THREADS as usize),
-                v_format,
-                (tile, self.nonfinite_masks()),
-            );
+            let (threads, stride) = (self.cta.thread_group(), self.cta.layout.v.stride);
+            nonfinite::extract(self.cta, threads, tile, stride, self.nonfinite_masks());
             k.sync_threads();
         });
     }
@@ -271,8 +268,8 @@ impl<'c, 'k> MlaBody<'c, 'k> {
     /// Adds the non-finite values back.
     fn add_back_nonfinite(&self) {
         self.k.when(self.nonfinite_flags().any(self.k), || {
-            let masks = self.nonfinite_masks().at(self.first_column() >> 3);
-            let masks = NonfiniteMasks { masks, chunks: self.cta.layout.v.chunks, keys: self.layout.keys };
+            let all = self.nonfinite_masks();
+            let masks = NonfiniteMasks { masks: all.masks.at(self.first_column() >> 3), ..all };
             let tiles = std::slice::from_ref(&self.tile);
             nonfinite::add_back(self.cta, masks, tiles, &[self.visible_of_rows()]);
         });

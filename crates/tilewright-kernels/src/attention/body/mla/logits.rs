@@ -12,8 +12,9 @@ use super::{
     layout::{MlaBodyLayout, MlaLayout, logits_stride},
 };
 use crate::attention::kernel::{
-    cta::{MmaCta, divide},
+    cta::MmaCta,
     fragments::{AccFragment, FragmentLoader},
+    partition::divide,
 };
 use tilewright_ptx::build::{Builder, Shared, Value};
 

@@ -8,9 +8,10 @@ use crate::{
     attention::{
         items::NONE,
         kernel::{
-            cta::{CurrentItem, divide},
+            cta::CurrentItem,
             epilogue::{SoftmaxStats, output_row, partial_row, store_lse},
             page_scales,
+            partition::divide,
         },
     },
     tile::{SharedTile, reduce},

@@ -2,9 +2,10 @@
 
 use super::{CONSUMERS, config::KEYS, consumer::MlaConsumer};
 use crate::attention::kernel::{
-    cta::{CurrentItem, ThreadPartition},
+    cta::CurrentItem,
     fragments::apply_mask,
     nonfinite::{self, NonfiniteFlags, NonfiniteMasks, nonfinite_signs},
+    partition::{ThreadGroup, ThreadPartition},
     visible::{KeyRange, visible_mask},
 };
 use tilewright_ptx::{
@@ -85,9 +86,8 @@ impl<'k> MlaConsumer<'_, 'k> {
 
     /// Adds the non-finite values back to the rows that see them.
     pub(super) fn add_back(&self, found: Var<'k, bool>, half: usize) {
-        let (cta, chunks) = (&self.shared.cta, self.chunks());
         self.k.when(found.get(), || {
-            let masks = NonfiniteMasks { masks: self.nonfinite_masks(half), chunks, keys: KEYS };
+            let (cta, masks) = (&self.shared.cta, self.nonfinite_masks(half));
             nonfinite::add_back(cta, masks, std::slice::from_ref(&self.state), &[self.visible_of_rows()]);
         });
     }
@@ -111,18 +111,18 @@ impl<'k> MlaConsumer<'_, 'k> {
     /// Replaces non-finite values by 0 and writes their masks.
     fn extract(&self, n: Value<'k, u32>, half: usize) {
         let (k, cta) = (self.k, &self.shared.cta);
-        let thread = k.thread() & (THREADS as u32 - 1);
         let at = |row: Value<'k, u32>, chunk: Value<'k, u32>| self.value(n, half, row, chunk);
-        let masks = self.nonfinite_masks(half);
-        nonfinite::extract_chunks(cta, (thread, THREADS), (self.chunks(), KEYS), (at, masks));
+        nonfinite::extract_chunks(cta, self.threads(), at, self.nonfinite_masks(half));
         // products read the values
         k.fence(Fence::ProxyAsyncShared);
         self.sync(half);
     }
 
     /// `[64][chunks]` masks of non-finite values. They are in the memory of the follower's weights, which single tiles do not use.
-    fn nonfinite_masks(&self, half: usize) -> Shared<'k, u16> {
-        self.shared.weights(1).memory().cast::<u16>().plus(half * KEYS * self.chunks())
+    fn nonfinite_masks(&self, half: usize) -> NonfiniteMasks<'k> {
+        let chunks = self.chunks();
+        let masks = self.shared.weights(1).memory().cast::<u16>().plus(half * KEYS * chunks);
+        NonfiniteMasks { masks, chunks, keys: KEYS }
     }
 
     /// Flags of all consumer warps.
@@ -143,7 +143,12 @@ impl<'k> MlaConsumer<'_, 'k> {
     }
 
     fn partition(&self) -> ThreadPartition<'k> {
-        ThreadPartition::new(self.k.thread() & (THREADS as u32 - 1), THREADS, self.chunks())
+        ThreadPartition::new(self.threads(), self.chunks())
+    }
+
+    /// The threads of this consumer.
+    fn threads(&self) -> ThreadGroup<'k> {
+        ThreadGroup { index: self.k.thread() & (THREADS as u32 - 1), count: THREADS }
     }
 
     fn value(

@@ -11,16 +11,15 @@
 //!
 //! Up to 64 heads are bound by loads. Their follower computes S(1) after O += P(0) · V(0).
 //!
-//! MlaConsumer 0, the leader, computes the weights of the even tiles of an item, consumer 1, the follower, those of the odd ones. Weights
+//! Consumer 0, the leader, computes the weights of the even tiles of an item, consumer 1, the follower, those of the odd ones. Weights
 //! and row references cross through shared memory, so the softmax of one consumer overlaps with products of the other ("seesaw" in
 //! FlashMLA). Row references are as in [`wgmma`](super::wgmma).
 //!
 //! 1. The last two of the nine panels of Q stay in registers of both consumers. Their shared memory holds P.
 //! 2. Tiles that a row does not see in full, and a last odd tile, are computed one by one, with the leader's weights.
-//! 3. MlaConsumer `c` releases half `c` of each tile, after both consumers have read it: the leader's S(0) comes before P(0), and the
+//! 3. Consumer `c` releases half `c` of each tile, after both consumers have read it: the leader's S(0) comes before P(0), and the
 //!    follower's S(1) before P(1).
 //! 4. Non-finite values of masked tiles are treated as in `kernel::nonfinite`.
-//!
 //! 5. A merge of more than 256 KiB of states is left to a second kernel, [`large_merges`].
 //!
 //! Grid: `[workers * ctas_per_item, 1, 1]`. The CTAs of a worker execute its items side by side, each 64 rows, so that keys come

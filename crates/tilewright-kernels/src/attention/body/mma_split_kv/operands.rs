@@ -18,6 +18,7 @@ use crate::{
         layout::RowFormat,
         nonfinite::{self, NonfiniteMasks},
         nonfinite_bytes,
+        partition::ThreadGroup,
         queries::LoadedQueries,
         tile_loader::TileLoader,
     },
@@ -167,17 +168,20 @@ impl<'k> StageOperands<'k> {
         values: Shared<'k, u32>,
     ) -> Option<Value<'k, bool>> {
         match self.is_8_bit {
-            true => nonfinite_bytes::detect(&self.cta, loader.partition(), values),
-            false => Some(nonfinite::detect(&self.cta, loader.partition(), values)),
+            true => nonfinite_bytes::detect(&self.cta, loader.partitioned_rows(), values),
+            false => Some(nonfinite::detect(&self.cta, loader.partitioned_rows(), values)),
         }
     }
 
     /// Replaces the non-finite values at `values` by 0 and writes their masks.
     pub(super) fn extract_nonfinite(&self, values: Shared<'k, u32>, masks: Shared<'k, u16>) {
-        let (cta, keys) = (&self.cta, self.layout.stage_keys);
+        let cta = &self.cta;
         match self.is_8_bit {
-            true => nonfinite_bytes::extract(cta, cta.layout.stored_v, keys, values, masks),
-            false => nonfinite::extract(cta, (cta.k.lane(), 32), (cta.layout.v, keys), (values, masks)),
+            true => nonfinite_bytes::extract(cta, cta.layout.stored_v, values, self.nonfinite_masks(masks)),
+            false => {
+                let (lanes, stride) = (ThreadGroup::of_warp(cta.k), cta.layout.v.stride);
+                nonfinite::extract(cta, lanes, values, stride, self.nonfinite_masks(masks));
+            }
         }
     }
 
@@ -188,9 +192,12 @@ impl<'k> StageOperands<'k> {
         tile: &RowTile<'k>,
         visible: [Value<'k, u64>; 2],
     ) {
-        let (chunks, keys) = (self.cta.layout.v.chunks, self.layout.stage_keys);
-        let masks = NonfiniteMasks { masks, chunks, keys };
+        let masks = self.nonfinite_masks(masks);
         nonfinite::add_back(&self.cta, masks, std::slice::from_ref(tile), &[visible]);
+    }
+
+    fn nonfinite_masks(&self, masks: Shared<'k, u16>) -> NonfiniteMasks<'k> {
+        NonfiniteMasks { masks, chunks: self.cta.layout.v.chunks, keys: self.layout.stage_keys }
     }
 
     /// Stores O of half `half` of the rows, whose row begins at `row`.

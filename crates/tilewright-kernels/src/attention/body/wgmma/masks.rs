@@ -4,9 +4,10 @@ use super::{ONE_CONSUMER, consumer::Consumer};
 use crate::attention::{
     items::NONE,
     kernel::{
-        cta::{CurrentItem, ThreadPartition},
+        cta::CurrentItem,
         fragments::{AccFragment, apply_mask},
         nonfinite::{self, NonfiniteMasks},
+        partition::ThreadPartition,
         row_hooks::TileLogits,
         row_table::{row_position, visible_range_at},
         visible::{KeyRange, range_mask, visible_mask},
@@ -200,8 +201,7 @@ impl<'c, 'k> Consumer<'c, 'k> {
         // 8-bit values after the last key are zeroed when they are transposed
         let must_zero = if config.is_fp8() { k.constant(false) } else { present.lt(keys as u32) };
         k.when(must_zero, || {
-            let (partition, zero) =
-                (ThreadPartition::new(k.thread(), cta.threads, chunks), k.constant(0_u32));
+            let (partition, zero) = (ThreadPartition::new(cta.thread_group(), chunks), k.constant(0_u32));
             k.repeat((present + partition.row, keys as u32), partition.rows_at_once as u32, |row| {
                 let of_row = (0..chunks).step_by(partition.lanes);
                 of_row.for_each(|chunk| at(row, partition.chunk + chunk as u32).store_vector([zero; 4]));
@@ -216,7 +216,8 @@ impl<'c, 'k> Consumer<'c, 'k> {
             match config.is_fp8() {
                 true => self.extract_transposed(values, masks),
                 false => {
-                    nonfinite::extract_chunks(cta, (k.thread(), cta.threads), (chunks, keys), (at, masks));
+                    let masks = NonfiniteMasks { masks, chunks, keys };
+                    nonfinite::extract_chunks(cta, cta.thread_group(), at, masks);
                 }
             }
             k.fence(Fence::ProxyAsyncShared);

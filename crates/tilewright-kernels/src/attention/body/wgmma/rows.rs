@@ -3,7 +3,7 @@
 //! A warp copies 32 rows at once. Each lane computes the address of one row; the lanes that copy chunks of a row receive it by
 //! shuffles.
 
-use crate::{attention::kernel::cta::divide, tile::SharedTile};
+use crate::{attention::kernel::partition::divide, tile::SharedTile};
 use tilewright_ptx::build::{Builder, Global, Value};
 
 /// Rows per warp.

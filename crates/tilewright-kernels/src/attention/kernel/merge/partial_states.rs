@@ -12,8 +12,9 @@ use crate::{
     attention::{
         items::MergeItemRegs,
         kernel::{
-            cta::{MmaCta, divide},
+            cta::MmaCta,
             epilogue::{SoftmaxStats, output_row, store_lse, store_vec4},
+            partition::divide,
             query_row::QueryHead,
             row_hooks::RowHooks,
             softmax::finite_max,
