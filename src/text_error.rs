@@ -37,16 +37,16 @@ pub(crate) struct TextError {
 
 impl TextError {
     /// Error `[message, label, help]` at bytes `at` of `text`, the value of option `name`.
-    pub(crate) fn in_argument((name, text): (&str, &str), at: Range<usize>, texts: [String; 3]) -> Report {
-        Self::new((name, text), at, texts, true).into()
+    pub(crate) fn in_argument(name: &str, text: &str, at: Range<usize>, texts: [String; 3]) -> Report {
+        Self::new(name, text, at, texts, true).into()
     }
 
     /// Error `[message, label, help]` at bytes `at` of `text`, the content of file `name`.
-    pub(crate) fn in_file((name, text): (&str, &str), at: Range<usize>, texts: [String; 3]) -> Report {
-        Self::new((name, text), at, texts, false).into()
+    pub(crate) fn in_file(name: &str, text: &str, at: Range<usize>, texts: [String; 3]) -> Report {
+        Self::new(name, text, at, texts, false).into()
     }
 
-    fn new((name, text): (&str, &str), at: Range<usize>, texts: [String; 3], usage: bool) -> Self {
+    fn new(name: &str, text: &str, at: Range<usize>, texts: [String; 3], usage: bool) -> Self {
         let [message, label, help] = texts;
         Self { message, source: NamedSource::new(name, text.to_owned()), span: at.into(), label, help, usage }
     }

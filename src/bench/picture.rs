@@ -24,7 +24,7 @@ pub(super) fn draw(anatomy: &Anatomy, subtitle: &str) -> String {
         let rate = if part.bytes > 0 { format!(", {:.1} GB/s", part.rate() / 1e9) } else { String::new() };
         let share = 100.0 * part.seconds / anatomy.total();
         let text = format!("{:.1} us, {share:.1} %{rate}", part.seconds * 1e6);
-        canvas.rect(area, ("item", colour(row)), &format!("{}: {text}", part.name));
+        canvas.rect(area, "item", colour(row), &format!("{}: {text}", part.name));
         canvas.text((left + width + 6.0, y + 15.0), Anchor::Start, "class=\"quiet\"", &text);
     }
     let height = TOP + anatomy.parts.len() as f64 * ROW + MARGIN;

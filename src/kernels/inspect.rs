@@ -82,7 +82,7 @@ impl InspectArgs {
         };
         row(&mut report, "over", &times::describe_step(problem));
         let gpu = self.gpu(arch);
-        match times::predicted(problem, arch, (self.roofline, &gpu)) {
+        match times::predicted(problem, arch, self.roofline, &gpu) {
             Ok(time) => row(&mut report, "predicted", &time),
             Err(why) => row(&mut report, "predicted", &format_args!("not known: {why}")),
         }

@@ -53,7 +53,7 @@ fn unknown_kernel(name: &str, known: &[KernelEntry]) -> Report {
         |kernel| format!("there is {}; `tilewright kernels list` names them all", kernel.name),
     );
     let texts = [format!("no kernel is named `{name}`"), "not known".to_owned(), help];
-    TextError::in_argument(("NAME", name), 0..name.len(), texts)
+    TextError::in_argument("NAME", name, 0..name.len(), texts)
 }
 
 #[cfg(test)]

@@ -54,7 +54,8 @@ impl DecodeBatch {
 pub(super) fn predicted(
     problem: &Problem,
     arch: u32,
-    (given, gpu): (Option<Roofline>, &Result<Context>),
+    given: Option<Roofline>,
+    gpu: &Result<Context>,
 ) -> Result<String> {
     let multiprocessors = gpu.as_ref().map_or(132, |gpu| gpu.properties().multiprocessors);
     let tiling = Gpu::new(Simulator::new(arch, multiprocessors)).tiling(problem).into_diagnostic()?;

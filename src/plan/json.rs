@@ -88,5 +88,5 @@ fn explain(why: &serde_json::Error, name: &str, text: &str) -> Report {
     let reason = why.to_string();
     let reason = reason.rsplit_once(" at line ").map_or(reason.as_str(), |(reason, _)| reason);
     let message = format!("`{name}` is not a batch: {reason}");
-    TextError::in_file((name, text), at, [message, "read up to here".to_owned(), HELP.to_owned()])
+    TextError::in_file(name, text, at, [message, "read up to here".to_owned(), HELP.to_owned()])
 }

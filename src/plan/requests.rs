@@ -78,7 +78,7 @@ impl<'a> ListSpan<'a> {
             format!("--requests: cannot read `{word}`")
         };
         let at = if word.is_empty() { self.at.clone() } else { start..start + word.len() };
-        TextError::in_argument(("--requests", self.list), at, [message, label.to_owned(), HELP.to_owned()])
+        TextError::in_argument("--requests", self.list, at, [message, label.to_owned(), HELP.to_owned()])
     }
 }
 

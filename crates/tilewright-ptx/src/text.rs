@@ -52,7 +52,7 @@ pub fn ptx(kernel: &Kernel, arch: u32) -> Result<String, Invalid> {
     };
     // the architecture also has a minimum PTX version
     let version = since.ptx.max(version_of(arch));
-    printer.kernel((version, arch, since.specific)).map_err(|_| {
+    printer.kernel(version, arch, since.specific).map_err(|_| {
         Invalid::new(kernel, "it has an instruction or a break that `verify` does not accept")
     })?;
     Ok(printer.text)
@@ -108,7 +108,7 @@ struct Printer<'a> {
 }
 
 impl<'a> Printer<'a> {
-    fn kernel(&mut self, (version, arch, specific): (u32, u32, bool)) -> fmt::Result {
+    fn kernel(&mut self, version: u32, arch: u32, specific: bool) -> fmt::Result {
         let kernel = self.kernel;
         let suffix = if specific { "a" } else { "" };
         writeln!(self.text, ".version {}.{}", version / 10, version % 10)?;

@@ -50,7 +50,7 @@ impl<'a> Operator<'a> for GatedActivation<'a> {
         crate::ensure!(width % 2 == 0, operator, "x has shape {:?}, expected an even 2*d", x.shape());
         check_computable(operator, "x", x.dtype())?;
         check_rows(operator, "x", (x.shape(), x.strides()))?;
-        check_shape(operator, "out", (out.shape(), &[rows, width / 2]), "[rows, d]")?;
+        check_shape(operator, "out", out.shape(), &[rows, width / 2], "[rows, d]")?;
         check_computable(operator, "out", out.dtype())?;
         check_rows(operator, "out", (out.shape(), out.strides()))
     }

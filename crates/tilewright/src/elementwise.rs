@@ -85,7 +85,7 @@ impl<'a> Operator<'a> for ResidualSum<'a> {
         let (operator, Self { x, residual, out }) = (self.name(), self);
         check_matrix(operator, "x", x)?;
         for (argument, other) in [("residual", residual), ("out", out)] {
-            check_shape(operator, argument, (other.shape(), x.shape()), "[rows, width]")?;
+            check_shape(operator, argument, other.shape(), x.shape(), "[rows, width]")?;
             check_matrix(operator, argument, &other.as_view())?;
         }
         check_dtype(operator, "residual", residual.dtype(), Dtype::F32)

@@ -31,7 +31,7 @@ impl<'a> Operator<'a> for RowGather<'a> {
             let text = format!("table has shape {:?}, expected [rows, width]", table.shape());
             return Err(Error::new(operator, text));
         };
-        check_shape(operator, "out", (out.shape(), &[ids.len(), width]), "[ids, width]")?;
+        check_shape(operator, "out", out.shape(), &[ids.len(), width], "[ids, width]")?;
         check_computable(operator, "table", table.dtype())?;
         check_computable(operator, "out", out.dtype())?;
         check_rows(operator, "table", (table.shape(), table.strides()))?;

@@ -42,14 +42,14 @@ impl<'a> Operator<'a> for LinearLayer<'a> {
         };
         let out_features = weight.shape().first().copied().unwrap_or(0);
         let axes = "[out_features, in_features]";
-        check_shape(operator, "weight", (weight.shape(), &[out_features, in_features]), axes)?;
-        check_shape(operator, "out", (out.shape(), &[rows, out_features]), "[rows, out_features]")?;
+        check_shape(operator, "weight", weight.shape(), &[out_features, in_features], axes)?;
+        check_shape(operator, "out", out.shape(), &[rows, out_features], "[rows, out_features]")?;
         check_computable(operator, "x", x.dtype())?;
         check_out_dtype(operator, x.dtype(), out.dtype())?;
         check_rows(operator, "x", (x.shape(), x.strides()))?;
         check_rows(operator, "out", (out.shape(), out.strides()))?;
         if let Some(bias) = bias {
-            check_shape(operator, "bias", (bias.shape(), &[out_features]), "[out_features]")?;
+            check_shape(operator, "bias", bias.shape(), &[out_features], "[out_features]")?;
         }
         for (name, view) in [("weight", Some(weight)), ("bias", bias.as_ref())] {
             if let Some(view) = view {
@@ -172,7 +172,7 @@ impl SegmentGemm<'_> {
             "weights has shape {:?}, expected in_features = {inputs}",
             weights.shape()
         );
-        check_shape(operator, "out", (out.shape(), &[rows, features]), "[rows, out_features]")?;
+        check_shape(operator, "out", out.shape(), &[rows, features], "[rows, out_features]")?;
         let geometries = [
             ("x", x.dtype(), x.shape(), x.strides()),
             ("weights", weights.dtype(), weights.shape(), weights.strides()),

@@ -239,13 +239,13 @@ fn check_vector(operator: &'static str, argument: &str, vector: &View<'_>, x: &V
     let shape = x.shape();
     let layout = if shape.len() == 2 { "[hidden]" } else { "[head_dim]" };
     check_computable(operator, argument, vector.dtype())?;
-    check_shape(operator, argument, (vector.shape(), &shape[shape.len() - 1..]), layout)
+    check_shape(operator, argument, vector.shape(), &shape[shape.len() - 1..], layout)
 }
 
 /// Rejects a tensor that differs from `x` in shape, or has no dense last axis.
 fn check_same_shape(operator: &'static str, argument: &str, other: &ViewMut<'_>, x: &View<'_>) -> Result<()> {
     let layout = if x.shape().len() == 2 { "[rows, hidden]" } else { "[tokens, heads, head_dim]" };
-    check_shape(operator, argument, (other.shape(), x.shape()), layout)?;
+    check_shape(operator, argument, other.shape(), x.shape(), layout)?;
     check_rows(operator, argument, (other.shape(), other.strides()))
 }
 

@@ -53,7 +53,7 @@ pub struct Canvas {
 
 impl Canvas {
     /// A filled rectangle with a class and a tooltip.
-    pub fn rect(&mut self, area: Area, (class, colour): (&str, u32), tip: &str) {
+    pub fn rect(&mut self, area: Area, class: &str, colour: u32, tip: &str) {
         let Area { x, y, width, height } = area;
         let _ = writeln!(
             self.shapes,

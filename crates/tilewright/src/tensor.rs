@@ -495,7 +495,8 @@ fn offset(shape: &Dims, strides: &Dims, index: &[usize]) -> usize {
 pub(crate) fn check_shape(
     operator: &'static str,
     argument: &str,
-    (actual, expected): (&[usize], &[usize]),
+    actual: &[usize],
+    expected: &[usize],
     layout: &str,
 ) -> Result<()> {
     if actual == expected {

@@ -100,7 +100,7 @@ impl<'k, T: Stored> SharedTile<'k, T> {
         let _line = k.at_line(Location::caller());
         for panel in 0..self.columns / PANEL {
             let coordinates = [&[column + (panel * PANEL) as u32], corner].concat();
-            k.store_tensor((map, &coordinates), self.panel(panel));
+            k.store_tensor(map, &coordinates, self.panel(panel));
         }
     }
 

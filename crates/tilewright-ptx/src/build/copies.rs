@@ -118,7 +118,8 @@ impl Builder {
     #[track_caller]
     pub fn store_tensor<T: Scalar>(
         &self,
-        (map, coordinates): (Value<'_, u64>, &[Value<'_, u32>]),
+        map: Value<'_, u64>,
+        coordinates: &[Value<'_, u32>],
         from: Shared<'_, T>,
     ) {
         let coordinates: Vec<Operand> = coordinates.iter().map(|at| at.operand).collect();

@@ -186,7 +186,7 @@ impl Exec<'_, '_> {
     ) -> Result<(), FaultCause> {
         let MemoryLocation::Global(global) = location else { return Ok(()) };
         let mut writer = None;
-        self.world.shadows[global.allocation].writes((global.offset, bytes), |mark| {
+        self.world.shadows[global.allocation].writes(global.offset..global.offset + bytes, |mark| {
             writer = (mark.count > 0).then_some(mark.pc).or(writer);
         });
         writer.map_or(Ok(()), |pc| {

@@ -81,7 +81,7 @@ impl Exec<'_, '_> {
         }
         barrier.arrived += 32;
         let clock = barrier.clock.get_or_insert_with(|| Clock::new(cluster));
-        self.warp.clocks.release(FULL, (cluster, first), clock);
+        self.warp.clocks.release(FULL, cluster, first, clock);
         self.world.progress += 1;
         if barrier.arrived < expected {
             return Ok(if waits { Next::WaitThenAdvance(Wait::Barrier(id)) } else { Next::Advance });
@@ -112,8 +112,8 @@ impl Exec<'_, '_> {
         self.warp.cluster_waits = self.cluster.barrier.phase;
         self.cluster.barrier.arrived += 1;
         if releases {
-            let first = (self.cluster.id, self.first() as usize);
-            self.warp.clocks.release(FULL, first, &mut self.cluster.barrier.clock);
+            let (cluster, first) = (self.cluster.id, self.first() as usize);
+            self.warp.clocks.release(FULL, cluster, first, &mut self.cluster.barrier.clock);
         }
         self.settle_cluster();
         Ok(())

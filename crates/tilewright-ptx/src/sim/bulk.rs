@@ -162,10 +162,10 @@ impl Exec<'_, '_> {
         let mut rank = self.rank;
         for &(from, to, (bytes, _)) in chunks {
             if let Some(from) = from {
-                self.check_proxy((from, bytes), lane)?;
+                self.check_proxy(from, bytes, lane)?;
                 self.record_access(false, (from, bytes), lane, mark)?;
             }
-            self.check_proxy((to, bytes), lane)?;
+            self.check_proxy(to, bytes, lane)?;
             self.record_access(true, (to, bytes), lane, mark)?;
             if let MemoryLocation::Shared(owner, _) = to {
                 rank = owner;
@@ -182,11 +182,7 @@ impl Exec<'_, '_> {
     }
 
     /// Checks that every writer of the bytes executed a proxy fence after the write.
-    fn check_proxy(
-        &mut self,
-        (location, bytes): (MemoryLocation, usize),
-        lane: usize,
-    ) -> Result<(), FaultCause> {
+    fn check_proxy(&mut self, location: MemoryLocation, bytes: usize, lane: usize) -> Result<(), FaultCause> {
         let me = (self.cluster.id, self.first() + lane as u32);
         let (clock, mine) = (self.warp.clocks.of(lane), self.warp.clocks.counts[lane]);
         let mut missing = None;
@@ -195,7 +191,7 @@ impl Exec<'_, '_> {
             MemoryLocation::Global(location) => (&world.shadows[location.allocation], location.offset, true),
             MemoryLocation::Shared(rank, offset) => (&self.cluster.ctas[rank].shared.shadow, offset, false),
         };
-        shadow.writes((offset, bytes), |mark| {
+        shadow.writes(offset..offset + bytes, |mark| {
             let known = match (mark.cluster, mark.thread) == me {
                 true => mine,
                 false => clock.get(mark.cluster, mark.thread as usize),
@@ -248,7 +244,7 @@ impl Exec<'_, '_> {
         let read = Mark { thread: reads, count: batch, ..mine };
         for &(from, to, (bytes, _)) in chunks {
             if let Some(from) = from {
-                self.check_proxy((from, bytes), lane)?;
+                self.check_proxy(from, bytes, lane)?;
                 self.record_access(false, (from, bytes), lane, read)?;
                 self.read_bytes(from, bytes)?;
             }

@@ -101,13 +101,13 @@ impl WarpClocks {
     }
 
     /// Release: joins the lanes' clocks and counts into `into`, then advances their counts.
-    pub(super) fn release(&mut self, mask: u32, (cluster, first): (u32, usize), into: &mut Clock) {
-        self.publish(mask, (cluster, first), into);
+    pub(super) fn release(&mut self, mask: u32, cluster: u32, first: usize, into: &mut Clock) {
+        self.publish(mask, cluster, first, into);
         self.advance(mask);
     }
 
     /// The first half of a release; [`WarpClocks::advance`] is the second.
-    pub(super) fn publish(&self, mask: u32, (cluster, first): (u32, usize), into: &mut Clock) {
+    pub(super) fn publish(&self, mask: u32, cluster: u32, first: usize, into: &mut Clock) {
         for (part, clock) in &self.parts {
             if part & mask != 0 {
                 into.join(clock);

@@ -294,7 +294,7 @@ impl Exec<'_, '_> {
         mark: Mark,
     ) -> Result<(), FaultCause> {
         let id = (self.cluster.id, self.first() + lane as u32);
-        let actor = Actor { clock: self.warp.clocks.of(lane), id, mark };
+        let actor = Actor { clock: self.warp.clocks.of(lane), id, mark, writes: write };
         let noted = match location {
             MemoryLocation::Global(location) => {
                 if self.world.program.waits && self.warp.waited >> lane & 1 == 0 {
@@ -302,10 +302,11 @@ impl Exec<'_, '_> {
                     self.world.check_in_flight(write, mark.strength, location, bytes)?;
                     self.faulting_lanes = self.mask;
                 }
-                self.world.shadows[location.allocation].record(write, (location.offset, bytes), &actor)
+                self.world.shadows[location.allocation]
+                    .record(location.offset..location.offset + bytes, &actor)
             }
             MemoryLocation::Shared(rank, offset) => {
-                self.cluster.ctas[rank].shared.shadow.record(write, (offset, bytes), &actor)
+                self.cluster.ctas[rank].shared.shadow.record(offset..offset + bytes, &actor)
             }
         };
         noted.map_err(|conflict| {
@@ -316,8 +317,7 @@ impl Exec<'_, '_> {
 
     /// Releases the accesses of lanes into a clock.
     pub(super) fn release(&mut self, mask: u32, into: &mut Clock) {
-        let first = (self.cluster.id, self.first() as usize);
-        self.warp.clocks.release(mask, first, into);
+        self.warp.clocks.release(mask, self.cluster.id, self.first() as usize, into);
     }
 
     /// Orders prior accesses of all lanes before later accesses of all lanes.

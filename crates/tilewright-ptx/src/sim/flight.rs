@@ -102,7 +102,8 @@ fn write_chunk(world: &mut World<'_>, cluster: &mut Cluster, chunk: &CopyChunk, 
 pub(super) fn advance(
     world: &mut World<'_>,
     cluster: &mut Cluster,
-    (rank, at): (usize, usize),
+    rank: usize,
+    at: usize,
     count: usize,
 ) -> Result<bool, Fault> {
     let mut copy = cluster.ctas[rank].in_flight.swap_remove(at);
@@ -163,14 +164,14 @@ fn signal(
                 );
                 return Err((super::FaultKind::WrongTransactionCount, message));
             }
-            cluster.signal(barrier, 0, arrived as i64)
+            cluster.signal(barrier.0, barrier.1, 0, arrived as i64)
         }
         CopyKind::Arrival { barrier, agent } => {
             let id = cluster.id;
             if let Some(found) = cluster.ctas[barrier.0].mbarriers.get_mut(&barrier.1) {
                 found.order_agent(id, agent as usize, copy.batch + 1);
             }
-            cluster.signal(barrier, 1, 0)
+            cluster.signal(barrier.0, barrier.1, 1, 0)
         }
         CopyKind::Async | CopyKind::Store { .. } => Ok(false),
     }
@@ -190,7 +191,7 @@ pub(super) fn finish(
             return Ok(());
         }
         let at = chosen[world.rng.below(chosen.len())];
-        advance(world, cluster, (rank, at), usize::MAX)?;
+        advance(world, cluster, rank, at, usize::MAX)?;
     }
 }
 

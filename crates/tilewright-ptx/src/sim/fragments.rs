@@ -21,9 +21,9 @@ impl Exec<'_, '_> {
     ) -> Result<Next, FaultCause> {
         match op {
             MatrixOp::Load(count, transposed) => {
-                self.load_matrices((count, transposed), results, operands)?;
+                self.load_matrices(count, transposed, results, operands)?;
             }
-            MatrixOp::Store(count, transposed) => self.store_matrices((count, transposed), operands)?,
+            MatrixOp::Store(count, transposed) => self.store_matrices(count, transposed, operands)?,
             MatrixOp::Mma(elements) => self.mma(elements, results, operands)?,
             MatrixOp::Wgmma { .. } => return self.wgmma(op, results, operands),
             MatrixOp::WgmmaFence => self.warp.wgmma.fences += 1,
@@ -57,7 +57,8 @@ impl Exec<'_, '_> {
 
     fn load_matrices(
         &mut self,
-        (count, transposed): (usize, bool),
+        count: usize,
+        transposed: bool,
         results: Range,
         operands: Range,
     ) -> Result<(), FaultCause> {
@@ -78,11 +79,7 @@ impl Exec<'_, '_> {
         Ok(())
     }
 
-    fn store_matrices(
-        &mut self,
-        (count, transposed): (usize, bool),
-        operands: Range,
-    ) -> Result<(), FaultCause> {
+    fn store_matrices(&mut self, count: usize, transposed: bool, operands: Range) -> Result<(), FaultCause> {
         let addresses = self.addresses(operands, 0, false);
         self.count_rows(&addresses, count);
         let registers: Vec<Lanes> = (0..count).map(|at| *self.operand(operands, 2 + at)).collect();

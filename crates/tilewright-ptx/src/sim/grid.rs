@@ -104,7 +104,7 @@ impl<'m> Grid<'m> {
             }
             self.resample_bias();
             match self.pick() {
-                Some(position) => self.slice(position)?,
+                Some((cluster, rank, warp)) => self.slice(cluster, rank, warp)?,
                 None => self.force_progress()?,
             }
         }
@@ -162,7 +162,7 @@ impl<'m> Grid<'m> {
     }
 
     /// Runs one warp for a while.
-    fn slice(&mut self, (c, rank, w): (usize, usize, usize)) -> Result<(), Fault> {
+    fn slice(&mut self, c: usize, rank: usize, w: usize) -> Result<(), Fault> {
         let budget = [1, 4, 16, 64, 256, 1024][self.world.rng.below(6)];
         let cluster = &mut self.clusters[c];
         let mut warp = mem::take(&mut cluster.ctas[rank].warps[w]);
@@ -208,17 +208,17 @@ impl<'m> Grid<'m> {
                 }
                 let (drain_until, any) = (warpgroup.drain_until, u32::MAX);
                 if self.world.rng.once_in(4) {
-                    wgmma::compute(&mut self.world, cluster, (rank, group), any)?;
+                    wgmma::compute(&mut self.world, cluster, rank, group, any)?;
                 }
                 if self.world.rng.once_in(2) {
-                    wgmma::compute(&mut self.world, cluster, (rank, group), drain_until)?;
+                    wgmma::compute(&mut self.world, cluster, rank, group, drain_until)?;
                 }
             }
             let mut left = chunks;
             while left > 0 && !cluster.ctas[rank].in_flight.is_empty() && self.world.rng.once_in(once_in) {
                 let at = self.world.rng.below(cluster.ctas[rank].in_flight.len());
                 let some = 1 + self.world.rng.below(left);
-                flight::advance(&mut self.world, cluster, (rank, at), some)?;
+                flight::advance(&mut self.world, cluster, rank, at, some)?;
                 left -= some;
             }
         }
@@ -236,12 +236,12 @@ impl<'m> Grid<'m> {
                 let count = cluster.ctas[rank].in_flight.len();
                 if count > 0 {
                     let at = self.world.rng.below(count);
-                    flight::advance(&mut self.world, cluster, (rank, at), usize::MAX)?;
+                    flight::advance(&mut self.world, cluster, rank, at, usize::MAX)?;
                     return Ok(());
                 }
                 let groups = &cluster.ctas[rank].warpgroups;
                 if let Some(group) = groups.iter().position(|group| !group.pending.is_empty()) {
-                    return wgmma::compute(&mut self.world, cluster, (rank, group), u32::MAX);
+                    return wgmma::compute(&mut self.world, cluster, rank, group, u32::MAX);
                 }
             }
         }

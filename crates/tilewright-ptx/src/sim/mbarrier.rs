@@ -89,7 +89,8 @@ impl Cluster {
     /// An arrival or bytes from an asynchronous operation. Returns whether the phase completed.
     pub(super) fn signal(
         &mut self,
-        (rank, offset): (usize, u32),
+        rank: usize,
+        offset: u32,
         arrivals: u32,
         bytes: i64,
     ) -> Result<bool, FaultCause> {
@@ -114,7 +115,7 @@ impl Exec<'_, '_> {
         let addresses = self.addresses(operands, 0, false);
         match op {
             Op::TryWait | Op::TestWait => {
-                return self.wait_phase(&addresses, op == Op::TryWait, (results, operands));
+                return self.wait_phase(&addresses, op == Op::TryWait, results, operands);
             }
             Op::Init => self.init(&addresses, operands)?,
             Op::Invalidate => self.invalidate(&addresses)?,
@@ -225,7 +226,7 @@ impl Exec<'_, '_> {
         }
         let arrived = barrier.expect(i64::from(bytes)).and_then(|()| {
             if op != Op::Expect {
-                self.warp.clocks.release(1 << lane, (cluster, first), &mut barrier.clock);
+                self.warp.clocks.release(1 << lane, cluster, first, &mut barrier.clock);
                 barrier.arrive(1)?;
             }
             barrier.settle(cluster)
@@ -252,7 +253,8 @@ impl Exec<'_, '_> {
         &mut self,
         addresses: &Lanes,
         may_wait: bool,
-        (results, operands): (Range, Range),
+        results: Range,
+        operands: Range,
     ) -> Result<Next, FaultCause> {
         let parities = self.operand(operands, 2).map(|parity| parity & 1);
         let (mut left, mut over, mut known) = (self.mask, 0, Vec::new());
@@ -267,7 +269,7 @@ impl Exec<'_, '_> {
             let Some(barrier) = self.cluster.ctas[rank].mbarriers.get(&offset) else { continue };
             let (phase, done) = (barrier.phase, Rc::clone(&barrier.done));
             let is_over = phase & 1 != parities[lane];
-            self.check_phase(same, (offset, phase), is_over)?;
+            self.check_phase(same, offset, phase, is_over)?;
             if is_over {
                 over |= same;
                 known.push((same, done));
@@ -286,12 +288,7 @@ impl Exec<'_, '_> {
     }
 
     /// Records the phase that lanes wait for. It is a fault if the next phase completed, too, before a lane's wait returned.
-    fn check_phase(
-        &mut self,
-        lanes: u32,
-        (offset, phase): (u32, u64),
-        is_over: bool,
-    ) -> Result<(), FaultCause> {
+    fn check_phase(&mut self, lanes: u32, offset: u32, phase: u64, is_over: bool) -> Result<(), FaultCause> {
         for lane in (0..32).filter(|lane| lanes >> lane & 1 != 0) {
             let wait = &mut self.warp.waits[lane];
             match *wait {

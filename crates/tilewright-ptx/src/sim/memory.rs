@@ -190,7 +190,7 @@ impl Memory {
     /// Writes a result of [`Memory::peek`].
     pub(super) fn poke(&mut self, location: GlobalLocation, bytes: usize, from: &([u8; 16], u16)) {
         let found = &mut self.allocations[location.allocation];
-        poke(&mut found.bytes, &mut found.written, (location.offset, bytes), from);
+        poke(&mut found.bytes, &mut found.written, location.offset, bytes, from);
     }
 
     /// The size of each allocation.
@@ -233,7 +233,8 @@ pub(super) fn peek(bytes: &[u8], written: &[u64], offset: usize, count: usize) -
 pub(super) fn poke(
     bytes: &mut [u8],
     written: &mut [u64],
-    (offset, count): (usize, usize),
+    offset: usize,
+    count: usize,
     from: &([u8; 16], u16),
 ) {
     bytes[offset..offset + count].copy_from_slice(&from.0[..count]);

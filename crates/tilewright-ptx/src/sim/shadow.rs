@@ -4,6 +4,7 @@
 //! covers 16 bytes; narrower accesses split it into words, and these into bytes.
 
 use super::clock::Clock;
+use std::ops::Range;
 
 /// The thread, time and instruction of an access (an epoch of FastTrack).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -47,6 +48,7 @@ pub(super) struct Actor<'a> {
     pub(super) id: (u32, u32),
     /// The mark that records the access.
     pub(super) mark: Mark,
+    pub(super) writes: bool,
 }
 
 /// A prior access that is not ordered before this one.
@@ -198,13 +200,8 @@ impl Cell {
         })
     }
 
-    fn record(
-        &mut self,
-        write: bool,
-        actor: &Actor<'_>,
-        context: &mut CellContext<'_>,
-    ) -> Result<(), Conflict> {
-        if write { self.record_write(actor, context) } else { self.record_read(actor, context) }
+    fn record(&mut self, actor: &Actor<'_>, context: &mut CellContext<'_>) -> Result<(), Conflict> {
+        if actor.writes { self.record_write(actor, context) } else { self.record_read(actor, context) }
     }
 }
 
@@ -215,33 +212,28 @@ impl Shadow {
         Self { pages, lists: Vec::new(), splits: Vec::new(), shape }
     }
 
-    /// Records an access to `bytes` bytes at `offset`.
+    /// Records an access to a byte range.
     #[inline]
-    pub(super) fn record(
-        &mut self,
-        write: bool,
-        (offset, bytes): (usize, usize),
-        actor: &Actor<'_>,
-    ) -> Result<(), Conflict> {
-        let (mut at, end) = (offset, offset + bytes);
-        while at < end {
-            let upto = end.min((at & !15) + 16);
+    pub(super) fn record(&mut self, bytes: Range<usize>, actor: &Actor<'_>) -> Result<(), Conflict> {
+        let mut at = bytes.start;
+        while at < bytes.end {
+            let upto = bytes.end.min((at & !15) + 16);
             let page = &mut self.pages[at / 1024];
             page.get_or_insert_with(|| vec![Cell::default(); 64].into_boxed_slice());
             let index = CellIndex::Page(at / 1024, at % 1024 / 16);
-            self.record_in(index, 16, (at % 16, at % 16 + (upto - at)), (write, actor))?;
+            self.record_in(index, 16, at % 16..at % 16 + (upto - at), actor)?;
             at = upto;
         }
         Ok(())
     }
 
-    /// Records an access to bytes `from..to` of a cell of `size` bytes.
+    /// Records an access to a byte range of a cell of `size` bytes.
     fn record_in(
         &mut self,
         index: CellIndex,
         size: usize,
-        (from, to): (usize, usize),
-        (write, actor): (bool, &Actor<'_>),
+        bytes: Range<usize>,
+        actor: &Actor<'_>,
     ) -> Result<(), Conflict> {
         let next = self.splits.len();
         let cell = match index {
@@ -253,55 +245,59 @@ impl Shadow {
         };
         let mut context = CellContext { lists: &mut self.lists, shape: self.shape };
         if cell.split == 0 {
-            if to - from == size {
-                return cell.record(write, actor, &mut context);
+            if bytes.len() == size {
+                return cell.record(actor, &mut context);
             }
             let quarters = cell.quarters(context.lists);
             cell.split = next as u32 + 1;
             self.splits.push(quarters);
-            return self.record_quarters(next, size, (from, to), (write, actor));
+            return self.record_quarters(next, size, bytes, actor);
         }
         let split = cell.split as usize - 1;
-        self.record_quarters(split, size, (from, to), (write, actor))
+        self.record_quarters(split, size, bytes, actor)
     }
 
     fn record_quarters(
         &mut self,
         split: usize,
         size: usize,
-        (from, to): (usize, usize),
-        access: (bool, &Actor<'_>),
+        bytes: Range<usize>,
+        actor: &Actor<'_>,
     ) -> Result<(), Conflict> {
         let quarter = size / 4;
-        for at in from / quarter..to.div_ceil(quarter) {
-            let begin = at * quarter;
-            let part = (from.max(begin) - begin, to.min(begin + quarter) - begin);
-            self.record_in(CellIndex::Split(split, at), quarter, part, access)?;
+        for (at, part) in split_range(quarter, bytes) {
+            self.record_in(CellIndex::Split(split, at), quarter, part, actor)?;
         }
         Ok(())
     }
 
     /// Calls `each` with the last write to each cell of a byte range.
-    pub(super) fn writes(&self, (offset, bytes): (usize, usize), mut each: impl FnMut(&Mark)) {
-        let (mut at, end) = (offset, offset + bytes);
-        while at < end {
-            let upto = end.min((at & !15) + 16);
+    pub(super) fn writes(&self, bytes: Range<usize>, mut each: impl FnMut(&Mark)) {
+        let mut at = bytes.start;
+        while at < bytes.end {
+            let upto = bytes.end.min((at & !15) + 16);
             if let Some(page) = &self.pages[at / 1024] {
-                self.writes_in(&page[at % 1024 / 16], 16, (at % 16, at % 16 + (upto - at)), &mut each);
+                self.writes_in(&page[at % 1024 / 16], 16, at % 16..at % 16 + (upto - at), &mut each);
             }
             at = upto;
         }
     }
 
-    fn writes_in(&self, cell: &Cell, size: usize, (from, to): (usize, usize), each: &mut impl FnMut(&Mark)) {
+    fn writes_in(&self, cell: &Cell, size: usize, bytes: Range<usize>, each: &mut impl FnMut(&Mark)) {
         if cell.split == 0 {
             return each(&cell.write);
         }
         let quarter = size / 4;
-        for at in from / quarter..to.div_ceil(quarter) {
-            let begin = at * quarter;
-            let part = (from.max(begin) - begin, to.min(begin + quarter) - begin);
+        for (at, part) in split_range(quarter, bytes) {
             self.writes_in(&self.splits[cell.split as usize - 1][at], quarter, part, each);
         }
     }
+}
+
+/// The quarters of `size` bytes of a cell that contain `bytes` of it, each with their range in the quarter.
+fn split_range(size: usize, bytes: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> {
+    (bytes.start / size..bytes.end.div_ceil(size)).map(move |at| {
+        let begin = at * size;
+        (at, bytes.start.max(begin) - begin..bytes.end.min(begin + size) - begin)
+    })
 }

@@ -214,7 +214,7 @@ impl Exec<'_, '_> {
         }
         let (cluster, rank, pc) = (self.cluster.id, self.rank, self.pc);
         let mark = Mark { cluster, thread, count: wgmma.number, pc, strength: 0 };
-        let actor = Actor { clock: &clock, id: (cluster, thread), mark };
+        let actor = Actor { clock: &clock, id: (cluster, thread), mark, writes: false };
         let (world, cta) = (&*self.world, &mut self.cluster.ctas[rank]);
         let size = cta.shared.bytes.len();
         wgmma.each_address(|address| {
@@ -228,10 +228,10 @@ impl Exec<'_, '_> {
             let shadow = &mut cta.shared.shadow;
             let location = MemoryLocation::Shared(rank, offset);
             shadow
-                .record(false, (offset, 16), &actor)
+                .record(offset..offset + 16, &actor)
                 .map_err(|conflict| world.conflict(conflict, false, location))?;
             let mut missing = None;
-            shadow.writes((offset, 16), |mark| {
+            shadow.writes(offset..offset + 16, |mark| {
                 let known = actor.clock.get(mark.cluster, mark.thread as usize);
                 if known > mark.count && !world.fenced(mark, known, false) {
                     missing = Some(*mark);
@@ -347,7 +347,8 @@ impl PendingWgmma {
 pub(super) fn compute(
     world: &mut World<'_>,
     cluster: &mut Cluster,
-    (rank, group): (usize, usize),
+    rank: usize,
+    group: usize,
     bound: u32,
 ) -> Result<(), Fault> {
     let cta = &mut cluster.ctas[rank];

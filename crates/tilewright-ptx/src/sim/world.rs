@@ -167,7 +167,7 @@ impl SharedMemory {
 
     /// Writes a result of [`SharedMemory::peek`].
     pub(super) fn poke(&mut self, offset: usize, bytes: usize, from: &([u8; 16], u16)) {
-        memory::poke(&mut self.bytes, &mut self.written, (offset, bytes), from);
+        memory::poke(&mut self.bytes, &mut self.written, offset, bytes, from);
     }
 
     /// Marks 8 bytes as an mbarrier, or as ordinary memory.
@@ -275,9 +275,11 @@ impl World<'_> {
     ) -> Result<(), FaultCause> {
         // one actor, which no access of these launches happens before
         let mark = Mark { cluster: u32::MAX, count: 1, strength, ..Mark::default() };
-        let actor = Actor { clock: &Clock::new(u32::MAX), id: (mark.cluster, mark.thread), mark };
+        let id = (mark.cluster, mark.thread);
+        let actor = Actor { clock: &Clock::new(u32::MAX), id, mark, writes: write };
+        let range = location.offset..location.offset + bytes;
         let shadows = self.in_flight.iter_mut().filter_map(|launch| launch.get_mut(location.allocation));
-        let mut outcomes = shadows.map(|shadow| shadow.record(write, (location.offset, bytes), &actor));
+        let mut outcomes = shadows.map(|shadow| shadow.record(range.clone(), &actor));
         outcomes.find_map(Result::err).map_or(Ok(()), |conflict| {
             let mine = if write { "written" } else { "read" };
             let other = if conflict.wrote { "wrote" } else { "read" };

@@ -126,7 +126,7 @@ impl<B: Backend> BoundAttention<'_, B> {
                 return Err(Error::new(OPERATOR, text));
             };
             let len = variant.tables()[at].1.len();
-            check_shape(OPERATOR, name, (values.shape(), &[len]), "[elements of the table]")?;
+            check_shape(OPERATOR, name, values.shape(), &[len], "[elements of the table]")?;
             check_dtype(OPERATOR, name, values.dtype(), Dtype::F32)?;
             crate::ensure!(
                 values.is_contiguous(),

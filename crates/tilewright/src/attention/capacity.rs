@@ -135,12 +135,13 @@ impl FixedCapacity {
     /// Upper bounds for batches with the KV storage of `requests`.
     pub(crate) fn new(
         capacity: Capacity,
-        (problem, tiling): (&Problem, &Tiling),
+        problem: &Problem,
+        tiling: &Tiling,
         split: Split,
         requests: &Requests,
     ) -> Self {
         let kind = KvKind::of(&requests.source);
-        let bounds = CapacityBounds::new(capacity, (problem, tiling), kind);
+        let bounds = CapacityBounds::new(capacity, problem, tiling, kind);
         Self { capacity, sizes: bounds.array_sizes(split), kind }
     }
 
@@ -229,7 +230,7 @@ struct CapacityBounds {
 }
 
 impl CapacityBounds {
-    fn new(capacity: Capacity, (problem, tiling): (&Problem, &Tiling), kind: KvKind) -> Self {
+    fn new(capacity: Capacity, problem: &Problem, tiling: &Tiling, kind: KvKind) -> Self {
         let Capacity { requests, rows, qo_len, kv_len, pages, levels, .. } = capacity;
         let (group, kv_heads) = (problem.heads().group(), problem.heads().kv);
         let depth = levels.saturating_add(1);

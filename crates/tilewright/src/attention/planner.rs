@@ -53,7 +53,7 @@ impl Planner {
     pub fn plan_with_capacity(&self, capacity: &Capacity, batch: &Batch<'_>, split: Split) -> Result<Plan> {
         let mut plan = self.empty(split)?;
         batch.resolve(PLAN, &self.problem, &mut plan.requests)?;
-        let fixed = FixedCapacity::new(*capacity, (&self.problem, &self.tiling), split, &plan.requests);
+        let fixed = FixedCapacity::new(*capacity, &self.problem, &self.tiling, split, &plan.requests);
         let (sizes, rows) = (fixed.sizes, u32::try_from(fixed.sizes.partial_rows));
         crate::ensure!(
             sizes.items <= MAX_ITEMS && rows.is_ok(),

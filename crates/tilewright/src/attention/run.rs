@@ -140,7 +140,7 @@ impl<'a> Operator<'a> for AttentionRun<'a> {
                 "variant {} has no softmax, so there is no lse",
                 variant.name()
             );
-            check_shape(OPERATOR, "lse", (lse.shape(), &[rows, heads.qo]), "[num_rows, num_qo_heads]")?;
+            check_shape(OPERATOR, "lse", lse.shape(), &[rows, heads.qo], "[num_rows, num_qo_heads]")?;
             check_dtype(OPERATOR, "lse", lse.dtype(), Dtype::F32)?;
             crate::ensure!(
                 lse.is_contiguous(),
@@ -277,7 +277,7 @@ pub(super) struct RowShape {
 
 impl RowShape {
     pub(super) fn check(&self, name: &str, view: &View<'_>) -> Result<()> {
-        check_shape(OPERATOR, name, (view.shape(), &self.shape), self.axes)?;
+        check_shape(OPERATOR, name, view.shape(), &self.shape, self.axes)?;
         check_dtype(OPERATOR, name, view.dtype(), self.dtype)?;
         crate::ensure!(
             view.strides()[2] == 1 || self.shape[2] == 1,
@@ -322,7 +322,7 @@ impl Plan {
             KvSource::Paged { page_size, .. } => (&[count, page_size, dim], "[num_pages, page_size, dim]"),
             KvSource::Ragged { .. } | KvSource::Blocks { .. } => (&[count, dim], "[num_tokens, dim]"),
         };
-        check_shape(OPERATOR, name, (view.shape(), shape), axes)?;
+        check_shape(OPERATOR, name, view.shape(), shape, axes)?;
         check_dtype(OPERATOR, name, view.dtype(), self.problem.dtype_kv())?;
         crate::ensure!(
             view.strides().last() == Some(&1) || dim == 1,

@@ -57,11 +57,11 @@ impl StateMerge<'_> {
         let rank = if self.in_place { 3 } else { 4 };
         crate::ensure!(shape.len() == rank, operator, "o has shape {shape:?}, expected {axes}");
         let [rows, heads, dim] = [0, rank - 2, rank - 1].map(|axis| shape[axis]);
-        check_shape(operator, o_name, (self.o.shape(), shape), axes)?;
-        check_shape(operator, lse_name, (self.lse.shape(), &shape[..rank - 1]), lse_axes)?;
-        check_shape(operator, out_name, (self.out.shape(), &[rows, heads, dim]), values)?;
-        check_shape(operator, out_lse_name, (self.out_lse.shape(), &[rows, heads]), lses)?;
-        self.mask.map_or(Ok(()), |mask| check_shape(operator, "mask", (mask.shape(), &[rows]), "[num_rows]"))
+        check_shape(operator, o_name, self.o.shape(), shape, axes)?;
+        check_shape(operator, lse_name, self.lse.shape(), &shape[..rank - 1], lse_axes)?;
+        check_shape(operator, out_name, self.out.shape(), &[rows, heads, dim], values)?;
+        check_shape(operator, out_lse_name, self.out_lse.shape(), &[rows, heads], lses)?;
+        self.mask.map_or(Ok(()), |mask| check_shape(operator, "mask", mask.shape(), &[rows], "[num_rows]"))
     }
 }
 

@@ -328,7 +328,7 @@ impl<'a> Operator<'a> for GatedLinear<'a> {
         check_product(operator, *x, up)?;
         let (gates, factors) = (gate.matrix.shape(), up.matrix.shape());
         crate::ensure!(gates == factors, operator, "gate has shape {gates:?}, up has {factors:?}");
-        check_shape(operator, "out", (out.shape(), &[x.shape()[0], gates[0]]), "[rows, out_features]")?;
+        check_shape(operator, "out", out.shape(), &[x.shape()[0], gates[0]], "[rows, out_features]")?;
         check_computable(operator, "out", out.dtype())?;
         check_rows(operator, "out", (out.shape(), out.strides()))
     }
@@ -348,17 +348,17 @@ impl<'a> Operator<'a> for GatedLinear<'a> {
 fn check_product(operator: &'static str, x: View<'_>, weight: &PackedWeight<'_>) -> Result<()> {
     let [features, inputs] = weight.matrix.shape();
     let rows = x.shape().first().copied().unwrap_or(0);
-    check_shape(operator, "x", (x.shape(), &[rows, inputs]), "[rows, in_features]")?;
+    check_shape(operator, "x", x.shape(), &[rows, inputs], "[rows, in_features]")?;
     check_computable(operator, "x", x.dtype())?;
     check_rows(operator, "x", (x.shape(), x.strides()))?;
     let Some(bias) = weight.bias else { return Ok(()) };
-    check_shape(operator, "bias", (bias.shape(), &[features]), "[out_features]")?;
+    check_shape(operator, "bias", bias.shape(), &[features], "[out_features]")?;
     super::check_operand(operator, "bias", &bias)
 }
 
 fn check_out(operator: &'static str, x: View<'_>, weight: &PackedMatrix, out: &ViewMut<'_>) -> Result<()> {
     let shape = [x.shape()[0], weight.shape()[0]];
-    check_shape(operator, "out", (out.shape(), &shape), "[rows, out_features]")?;
+    check_shape(operator, "out", out.shape(), &shape, "[rows, out_features]")?;
     check_rows(operator, "out", (out.shape(), out.strides()))?;
     super::check_out_dtype(operator, x.dtype(), out.dtype())
 }

@@ -293,12 +293,7 @@ impl<'a> AppendParams<'a> {
         let tensors = [("k", self.new.k, cache.k.as_view()), ("v", self.new.v, cache.v.as_view())];
         for (name, new_tokens, cache) in tensors {
             let shape = [self.tokens, heads, new_tokens.shape().get(2).copied().unwrap_or(0)];
-            check_shape(
-                operator,
-                name,
-                (new_tokens.shape(), &shape),
-                "[num_tokens, num_kv_heads, head_dim]",
-            )?;
+            check_shape(operator, name, new_tokens.shape(), &shape, "[num_tokens, num_kv_heads, head_dim]")?;
             crate::ensure!(
                 new_tokens.strides()[2] == 1 || shape[2] == 1,
                 operator,
@@ -352,5 +347,5 @@ impl<'a> AppendParams<'a> {
 
 /// Checks that there are as many positions as tokens.
 pub(super) fn check_positions(operator: &'static str, positions: usize, tokens: usize) -> Result<()> {
-    check_shape(operator, "positions", (&[positions], &[tokens]), "[num_tokens]")
+    check_shape(operator, "positions", &[positions], &[tokens], "[num_tokens]")
 }

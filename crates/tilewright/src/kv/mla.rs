@@ -126,10 +126,10 @@ fn check(
     (cache, page_size): (&View<'_>, usize),
 ) -> Result<usize> {
     let dim = new.shape().get(1).copied().unwrap_or(0);
-    check_shape(operator, name, (new.shape(), &[tokens, dim]), "[num_tokens, dim]")?;
+    check_shape(operator, name, new.shape(), &[tokens, dim], "[num_tokens, dim]")?;
     let num_pages = cache.shape().first().copied().unwrap_or(0);
     let axes = "[num_pages, page_size, dim]";
-    check_shape(operator, &format!("cache {name}"), (cache.shape(), &[num_pages, page_size, dim]), axes)?;
+    check_shape(operator, &format!("cache {name}"), cache.shape(), &[num_pages, page_size, dim], axes)?;
     for (name, strides) in [(name.to_owned(), new.strides()), (format!("cache {name}"), cache.strides())] {
         crate::ensure!(
             strides.last() == Some(&1) || dim == 1,

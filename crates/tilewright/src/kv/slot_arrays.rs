@@ -76,7 +76,7 @@ impl<'a> SlotArrays<'a> {
         crate::ensure!(page_size > 0, operator, "page_size = 0, expected at least 1");
         let (batch_indices, positions, indptr, indices) = match self {
             Self::Mapping { slot_mapping, .. } => {
-                let of = |mapping| TokenSlots::of_mapping(operator, mapping, (num_pages, page_size));
+                let of = |mapping| TokenSlots::of_mapping(operator, mapping, num_pages, page_size);
                 return slot_mapping.host().map(of).transpose();
             }
             Self::Paged { batch_indices, positions, indptr, indices, .. } => {

@@ -112,7 +112,8 @@ impl TokenSlots {
     pub(crate) fn of_mapping(
         operator: &'static str,
         slot_mapping: &[i64],
-        (num_pages, page_size): (usize, usize),
+        num_pages: usize,
+        page_size: usize,
     ) -> Result<Self> {
         let count = num_pages.saturating_mul(page_size);
         let tokens = slot_mapping.iter().enumerate();

@@ -195,7 +195,7 @@ impl RopeRotation<'_> {
         for (i, ((name, out_name), (out, rotated))) in names.into_iter().zip(outputs).enumerate() {
             let (x, heads) = (&rest.from[i], from[i].shape());
             let expected = [heads[0], heads[1], rest_dim];
-            check_shape(operator, name, (x.shape(), &expected), "[tokens, heads, rest_dim]")?;
+            check_shape(operator, name, x.shape(), &expected, "[tokens, heads, rest_dim]")?;
             check_dtype(operator, name, x.dtype(), from[i].dtype())?;
             check_rows(operator, name, (x.shape(), x.strides()))?;
             check_copy(operator, out_name, out, x)?;
@@ -223,7 +223,7 @@ pub(crate) fn check_rotation(
 
 /// Rejects a result that differs from `from` in shape or has no dense last axis.
 fn check_copy(operator: &'static str, argument: &str, to: &ViewMut<'_>, from: &View<'_>) -> Result<()> {
-    check_shape(operator, argument, (to.shape(), from.shape()), "[tokens, heads, head_dim]")?;
+    check_shape(operator, argument, to.shape(), from.shape(), "[tokens, heads, head_dim]")?;
     check_rows(operator, argument, (to.shape(), to.strides()))
 }
 

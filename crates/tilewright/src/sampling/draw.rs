@@ -184,7 +184,7 @@ pub(super) fn check_distribution(
     out: &ViewMut<'_>,
 ) -> Result<usize> {
     let rows = check_matrix(operator, scores.argument(), &scores.view())?;
-    check_shape(operator, "out", (out.shape(), scores.view().shape()), "[rows, vocab]")?;
+    check_shape(operator, "out", out.shape(), scores.view().shape(), "[rows, vocab]")?;
     check_computable(operator, "out", out.dtype())?;
     check_rows(operator, "out", (out.shape(), out.strides()))?;
     Ok(rows)

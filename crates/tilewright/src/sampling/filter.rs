@@ -151,7 +151,7 @@ pub(super) fn check_pair(
     out: &ViewMut<'_>,
 ) -> Result<usize> {
     let rows = check_matrix(operator, argument, x)?;
-    check_shape(operator, "out", (out.shape(), x.shape()), "[rows, vocab]")?;
+    check_shape(operator, "out", out.shape(), x.shape(), "[rows, vocab]")?;
     check_dtype(operator, "out", out.dtype(), x.dtype())?;
     check_rows(operator, "out", (out.shape(), out.strides()))?;
     Ok(rows)

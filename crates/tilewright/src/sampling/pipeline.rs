@@ -160,7 +160,7 @@ impl<'a> Pipeline<'a, flow::Probs> {
         out: ViewMut<'_>,
     ) -> Result<()> {
         self.check(scores.as_view())?;
-        check_shape(OPERATOR, "out", (out.shape(), scores.shape()), "[rows, vocab]")?;
+        check_shape(OPERATOR, "out", out.shape(), scores.shape(), "[rows, vocab]")?;
         check_computable(OPERATOR, "out", out.dtype())?;
         check_rows(OPERATOR, "out", (out.shape(), out.strides()))?;
         self.edit(backend, &mut scores)?;

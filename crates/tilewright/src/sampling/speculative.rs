@@ -149,7 +149,7 @@ pub(super) fn check_target(drafts: &View<'_>, target: &Scores<'_>) -> Result<[us
         i32::MAX
     );
     let (batch, n, vocab) = (shape[0], shape[1] - 1, shape[2]);
-    check_shape(OPERATOR, "draft probs", (drafts.shape(), &[batch, n, vocab]), "[batch, n, vocab]")?;
+    check_shape(OPERATOR, "draft probs", drafts.shape(), &[batch, n, vocab], "[batch, n, vocab]")?;
     check_computable(OPERATOR, argument, scores.dtype())?;
     check_computable(OPERATOR, "draft probs", drafts.dtype())?;
     check_rows(OPERATOR, argument, (shape, scores.strides()))?;

@@ -118,7 +118,7 @@ impl<'a> TensorParams<'a> {
         problem.map_or(Ok(()), |problem| Err(Error::new(operator, problem)))?;
         for (name, view) in self.float_tensors() {
             check_dtype(operator, name, view.dtype(), Dtype::F32)?;
-            check_shape(operator, name, (view.shape(), &[tokens]), "[tokens]")?;
+            check_shape(operator, name, view.shape(), &[tokens], "[tokens]")?;
             check_rows(operator, name, (view.shape(), view.strides()))?;
         }
         let counts = self.top_k.tensor().map_or(tokens, |counts| counts.len());

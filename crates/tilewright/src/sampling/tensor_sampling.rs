@@ -58,7 +58,7 @@ impl<'a> Operator<'a> for TensorSampling<'a> {
         params.check(operator, scores, tokens)?;
         let Some(valid) = valid else { return Ok(()) };
         check_dtype(operator, "valid", valid.dtype(), Dtype::I8)?;
-        check_shape(operator, "valid", (valid.shape(), &[tokens]), "[tokens]")?;
+        check_shape(operator, "valid", valid.shape(), &[tokens], "[tokens]")?;
         check_rows(operator, "valid", (valid.shape(), valid.strides()))
     }
 

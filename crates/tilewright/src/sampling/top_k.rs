@@ -72,7 +72,7 @@ impl<'a> Operator<'a> for TopKSelection<'a> {
         let (k, vocab) = (top_k.k, scores.shape()[1]);
         crate::ensure!(vocab <= i32::MAX as usize, operator, "vocab = {vocab} does not fit in an i32");
         crate::ensure!((1..=vocab).contains(&k), operator, "k = {k} is not in 1..={vocab}");
-        check_shape(operator, "values", (values.shape(), &[rows, k]), "[rows, k]")?;
+        check_shape(operator, "values", values.shape(), &[rows, k], "[rows, k]")?;
         check_dtype(operator, "values", values.dtype(), scores.dtype())?;
         check_rows(operator, "values", (values.shape(), values.strides()))?;
         let found = indices.as_indices().len();

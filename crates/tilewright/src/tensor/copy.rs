@@ -12,7 +12,7 @@ use crate::{Backend, Element, Result};
 /// When a shape or dtype differs, a tensor is not contiguous, or a tensor is on a device of another backend.
 pub fn copy<B: Backend + ?Sized>(backend: &B, from: View<'_>, to: ViewMut<'_>) -> Result<()> {
     const OPERATOR: &str = "tensor.copy";
-    check_shape(OPERATOR, "to", (to.shape(), from.shape()), "that of from")?;
+    check_shape(OPERATOR, "to", to.shape(), from.shape(), "that of from")?;
     check_dtype(OPERATOR, "to", to.dtype(), from.dtype())?;
     for (name, dense, strides) in
         [("from", from.is_contiguous(), from.strides()), ("to", to.is_contiguous(), to.strides())]

@@ -30,7 +30,7 @@ pub(in crate::backend) fn chain_speculative_sampling<M: Machine>(
     let outcomes = gpu.allocate(4 * batch * CHAIN_OUTCOME_WORDS)?;
     gpu.machine.fill(outcomes.address(), 0, outcomes.bytes())?;
     let arrays = ChainArrays { ids: ids.address(), tokens: tokens.address(), outcomes: outcomes.address() };
-    launch(gpu, (&drafts.probs, &target), arrays, &requests)?;
+    launch(gpu, &drafts.probs, &target, arrays, &requests)?;
     let tokens = gpu.read_words(&tokens, batch * positions)?;
     let outcomes = gpu.read_words(&outcomes, batch * CHAIN_OUTCOME_WORDS)?;
     report(kind_of(&target), &tokens, &outcomes, out);
@@ -49,7 +49,7 @@ pub(in crate::backend) fn chain_tensors<M: Machine>(gpu: &Gpu<M>, operator: Tens
         tokens: gpu.check_device(OPERATOR, "tokens", tokens.as_indices().device())?,
         outcomes: gpu.check_device(OPERATOR, "outcomes", outcomes.as_indices().device())?,
     };
-    launch(gpu, (&draft_probs, &target), arrays, &requests)
+    launch(gpu, &draft_probs, &target, arrays, &requests)
 }
 
 /// Addresses of the integers of a launch.
@@ -61,7 +61,8 @@ struct ChainArrays {
 
 fn launch<M: Machine>(
     gpu: &Gpu<M>,
-    (drafts, target): (&View<'_>, &Scores<'_>),
+    drafts: &View<'_>,
+    target: &Scores<'_>,
     arrays: ChainArrays,
     requests: &RequestSources,
 ) -> Result<()> {

@@ -124,7 +124,7 @@ impl<'a> Written<'a> {
 pub(super) fn top_k_mask<M: Machine>(gpu: &Gpu<M>, operator: ScoreFilter<'_>, counts: &[u32]) -> Result<()> {
     let (name, ScoreFilter { x, out, .. }) = (operator.name(), &operator);
     let counts = gpu.upload_words(counts.iter().copied())?;
-    launch_mask(gpu, name, (x, &out.as_view()), counts.address())
+    launch_mask(gpu, name, x, &out.as_view(), counts.address())
 }
 
 pub(in crate::backend) fn top_k_mask_tensors<M: Machine>(
@@ -133,13 +133,14 @@ pub(in crate::backend) fn top_k_mask_tensors<M: Machine>(
 ) -> Result<()> {
     let (name, TensorTopKMask { logits, top_k, out }) = (operator.name(), &operator);
     let (counts, _uploaded) = gpu.integers(name, "top_k", *top_k)?;
-    launch_mask(gpu, name, (logits, &out.as_view()), counts)
+    launch_mask(gpu, name, logits, &out.as_view(), counts)
 }
 
 fn launch_mask<M: Machine>(
     gpu: &Gpu<M>,
     operator_name: &'static str,
-    (x, out): (&View<'_>, &View<'_>),
+    x: &View<'_>,
+    out: &View<'_>,
     counts: u64,
 ) -> Result<()> {
     let [rows, vocab] = [x.shape()[0], x.shape()[1]];

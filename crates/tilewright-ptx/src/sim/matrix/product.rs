@@ -89,11 +89,11 @@ fn multiply(elements: (Elements, Elements), a: &[Row], b: &[Row], sums: &mut [&m
     assert_eq!(b.len() % 8, 0, "columns come in eights");
     assert_eq!(elements.0 == Elements::S8, elements.1 == Elements::S8, "whole numbers meet whole numbers");
     if elements.0 == Elements::S8 {
-        add_products((&widen(a, i8s), &widen(b, i8s)), 32, sums, add_row);
+        add_products(&widen(a, i8s), &widen(b, i8s), 32, sums, add_row);
     } else {
         let (a, b) = (floats(elements.0, a), floats(elements.1, b));
         let add_row = if elements.0.bytes() == 1 { add_narrow_row } else { add_row };
-        add_products((&a, &b), elements.0.depth(), sums, add_row);
+        add_products(&a, &b, elements.0.depth(), sums, add_row);
     }
 }
 
@@ -157,7 +157,8 @@ const COLUMN_ORDER: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
 
 /// Adds the products row by row. All columns of a row form one slice, which the compiler vectorizes.
 fn add_products<T: Sum>(
-    (a, b): (&[T], &[T]),
+    a: &[T],
+    b: &[T],
     depth: usize,
     sums: &mut [&mut [Lanes]],
     add_row: impl Fn(&[T], &[T], &mut [T]),

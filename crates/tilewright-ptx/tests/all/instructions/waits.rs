@@ -277,7 +277,7 @@ fn boxes_of_one_to_five_dimensions_are_stored() {
             let corner: Vec<Value<'_, u32>> =
                 corner[..dims].iter().map(|at| k.constant(at.cast_unsigned())).collect();
             k.when(k.thread().eq(0), || {
-                k.store_tensor((map, &corner), memory);
+                k.store_tensor(map, &corner, memory);
                 k.commit_bulk();
                 k.wait_bulk(0);
             });

@@ -295,7 +295,7 @@ fn boxes_of_tensors() {
             let at = |x: u32, y: u32| [k.constant(x), k.constant(y)];
             k.load_tensor(tile, (from, &at(3, 4)), ready, BulkOptions::default());
             ready.wait(0);
-            k.store_tensor((to, &at(0, 2)), tile);
+            k.store_tensor(to, &at(0, 2), tile);
             k.commit_bulk();
             k.wait_bulk(0);
         });

@@ -18,7 +18,7 @@ impl Picture<'_> {
         let pitch = (560.0 / workers as f64).clamp(9.0, 34.0);
         let bottom = top + pitch * workers as f64;
 
-        draw_axis(canvas, (busiest, scale), (top, bottom));
+        draw_axis(canvas, busiest, scale, top, bottom);
         let label_stride = (14.0 / pitch).ceil() as usize;
         for (w, cost) in costs.iter().enumerate() {
             let y = top + pitch * w as f64;
@@ -59,7 +59,7 @@ impl Picture<'_> {
             kv.end
         );
         let ending = if partial.is_some() { ", partial state" } else { "" };
-        canvas.rect(area, ("item", fill), &format!("{long}: cost {}{ending}", self.cost(item)));
+        canvas.rect(area, "item", fill, &format!("{long}: cost {}{ending}", self.cost(item)));
         if partial.is_some() {
             canvas.cover(area, "partial");
         }
@@ -84,7 +84,7 @@ impl Picture<'_> {
 }
 
 /// Draws tick labels and grid lines between `top` and `bottom`, at 1, 2 or 5 times a power of ten.
-fn draw_axis(canvas: &mut Canvas, (busiest, scale): (usize, f64), (top, bottom): (f64, f64)) {
+fn draw_axis(canvas: &mut Canvas, busiest: usize, scale: f64, top: f64, bottom: f64) {
     let steps = (0..).flat_map(|power| [1, 2, 5].map(|step| step * 10usize.pow(power)));
     let step = steps.into_iter().find(|step| busiest / step <= TICKS).unwrap_or(busiest);
     for tick in (0..=busiest).step_by(step) {

@@ -26,7 +26,7 @@ impl Picture<'_> {
         for (r, request) in self.segments.iter().enumerate().take(MAX_LISTED) {
             let label = format!("request {r}: {} × {}", request.qo.len(), request.kv_len);
             let chip = row.chip(&label);
-            canvas.rect(chip, ("chip", colour(r)), "query rows × keys");
+            canvas.rect(chip, "chip", colour(r), "query rows × keys");
             row.label(canvas, &label);
         }
         let ending = match self.segments.len().saturating_sub(MAX_LISTED) {
@@ -40,7 +40,7 @@ impl Picture<'_> {
             [("partial", "writes a partial state, to be merged"), ("overhead", "overhead of a work item")]
         {
             let chip = row.chip(label);
-            canvas.rect(chip, ("chip", colour(0)), label);
+            canvas.rect(chip, "chip", colour(0), label);
             let dark = if class == "overhead" { CHIP / 2.0 } else { CHIP };
             canvas.cover(Area { width: dark, ..chip }, class);
             row.label(canvas, label);

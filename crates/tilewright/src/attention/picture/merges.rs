@@ -23,7 +23,7 @@ impl Picture<'_> {
             let y = top + 14.0 + (at / COLUMNS) as f64 * LINE;
             let chip = Area { x, y, width: CHIP, height: CHIP };
             let (request, label) = self.describe(merge, &origins);
-            canvas.rect(chip, ("merge", colour(request)), &label);
+            canvas.rect(chip, "merge", colour(request), &label);
             canvas.cover(chip, "partial");
             canvas.text((x + CHIP + 6.0, y + 11.0), Anchor::Start, "", &label);
         }

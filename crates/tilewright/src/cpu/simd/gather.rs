@@ -156,12 +156,12 @@ pub(crate) unsafe fn transpose_rows<S: Simd>(
     // SAFETY: upheld by the caller.
     unsafe {
         match data {
-            Data::F32(s) => transpose_blocks(simd, (s, offsets, width), to),
-            Data::F16(s) => transpose_blocks(simd, (s, offsets, width), to),
-            Data::Bf16(s) => transpose_blocks(simd, (s, offsets, width), to),
-            Data::E4m3(s) => transpose_blocks(simd, (s, offsets, width), to),
-            Data::E5m2(s) => transpose_blocks(simd, (s, offsets, width), to),
-            Data::I8(s) => transpose_blocks(simd, (s, offsets, width), to),
+            Data::F32(s) => transpose_blocks(simd, s, offsets, width, to),
+            Data::F16(s) => transpose_blocks(simd, s, offsets, width, to),
+            Data::Bf16(s) => transpose_blocks(simd, s, offsets, width, to),
+            Data::E4m3(s) => transpose_blocks(simd, s, offsets, width, to),
+            Data::E5m2(s) => transpose_blocks(simd, s, offsets, width, to),
+            Data::I8(s) => transpose_blocks(simd, s, offsets, width, to),
         }
     }
 }
@@ -227,7 +227,9 @@ impl<S: Simd, T: PackedElement> ColumnSink<S::V> for ColumnWriter<S, T> {
 #[inline(always)]
 unsafe fn transpose_blocks<S: Simd, T: PackedElement>(
     simd: S,
-    (data, offsets, width): (&[T], &[usize], usize),
+    data: &[T],
+    offsets: &[usize],
+    width: usize,
     to: Matrix<*mut f32>,
 ) {
     let per_block = T::PER_LANE * S::LANES;

@@ -28,7 +28,7 @@ impl QueryTile<'_, '_> {
         let values = &mut self.scratch[layout.values..][..KV_TOKENS * layout.vo];
         let to = Matrix { ptr: values.as_mut_ptr(), stride: layout.vo };
         // SAFETY: scratch holds [64, head_dim_vo] f32 for values, rows padded to whole registers.
-        unsafe { mma.interleave_values((v, offsets, dim.vo), to) }
+        unsafe { mma.interleave_values(v, offsets, dim.vo, to) }
     }
 
     /// Updates the state of all rows of a KV head with a tile of keys.
@@ -64,7 +64,7 @@ impl QueryTile<'_, '_> {
                 self.accumulate_pv_bf16(simd, mma, (first, &rescales[..rows]), width);
                 if any & nonfinite != 0 {
                     visible.iter_mut().for_each(|visible| *visible &= nonfinite);
-                    self.add_nonfinite_values(simd, (first, &visible[..rows]), tile);
+                    self.add_nonfinite_values(simd, first, &visible[..rows], tile);
                 }
             }
         }
@@ -115,7 +115,8 @@ impl QueryTile<'_, '_> {
     unsafe fn add_nonfinite_values<S: Simd>(
         &mut self,
         simd: S,
-        (first, visible): (usize, &[u64]),
+        first: usize,
+        visible: &[u64],
         keys: &KvTile<'_>,
     ) {
         let layout = &self.ctx.layout;

@@ -80,7 +80,7 @@ impl QueryTile<'_, '_> {
             }
             let width = (64 - any.leading_zeros() as usize).next_multiple_of(S::LANES);
             self.compute_weights(simd, (first, &visible[..rows]), width, keys.positions);
-            self.accumulate_pv(simd, (first, &visible[..rows]), keys);
+            self.accumulate_pv(simd, first, &visible[..rows], keys);
         }
     }
 
@@ -153,7 +153,7 @@ impl QueryTile<'_, '_> {
 
     /// `o += weights · values` for the strip of rows from `first` on.
     #[inline(always)]
-    fn accumulate_pv<S: Simd>(&mut self, simd: S, (first, visible): (usize, &[u64]), keys: &KvTile<'_>) {
+    fn accumulate_pv<S: Simd>(&mut self, simd: S, first: usize, visible: &[u64], keys: &KvTile<'_>) {
         let (layout, dim) = (&self.ctx.layout, self.ctx.params.plan.problem.head_dim().vo);
         // SAFETY: scratch holds each matrix in the shape of `ScratchLayout`, padded to whole registers.
         unsafe {

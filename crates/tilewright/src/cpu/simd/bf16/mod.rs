@@ -138,16 +138,18 @@ impl Bf16Mma {
     /// `to` is writable in that shape, without other references; `width` is supported for `data` (see [`is_supported`]).
     pub(super) unsafe fn interleave_values(
         self,
-        (data, offsets, width): (Data<'_>, &[usize], usize),
+        data: Data<'_>,
+        offsets: &[usize],
+        width: usize,
         to: Matrix<*mut f32>,
     ) -> u64 {
         // SAFETY: upheld by the caller.
         unsafe {
             match data {
-                Data::Bf16(data) => self.interleave_rows((data, offsets, width), to),
-                Data::E4m3(data) => self.interleave_rows((data, offsets, width), to),
-                Data::E5m2(data) => self.interleave_rows((data, offsets, width), to),
-                Data::I8(data) => self.interleave_rows((data, offsets, width), to),
+                Data::Bf16(data) => self.interleave_rows(data, offsets, width, to),
+                Data::E4m3(data) => self.interleave_rows(data, offsets, width, to),
+                Data::E5m2(data) => self.interleave_rows(data, offsets, width, to),
+                Data::I8(data) => self.interleave_rows(data, offsets, width, to),
                 Data::F32(_) | Data::F16(_) => unreachable!("`for_call` looked at the dtypes"),
             }
         }
@@ -157,7 +159,9 @@ impl Bf16Mma {
     /// Same as [`Bf16Mma::interleave_values`].
     unsafe fn interleave_rows<T: vdpbf16::Bf16Exact>(
         self,
-        (data, offsets, width): (&[T], &[usize], usize),
+        data: &[T],
+        offsets: &[usize],
+        width: usize,
         to: Matrix<*mut f32>,
     ) -> u64 {
         let avx512 = self.avx512();
@@ -194,14 +198,14 @@ impl Bf16Mma {
         // SAFETY: upheld by the caller.
         unsafe {
             match data {
-                Data::Bf16(data) => transpose(simd, (data, offsets, width), WordColumns { simd, to }),
+                Data::Bf16(data) => transpose(simd, data, offsets, width, WordColumns { simd, to }),
                 Data::E4m3(data) => {
-                    transpose(simd, (data, offsets, width), ByteColumns::new(avx512, to, data));
+                    transpose(simd, data, offsets, width, ByteColumns::new(avx512, to, data));
                 }
                 Data::E5m2(data) => {
-                    transpose(simd, (data, offsets, width), ByteColumns::new(avx512, to, data));
+                    transpose(simd, data, offsets, width, ByteColumns::new(avx512, to, data));
                 }
-                Data::I8(data) => transpose(simd, (data, offsets, width), ByteColumns::new(avx512, to, data)),
+                Data::I8(data) => transpose(simd, data, offsets, width, ByteColumns::new(avx512, to, data)),
                 Data::F32(_) | Data::F16(_) => unreachable!("`for_call` looked at the dtypes"),
             }
         }
@@ -262,7 +266,9 @@ pub(super) unsafe fn copy_query(q: View<'_>, kv: Dtype, token: usize, head: usiz
 #[inline(always)]
 unsafe fn transpose<S: Simd, T>(
     simd: S,
-    (data, offsets, width): (&[T], &[usize], usize),
+    data: &[T],
+    offsets: &[usize],
+    width: usize,
     sink: impl ColumnSink<S::V> + Copy + WordOffset,
 ) {
     // lanes after the last row repeat it: their columns are not read
