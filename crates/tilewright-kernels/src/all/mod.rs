@@ -44,7 +44,7 @@ pub struct KernelEntry {
 
 impl fmt::Debug for KernelEntry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Configured")
+        f.debug_struct("KernelEntry")
             .field("name", &self.name)
             .field("archs", &self.archs)
             .field("overlap", &self.overlap)
