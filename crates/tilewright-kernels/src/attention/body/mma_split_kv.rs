@@ -24,7 +24,7 @@ use crate::attention::kernel::{
     page_lookup::KvSource,
     page_scales::{self, PageScales},
     partition::{ThreadGroup, divide},
-    queries::LoadedQueries,
+    queries::{LoadedQueries, QueryTile},
     row_hooks::RowHooks,
     row_table::RowTable,
     softmax,
@@ -135,8 +135,8 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
             let requests = first_keys.iter().zip(&stages);
             requests.for_each(|(first, stage)| self.lookup.request(KvSource::from(&item), *first, *stage));
         });
-        let at = (self.cta, self.current);
-        let queries = LoadedQueries::load(at, (zero, MAX_SPLIT_KV_ROWS), (&self.cta.params.q, layout.q), q);
+        let tile = QueryTile { begin: zero, count: MAX_SPLIT_KV_ROWS, format: layout.q, to: q };
+        let queries = LoadedQueries::load(self.current, &self.cta.params.q, tile);
         self.rows.fill(self.cta, self.current, zero, MAX_SPLIT_KV_ROWS);
         self.hooks.fill(self.cta, self.current, zero, MAX_SPLIT_KV_ROWS);
         k.when(is_incomplete, || {
@@ -352,7 +352,7 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
         k.repeat((k.thread(), rows * chunks as u32), 128, |at| {
             let (row, chunk) = divide(at, chunks);
             let (values, stats) = self.reduce_warps(states, row, chunk);
-            store_chunk((self.cta, self.current, self.hooks), (row, chunk), values, stats);
+            store_chunk(self.current, self.hooks, (row, chunk), values, stats);
         });
     }
 

@@ -16,14 +16,14 @@ use super::mma::{KV_TOKENS, layout::MmaLayout};
 use crate::attention::kernel::{
     cta::{CurrentItem, MmaCta},
     dequant::{Dequantizer, TileHalf},
-    epilogue::store_tile,
+    epilogue::{TilePosition, store_tile},
     fragments::{AccFragment, FragmentLoader, RowTile, ThreadScalar, apply_mask},
     layout::{RowFormat, WARPS},
     nonfinite::{self, NonfiniteFlags, NonfiniteMasks},
     page_lookup::{KvSource, PageLookup},
     page_scales::PageScales,
     partition::divide,
-    queries::{LoadedQueries, copy_queries},
+    queries::{LoadedQueries, QueryTile, copy_queries},
     row_hooks::RowHooks,
     row_table::RowTable,
     softmax,
@@ -50,7 +50,7 @@ pub(super) fn run<'k>(
         body.attend();
         let first = current.first_row().load();
         for (at, tile) in body.tiles.iter().enumerate() {
-            store_tile((cta, current, hooks), tile, (first, body.row_of_tile(at)));
+            store_tile(current, hooks, tile, TilePosition::all_columns(k, first, body.row_of_tile(at)));
         }
         // the next tile overwrites the queries
         k.sync_threads();
@@ -141,10 +141,10 @@ impl<'c, 'k> SplitQBody<'c, 'k> {
         self.rows.fill(self.cta, self.current, first_row, rows);
         self.hooks.fill(self.cta, self.current, first_row, rows);
         let (q, to) = (&self.cta.params.q, self.cta.at(self.layout.split_q.q));
-        let at = (self.cta, self.current);
+        let tile = QueryTile { begin: first_row, count: rows, format: self.cta.layout.q, to };
         match self.cta.q.size() {
-            1 => LoadedQueries::load(at, (first_row, rows), (q, self.cta.layout.q), to).store(self.cta),
-            _ => copy_queries(at, (first_row, rows), (q, self.cta.layout.q), to),
+            1 => LoadedQueries::load(self.current, q, tile).store(self.cta),
+            _ => copy_queries(self.current, q, tile),
         }
         self.look_up(first);
         for load in 0..self.layout.split_q.num_stages - 1 {

@@ -11,7 +11,7 @@ use crate::{
     attention::items::{NONE, WorkItemRegs},
     tile::reduce,
 };
-use tilewright_ptx::build::{Global, Value};
+use tilewright_ptx::build::{Builder, Global, Value};
 
 /// Final softmax statistics of a row.
 #[derive(Debug, Clone, Copy)]
@@ -81,33 +81,36 @@ pub(crate) fn partial_row<'k>(
     (o, cta.params.partial_stats.at_wide(offset * 2))
 }
 
-/// The range of a head's elements that a row tile has.
+/// The rows and elements that a row tile has.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct ColumnRange<'k> {
-    /// The first element, an even number.
-    pub(crate) first: Value<'k, u32>,
+pub(crate) struct TilePosition<'k> {
+    /// The first row of the item's current tile of rows.
+    pub(crate) tile_begin: Value<'k, u32>,
+    /// The first row of the row tile, in that tile.
+    pub(crate) in_tile: Value<'k, u32>,
+    /// The first element of the heads, an even number.
+    pub(crate) first_column: Value<'k, u32>,
     /// Whether the rows' LSEs are written too.
     pub(crate) with_lse: Value<'k, bool>,
 }
 
-/// Writes the 16 rows of a row tile, which begins at row `in_tile` of the tile at row `first` of the item.
-pub(crate) fn store_tile<'k>(
-    at: (&MmaCta<'k>, &CurrentItem<'k>, &RowHooks<'k, '_>),
-    tile: &RowTile<'k>,
-    rows: (Value<'k, u32>, Value<'k, u32>),
-) {
-    let k = at.0.k;
-    store_columns(at, tile, rows, ColumnRange { first: k.constant(0), with_lse: k.constant(true) });
+impl<'k> TilePosition<'k> {
+    /// A row tile with all elements of its rows.
+    #[track_caller]
+    pub(crate) fn all_columns(k: &'k Builder, tile_begin: Value<'k, u32>, in_tile: Value<'k, u32>) -> Self {
+        Self { tile_begin, in_tile, first_column: k.constant(0), with_lse: k.constant(true) }
+    }
 }
 
-/// The same for a range of a head's elements.
-pub(crate) fn store_columns<'k>(
-    (cta, current, hooks): (&MmaCta<'k>, &CurrentItem<'k>, &RowHooks<'k, '_>),
+/// Writes the 16 rows of a row tile.
+pub(crate) fn store_tile<'k>(
+    current: &CurrentItem<'k>,
+    hooks: &RowHooks<'k, '_>,
     tile: &RowTile<'k>,
-    (first, in_tile): (Value<'k, u32>, Value<'k, u32>),
-    columns: ColumnRange<'k>,
+    TilePosition { tile_begin, in_tile, first_column, with_lse }: TilePosition<'k>,
 ) {
-    let (first_row, k, lane, item) = (first + in_tile, cta.k, cta.k.lane(), current.load());
+    let (cta, k) = (&current.cta, current.cta.k);
+    let (first_row, lane, item) = (tile_begin + in_tile, k.lane(), current.load());
     let rows = item.qo_len * cta.params.group.by;
     for half in 0..2 {
         let sum = reduce::quad_sum(tile.sum[half].get());
@@ -115,7 +118,7 @@ pub(crate) fn store_columns<'k>(
         let v_scale = page_scales::accumulator_scale(cta, item.kv_head);
         let factor = stats.normalizer * v_scale;
         let row = first_row + (lane >> 2) + 8 * half as u32;
-        let first_of_quad = (lane & 3).eq(0) & columns.with_lse;
+        let first_of_quad = (lane & 3).eq(0) & with_lse;
         let pairs = |factor: Value<'k, f32>| {
             let tiles = tile.o.iter().enumerate().take(cta.layout.v.dim / 8);
             tiles.map(move |(at, o)| (at, [o[2 * half].get() * factor, o[2 * half + 1].get() * factor]))
@@ -125,13 +128,13 @@ pub(crate) fn store_columns<'k>(
                 item.partial.ne(NONE),
                 || {
                     let (o, stats_of_row) = partial_row(cta, &item, row);
-                    let o = o.at(columns.first + ((lane & 3) << 1));
+                    let o = o.at(first_column + ((lane & 3) << 1));
                     pairs(v_scale).for_each(|(at, pair)| o.plus(8 * at).store_vector(pair));
                     k.when(first_of_quad, || stats_of_row.store_vector(stats.of_partial_state()));
                 },
                 || {
                     let head = cta.query_head(&item, row);
-                    let (o, first) = (output_row(cta, head), (columns.first >> 1) + (lane & 3));
+                    let (o, first) = (output_row(cta, head), (first_column >> 1) + (lane & 3));
                     let epilogue = hooks.epilogue(|| in_tile + (lane >> 2), 8 * half);
                     let (stats, factor) = match epilogue.is_empty() {
                         true => (stats, factor),
@@ -142,7 +145,7 @@ pub(crate) fn store_columns<'k>(
                     };
                     pairs(factor).for_each(|(at, pair)| {
                         let [low, high] =
-                            epilogue.apply_output(|| columns.first + ((lane & 3) << 1) + 8 * at as u32, pair);
+                            epilogue.apply_output(|| first_column + ((lane & 3) << 1) + 8 * at as u32, pair);
                         match cta.has_fp8_outputs() {
                             true => o.cast().at(first).plus(4 * at).store(cta.round_to_e4m3(low, high)),
                             false => o.at(first).plus(4 * at).store(cta.round_pair(low, high)),
@@ -158,12 +161,13 @@ pub(crate) fn store_columns<'k>(
 /// Writes four adjacent elements of a row of an item, from element `4 chunk` on, and the LSE with the first chunk; `values` are
 /// not yet normalized.
 pub(crate) fn store_chunk<'k>(
-    (cta, current, hooks): (&MmaCta<'k>, &CurrentItem<'k>, &RowHooks<'k, '_>),
+    current: &CurrentItem<'k>,
+    hooks: &RowHooks<'k, '_>,
     (row, chunk): (Value<'k, u32>, Value<'k, u32>),
     values: [Value<'k, f32>; 4],
     stats: SoftmaxStats<'k>,
 ) {
-    let (k, item) = (cta.k, current.load());
+    let (cta, k, item) = (&current.cta, current.cta.k, current.load());
     let v_scale = page_scales::item_scale(cta, cta.params.v_scale, item.kv_head);
     let sums = values;
     k.when_else(

@@ -10,14 +10,21 @@ use crate::{attention::params::RowTensorRegs, tile::Float};
 use half::{bf16, f16};
 use tilewright_ptx::build::{Builder, Global, Shared, Value, Var};
 
-/// Starts the copies of `count` query rows of `q` from `begin` on to `to`; rows beyond the item's last are zero-filled.
-pub(crate) fn copy_queries<'k>(
-    (cta, current): (&MmaCta<'k>, &CurrentItem<'k>),
-    (begin, count): (Value<'k, u32>, usize),
-    (q, format): (&RowTensorRegs<'k>, RowFormat),
-    to: Shared<'k, u32>,
-) {
-    let (k, item) = (cta.k, current.load());
+/// A tile of query rows of an item in shared memory; rows beyond the item's last are 0.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct QueryTile<'k> {
+    /// The first row of the item.
+    pub(crate) begin: Value<'k, u32>,
+    /// Number of rows.
+    pub(crate) count: usize,
+    pub(crate) format: RowFormat,
+    pub(crate) to: Shared<'k, u32>,
+}
+
+/// Starts the copies of the query rows of a tile from `q`.
+pub(crate) fn copy_queries<'k>(current: &CurrentItem<'k>, q: &RowTensorRegs<'k>, tile: QueryTile<'k>) {
+    let QueryTile { begin, count, format, to } = tile;
+    let (cta, k, item) = (&current.cta, current.cta.k, current.load());
     let rows = item.qo_len * cta.params.group.by;
     let partition = ThreadPartition::new(cta.thread_group(), format.chunks);
     let to = to.byte(partition.row * format.stride as u32 + (partition.chunk << 4));
@@ -49,15 +56,10 @@ pub(crate) struct LoadedQueries<'k> {
 }
 
 impl<'k> LoadedQueries<'k> {
-    /// Loads `count` query rows of an item from `begin` on for `to`; rows beyond the item's last are 0. In contrast to
-    /// [`copy_queries`] it does not use the groups of asynchronous copies.
-    pub(crate) fn load(
-        (cta, current): (&MmaCta<'k>, &CurrentItem<'k>),
-        (begin, count): (Value<'k, u32>, usize),
-        (q, format): (&RowTensorRegs<'k>, RowFormat),
-        to: Shared<'k, u32>,
-    ) -> Self {
-        let (k, item) = (cta.k, current.load());
+    /// Loads the query rows of a tile from `q`. In contrast to [`copy_queries`] it does not use the groups of asynchronous copies.
+    pub(crate) fn load(current: &CurrentItem<'k>, q: &RowTensorRegs<'k>, tile: QueryTile<'k>) -> Self {
+        let QueryTile { begin, count, format, to } = tile;
+        let (cta, k, item) = (&current.cta, current.cta.k, current.load());
         let rows = item.qo_len * cta.params.group.by;
         let partition = ThreadPartition::new(cta.thread_group(), format.chunks);
         let mut chunks = Vec::new();

@@ -10,12 +10,12 @@ use super::{
 };
 use crate::attention::kernel::{
     cta::{CurrentItem, MmaCta},
-    epilogue::{ColumnRange, store_columns},
+    epilogue::{TilePosition, store_tile},
     fragments::{FragmentLoader, RowTile, ThreadScalar, apply_mask},
     nonfinite::{self, NonfiniteFlags, NonfiniteMasks},
     page_lookup::{KvSource, PageLookup},
     partition::{PartitionedRows, ThreadPartition, divide},
-    queries::copy_queries,
+    queries::{QueryTile, copy_queries},
     row_hooks::RowHooks,
     row_table::RowTable,
     softmax,
@@ -129,12 +129,13 @@ impl<'c, 'k> MlaBody<'c, 'k> {
     }
 
     fn copy_queries(&self, first_row: Value<'k, u32>) {
-        let (params, rows) = (&self.cta.params, (first_row, self.num_rows()));
+        let params = &self.cta.params;
         let (to, parts) = (self.cta.at::<u32>(self.body.q), self.layout.parts);
-        let at = (self.cta, self.current);
-        copy_queries(at, rows, (&params.q, parts[0]), to);
+        let tile = QueryTile { begin: first_row, count: self.num_rows(), format: parts[0], to };
+        copy_queries(self.current, &params.q, tile);
         if let Some(pe) = &params.pe {
-            copy_queries(at, rows, (&pe.q, parts[1]), to.plus(parts[0].chunks * 4));
+            let to = to.plus(parts[0].chunks * 4);
+            copy_queries(self.current, &pe.q, QueryTile { format: parts[1], to, ..tile });
         }
     }
 
@@ -277,8 +278,9 @@ impl<'c, 'k> MlaBody<'c, 'k> {
 
     /// Writes outputs or partial states.
     fn end(&self) {
-        let columns = ColumnRange { first: self.first_column(), with_lse: self.warp_tile.column.eq(0) };
-        let rows = (self.current.first_row().load(), self.warp_tile.group << 4);
-        store_columns((self.cta, self.current, self.hooks), &self.tile, rows, columns);
+        let (first_column, with_lse) = (self.first_column(), self.warp_tile.column.eq(0));
+        let (tile_begin, in_tile) = (self.current.first_row().load(), self.warp_tile.group << 4);
+        let at = TilePosition { tile_begin, in_tile, first_column, with_lse };
+        store_tile(self.current, self.hooks, &self.tile, at);
     }
 }
