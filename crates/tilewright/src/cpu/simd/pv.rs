@@ -2,7 +2,7 @@
 
 use super::{
     Simd, Task,
-    tile::{self, Matrix, RhsMatrix},
+    tile::{self, Matrix, ProductShape, RhsMatrix},
 };
 use std::ops::Range;
 
@@ -65,7 +65,8 @@ impl<B: RhsMatrix> Task for PvTask<'_, B> {
                         let ptr = weights.ptr.add(first * weights.stride + run.start);
                         let (weights, o) =
                             (Matrix { ptr, ..weights }, Matrix { ptr: o.ptr.add(first * o.stride), ..o });
-                        tile::multiply_add(simd, (rows, dim, run.len()), weights, values.skip(run.start), o);
+                        let shape = ProductShape { rows, columns: dim, depth: run.len() };
+                        tile::multiply_add(simd, shape, weights, values.skip(run.start), o);
                     }
                 }
             }

@@ -20,6 +20,14 @@ pub(crate) struct Matrix<P> {
     pub(crate) stride: usize,
 }
 
+/// The shape of a product `[rows, depth] · [depth, columns]`.
+#[derive(Clone, Copy)]
+pub(crate) struct ProductShape {
+    pub(crate) rows: usize,
+    pub(crate) columns: usize,
+    pub(crate) depth: usize,
+}
+
 /// The right-hand side of a product, loaded row by row in registers.
 pub(crate) trait RhsMatrix: Copy {
     /// Elements `column..column + LANES` of row `k`.
@@ -118,8 +126,7 @@ kv_rows!(f32, load; f16, load_f16; bf16, load_bf16; E4m3, load_e4m3, load_four_e
 
 /// `c += a · b`, compiled as a separate function (see [`Simd::vectorize`]).
 pub(super) struct MatrixProduct<B> {
-    /// `(rows, width, depth)`
-    pub(super) shape: (usize, usize, usize),
+    pub(super) shape: ProductShape,
     pub(super) a: Matrix<*const f32>,
     pub(super) b: B,
     pub(super) c: Matrix<*mut f32>,
@@ -153,20 +160,19 @@ impl<B: RhsMatrix> Task for ProductTask<B> {
 /// `c += a · b`.
 ///
 /// # Safety
-/// With `width` rounded up to whole registers: `a` is readable as `[rows, depth]`, `b` as `[depth, width]`, `c`
-/// readable and writable as `[rows, width]`, and `c` overlaps neither; `rows <= S::TILE_ROWS`.
+/// With `columns` rounded up to whole registers: `a` is readable as `[rows, depth]`, `b` as `[depth, columns]`, `c`
+/// readable and writable as `[rows, columns]`, and `c` overlaps neither; `rows <= S::TILE_ROWS`.
 #[inline(always)]
 pub(crate) unsafe fn multiply_add<S: Simd, B: RhsMatrix>(
     simd: S,
-    (rows, width, depth): (usize, usize, usize),
+    shape: ProductShape,
     a: Matrix<*const f32>,
     b: B,
     c: Matrix<*mut f32>,
 ) {
-    let shape = (width, depth);
     // SAFETY: upheld by the caller; each arm processes `rows` rows.
     unsafe {
-        match rows {
+        match shape.rows {
             0 => {}
             1 => strip::<S, B, 1>(simd, shape, a, b, c),
             2 => strip::<S, B, 2>(simd, shape, a, b, c),
@@ -185,14 +191,14 @@ pub(crate) unsafe fn multiply_add<S: Simd, B: RhsMatrix>(
 #[inline(always)]
 unsafe fn strip<S: Simd, B: RhsMatrix, const ROWS: usize>(
     simd: S,
-    (width, depth): (usize, usize),
+    ProductShape { columns, depth, .. }: ProductShape,
     a: Matrix<*const f32>,
     b: B,
     c: Matrix<*mut f32>,
 ) {
     let mut column = 0;
-    while column < width {
-        let registers = (width - column).div_ceil(S::LANES);
+    while column < columns {
+        let registers = (columns - column).div_ceil(S::LANES);
         let c = Matrix { ptr: c.ptr.wrapping_add(column), ..c };
         // SAFETY: upheld by the caller for the columns from `column` on.
         unsafe {

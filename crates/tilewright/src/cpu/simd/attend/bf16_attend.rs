@@ -5,7 +5,7 @@ use crate::cpu::simd::{
     Simd,
     bf16::{Bf16Mma, DEPTH, STRIP},
     context::{ALIGN, KV_TOKENS},
-    tile::Matrix,
+    tile::{Matrix, ProductShape},
 };
 use half::bf16;
 
@@ -54,7 +54,8 @@ impl QueryTile<'_, '_> {
                 let queries = Matrix { ptr: queries, stride: dim.qk };
                 let keys = Matrix { ptr: base.add(ctx.layout.keys).cast_const(), stride: KV_TOKENS };
                 let logits = Matrix { ptr: base.add(ctx.layout.logits), stride: KV_TOKENS };
-                mma.multiply::<false>((rows, width, dim.qk), queries, keys, logits);
+                let shape = ProductShape { rows, columns: width, depth: dim.qk };
+                mma.multiply::<false>(shape, queries, keys, logits);
                 self.finish_logits(simd, first..first + rows, width, tile.positions);
                 for (r, rescale_by) in rescales[..rows].iter_mut().enumerate() {
                     *rescale_by = self.softmax_row(simd, (first + r, r), (visible[r], width));
@@ -90,7 +91,8 @@ impl QueryTile<'_, '_> {
             let weights = base.add(layout.weights).cast::<bf16>();
             let weights = Matrix { ptr: weights.cast_const(), stride: KV_TOKENS };
             let values = Matrix { ptr: base.add(layout.values).cast_const(), stride: layout.vo };
-            let shape = (rescales.len(), vo, width.next_multiple_of(DEPTH));
+            let (rows, depth) = (rescales.len(), width.next_multiple_of(DEPTH));
+            let shape = ProductShape { rows, columns: vo, depth };
             let o = Matrix { ptr: base.add(layout.o + first * layout.vo), stride: layout.vo };
             for (r, &rescale_by) in rescales.iter().enumerate() {
                 rescale(simd, o.ptr.add(r * o.stride), vo, rescale_by);

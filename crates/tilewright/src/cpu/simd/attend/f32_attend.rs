@@ -9,7 +9,7 @@ use crate::{
         gather,
         hooks::ValuesAt,
         pv::PvProduct,
-        tile::{KvRows, Matrix, MatrixProduct},
+        tile::{KvRows, Matrix, MatrixProduct, ProductShape},
     },
     tensor::Data,
 };
@@ -102,7 +102,8 @@ impl QueryTile<'_, '_> {
             let keys = Matrix { ptr: base.add(layout.keys).cast_const(), stride: KV_TOKENS };
             let logits = Matrix { ptr: base.add(layout.logits), stride: KV_TOKENS };
             std::slice::from_raw_parts_mut(logits.ptr, rows * KV_TOKENS).fill(0.0);
-            MatrixProduct { shape: (rows, width, dim.qk), a: queries, b: keys, c: logits }.run(simd);
+            let shape = ProductShape { rows, columns: width, depth: dim.qk };
+            MatrixProduct { shape, a: queries, b: keys, c: logits }.run(simd);
             self.finish_logits(simd, first..first + rows, width, positions);
             for (r, &visible) in visible.iter().enumerate() {
                 let rescale_by = self.softmax_row(simd, (first + r, r), (visible, width));

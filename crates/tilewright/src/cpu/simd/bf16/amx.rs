@@ -3,7 +3,7 @@
 //! Stable Rust has no intrinsics for these instructions, so this module uses inline assembly. The compiler never allocates
 //! tile registers, and the operating system saves them per thread.
 
-use crate::cpu::simd::tile::Matrix;
+use crate::cpu::simd::tile::{Matrix, ProductShape};
 use half::bf16;
 use std::{
     arch::{
@@ -52,7 +52,7 @@ impl Amx {
     #[inline(always)]
     pub(super) unsafe fn multiply<const ADD: bool>(
         self,
-        (rows, columns, depth): (usize, usize, usize),
+        ProductShape { rows, columns, depth }: ProductShape,
         a: Matrix<*const bf16>,
         b: Matrix<*const f32>,
         c: Matrix<*mut f32>,

@@ -34,7 +34,7 @@ use super::{
     ColumnSink, Isa, Simd,
     hooks::HookSet,
     panels::{TileRef, TileSums},
-    tile::Matrix,
+    tile::{Matrix, ProductShape},
 };
 use crate::{
     Dtype, Problem,
@@ -111,7 +111,7 @@ impl Bf16Mma {
     #[inline(always)]
     pub(super) unsafe fn multiply<const ADD: bool>(
         self,
-        (rows, columns, depth): (usize, usize, usize),
+        shape: ProductShape,
         a: Matrix<*const bf16>,
         b: Matrix<*const f32>,
         c: Matrix<*mut f32>,
@@ -119,8 +119,8 @@ impl Bf16Mma {
         // SAFETY: upheld by the caller.
         unsafe {
             match self {
-                Self::Avx512(avx512) => avx512.multiply::<ADD>((rows, columns, depth), a, b, c),
-                Self::Amx(_, amx) => amx.multiply::<ADD>((rows, columns, depth), a, b, c),
+                Self::Avx512(avx512) => avx512.multiply::<ADD>(shape, a, b, c),
+                Self::Amx(_, amx) => amx.multiply::<ADD>(shape, a, b, c),
             }
         }
     }

@@ -1,7 +1,10 @@
 //! Uninhabited stand-ins for architectures without bf16 instructions.
 
 use super::{Bf16Mma, Int4Tile};
-use crate::{E4m3, E5m2, cpu::simd::tile::Matrix};
+use crate::{
+    E4m3, E5m2,
+    cpu::simd::tile::{Matrix, ProductShape},
+};
 use half::bf16;
 
 /// Stands in for `vdpbf16::Avx512Bf16`.
@@ -15,7 +18,7 @@ impl Avx512Bf16 {
 
     pub(super) unsafe fn multiply<const ADD: bool>(
         self,
-        _: (usize, usize, usize),
+        _: ProductShape,
         _: Matrix<*const bf16>,
         _: Matrix<*const f32>,
         _: Matrix<*mut f32>,
@@ -64,7 +67,7 @@ impl Amx {
 
     pub(super) unsafe fn multiply<const ADD: bool>(
         self,
-        _: (usize, usize, usize),
+        _: ProductShape,
         _: Matrix<*const bf16>,
         _: Matrix<*const f32>,
         _: Matrix<*mut f32>,

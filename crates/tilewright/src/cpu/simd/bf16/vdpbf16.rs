@@ -3,7 +3,10 @@
 use super::DEPTH;
 use crate::{
     E4m3, E5m2, Element,
-    cpu::simd::{avx512::Avx512, tile::Matrix},
+    cpu::simd::{
+        avx512::Avx512,
+        tile::{Matrix, ProductShape},
+    },
 };
 use half::bf16;
 use std::arch::x86_64::*;
@@ -25,13 +28,13 @@ impl Avx512Bf16 {
     #[inline(always)]
     pub(super) unsafe fn multiply<const ADD: bool>(
         self,
-        (rows, columns, depth): (usize, usize, usize),
+        shape: ProductShape,
         a: Matrix<*const bf16>,
         b: Matrix<*const f32>,
         c: Matrix<*mut f32>,
     ) {
         // SAFETY: `self` proves the instructions; the rest is upheld by the caller.
-        unsafe { multiply::<ADD>((rows, columns, depth), a, b, c) }
+        unsafe { multiply::<ADD>(shape, a, b, c) }
     }
 
     /// Writes `(rows.0[i], rows.1[i])` for `width` columns, with 0 for a missing row. Returns whether each row is finite.
@@ -75,7 +78,7 @@ impl Avx512Bf16 {
 /// Same as [`super::Bf16Mma::multiply`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 unsafe fn multiply<const ADD: bool>(
-    (rows, columns, depth): (usize, usize, usize),
+    ProductShape { rows, columns, depth }: ProductShape,
     a: Matrix<*const bf16>,
     b: Matrix<*const f32>,
     c: Matrix<*mut f32>,
