@@ -129,12 +129,12 @@ pub(super) fn cut(
 
 impl RowTile {
     #[inline]
-    pub(super) fn new((begin, end): (usize, usize), kv: Range<usize>, kv_tokens: usize) -> Self {
+    pub(super) fn new(rows: Range<usize>, kv: Range<usize>, kv_tokens: usize) -> Self {
         let first = if kv.start == 0 { 0 } else { div_u32(kv.start, kv_tokens) };
         let kv_tiles = if kv.is_empty() { 0 } else { div_u32(kv.end + kv_tokens - 1, kv_tokens) - first };
         let start = (first * kv_tokens).min(kv.end);
         Self {
-            qo: (begin as u32, end as u32),
+            qo: (rows.start as u32, rows.end as u32),
             kv: (start as u32, if kv.is_empty() { start as u32 } else { kv.end as u32 }),
             kv_tiles: (first as u32, kv_tiles as u32),
         }
@@ -303,7 +303,7 @@ impl<'a> Cutter<'a> {
     fn query_tile(&self, segment: &Segment, rows: Range<usize>) -> (RowTile, usize) {
         let ScheduleInputs { problem, requests, tiling, .. } = *self.inputs;
         let kv = requests.visible(problem, segment, rows.clone());
-        let query_tile = RowTile::new((rows.start, rows.end), kv, tiling.kv_tokens);
+        let query_tile = RowTile::new(rows, kv, tiling.kv_tokens);
         (query_tile, self.piece.map_or(1, |piece| query_tile.pieces(piece).len()))
     }
 

@@ -65,7 +65,7 @@ fn segments(inputs: &ScheduleInputs<'_>, many: &super::ManyRows) -> Vec<ManyRowS
         let tile = |begin: usize| {
             let rows = begin..segment.qo.end.min(begin + tokens);
             let kv = inputs.requests.visible(inputs.problem, segment, rows.clone());
-            RowTile::new((rows.start, rows.end), kv, many.kv_tokens)
+            RowTile::new(rows, kv, many.kv_tokens)
         };
         let tiles: Vec<_> = segment.qo.clone().step_by(tokens).map(tile).collect();
         ManyRowSegment {
