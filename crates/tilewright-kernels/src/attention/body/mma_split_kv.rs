@@ -24,7 +24,7 @@ use crate::attention::kernel::{
     page_lookup::KvSource,
     page_scales::{self, PageScales},
     partition::{ThreadGroup, divide},
-    queries::{LoadedQueries, QueryTile},
+    queries::{LoadedQueries, SharedQueries},
     row_hooks::RowHooks,
     row_table::RowTable,
     softmax,
@@ -135,7 +135,7 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
             let requests = first_keys.iter().zip(&stages);
             requests.for_each(|(first, stage)| self.lookup.request(KvSource::from(&item), *first, *stage));
         });
-        let tile = QueryTile { begin: zero, count: MAX_SPLIT_KV_ROWS, format: layout.q, to: q };
+        let tile = SharedQueries { begin: zero, count: MAX_SPLIT_KV_ROWS, format: layout.q, to: q };
         let queries = LoadedQueries::load(self.current, &self.cta.params.q, tile);
         self.rows.fill(self.cta, self.current, zero, MAX_SPLIT_KV_ROWS);
         self.hooks.fill(self.cta, self.current, zero, MAX_SPLIT_KV_ROWS);

@@ -23,7 +23,7 @@ use crate::attention::kernel::{
     page_lookup::{KvSource, PageLookup},
     page_scales::PageScales,
     partition::divide,
-    queries::{LoadedQueries, QueryTile, copy_queries},
+    queries::{LoadedQueries, SharedQueries, copy_queries},
     row_hooks::RowHooks,
     row_table::RowTable,
     softmax,
@@ -141,7 +141,7 @@ impl<'c, 'k> SplitQBody<'c, 'k> {
         self.rows.fill(self.cta, self.current, first_row, rows);
         self.hooks.fill(self.cta, self.current, first_row, rows);
         let (q, to) = (&self.cta.params.q, self.cta.at(self.layout.split_q.q));
-        let tile = QueryTile { begin: first_row, count: rows, format: self.cta.layout.q, to };
+        let tile = SharedQueries { begin: first_row, count: rows, format: self.cta.layout.q, to };
         match self.cta.q.size() {
             1 => LoadedQueries::load(self.current, q, tile).store(self.cta),
             _ => copy_queries(self.current, q, tile),

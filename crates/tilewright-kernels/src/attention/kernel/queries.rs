@@ -12,7 +12,7 @@ use tilewright_ptx::build::{Builder, Global, Shared, Value, Var};
 
 /// A tile of query rows of an item in shared memory; rows beyond the item's last are 0.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct QueryTile<'k> {
+pub(crate) struct SharedQueries<'k> {
     /// The first row of the item.
     pub(crate) begin: Value<'k, u32>,
     /// Number of rows.
@@ -22,8 +22,8 @@ pub(crate) struct QueryTile<'k> {
 }
 
 /// Starts the copies of the query rows of a tile from `q`.
-pub(crate) fn copy_queries<'k>(current: &CurrentItem<'k>, q: &RowTensorRegs<'k>, tile: QueryTile<'k>) {
-    let QueryTile { begin, count, format, to } = tile;
+pub(crate) fn copy_queries<'k>(current: &CurrentItem<'k>, q: &RowTensorRegs<'k>, tile: SharedQueries<'k>) {
+    let SharedQueries { begin, count, format, to } = tile;
     let (cta, k, item) = (&current.cta, current.cta.k, current.load());
     let rows = item.qo_len * cta.params.group.by;
     let partition = ThreadPartition::new(cta.thread_group(), format.chunks);
@@ -57,8 +57,8 @@ pub(crate) struct LoadedQueries<'k> {
 
 impl<'k> LoadedQueries<'k> {
     /// Loads the query rows of a tile from `q`. In contrast to [`copy_queries`] it does not use the groups of asynchronous copies.
-    pub(crate) fn load(current: &CurrentItem<'k>, q: &RowTensorRegs<'k>, tile: QueryTile<'k>) -> Self {
-        let QueryTile { begin, count, format, to } = tile;
+    pub(crate) fn load(current: &CurrentItem<'k>, q: &RowTensorRegs<'k>, tile: SharedQueries<'k>) -> Self {
+        let SharedQueries { begin, count, format, to } = tile;
         let (cta, k, item) = (&current.cta, current.cta.k, current.load());
         let rows = item.qo_len * cta.params.group.by;
         let partition = ThreadPartition::new(cta.thread_group(), format.chunks);

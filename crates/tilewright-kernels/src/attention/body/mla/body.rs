@@ -15,7 +15,7 @@ use crate::attention::kernel::{
     nonfinite::{self, NonfiniteFlags, NonfiniteMasks},
     page_lookup::{KvSource, PageLookup},
     partition::{PartitionedRows, ThreadPartition, divide},
-    queries::{QueryTile, copy_queries},
+    queries::{SharedQueries, copy_queries},
     row_hooks::RowHooks,
     row_table::RowTable,
     softmax,
@@ -131,11 +131,11 @@ impl<'c, 'k> MlaBody<'c, 'k> {
     fn copy_queries(&self, first_row: Value<'k, u32>) {
         let params = &self.cta.params;
         let (to, parts) = (self.cta.at::<u32>(self.body.q), self.layout.parts);
-        let tile = QueryTile { begin: first_row, count: self.num_rows(), format: parts[0], to };
+        let tile = SharedQueries { begin: first_row, count: self.num_rows(), format: parts[0], to };
         copy_queries(self.current, &params.q, tile);
         if let Some(pe) = &params.pe {
             let to = to.plus(parts[0].chunks * 4);
-            copy_queries(self.current, &pe.q, QueryTile { format: parts[1], to, ..tile });
+            copy_queries(self.current, &pe.q, SharedQueries { format: parts[1], to, ..tile });
         }
     }
 
