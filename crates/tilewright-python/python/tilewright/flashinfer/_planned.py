@@ -313,7 +313,7 @@ class PlannedAttention:
         function = "run"
         if q.dtype is torch.float8_e5m2 and settings.dtypes[2] in _WIDE:
             q = q.to(torch_dtype(settings.dtypes[2]))
-        if has_head_scales(function, scales[0], settings.heads):
+        if scales[0] is not None and has_head_scales(function, scales[0], settings.heads):
             tables = {**(tables or {}), "q_scale": scales[0].detach().to(q.device, torch.float32).contiguous()}
             settings, scales = self._with_head_scales(settings), (None, *scales[1:])
         last, plan, operator, k_scale = self._last
