@@ -1,4 +1,4 @@
-"""Attention from its definition, in float64: the expected values of all tests."""
+"""Attention from its definition, in float64: the expected values of all tests. And masks of drafts, as XQA packs them."""
 
 import numpy
 
@@ -53,3 +53,13 @@ def rounds_to_e4m3(narrow, wide):
     error = torch.finfo(wide.dtype).eps * wide.double().abs()
     low, high = ((wide.double() + sign * error).clamp(-448.0, 448.0).to(torch.float8_e4m3fn).float() for sign in (-1, 1))
     return bool(((low <= narrow.float()) & (narrow.float() <= high)).all())
+
+
+def packed_drafts(blocks, longest):
+    """Draft masks of requests, bool ``[rows, rows]`` each, as XQA has them: bits of 32 per word, two uint16 each."""
+    flags = numpy.zeros((sum(map(len, blocks)), -(-longest // 32) * 32), dtype=bool)
+    begin = 0
+    for block in blocks:
+        flags[begin : begin + len(block), : len(block)] = block
+        begin += len(block)
+    return numpy.packbits(flags, axis=1, bitorder="little").view(numpy.uint16)

@@ -7,7 +7,7 @@ import sys
 import numpy
 import pytest
 import tilewright as tw
-from dense import attention, causal, paged, rounds_to_e4m3
+from dense import attention, causal, packed_drafts, paged, rounds_to_e4m3
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytestmark = pytest.mark.torch
@@ -840,16 +840,6 @@ def block_table(cache):
     return table, torch.tensor(cache.kv_lens, dtype=torch.int32)
 
 
-def packed_drafts(blocks, longest):
-    """Draft masks of requests as XQA has them: bits of 32 per word, two uint16 each."""
-    words = numpy.zeros((sum(map(len, blocks)), -(-longest // 32) * 32), dtype=bool)
-    at = 0
-    for block in blocks:
-        words[at : at + len(block), : len(block)] = block
-        at += len(block)
-    return torch.from_numpy(numpy.packbits(words, axis=1, bitorder="little")).view(torch.uint16)
-
-
 @pytest.mark.parametrize("is_causal, window_left", [(True, -1), (True, 3), (False, -1)])
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 def test_stateless_prefill(host, rng, layout, is_causal, window_left):
@@ -891,7 +881,7 @@ def test_xqa_with_drafts(host, rng, is_ragged, mode):
     sinks = torch.tensor([[0.5, -1.0], [2.0, 0.0]])
     options = {"q_seq_len": 3, "q_cu_seq_lens": bounds if is_ragged else None}
     flashinfer.xqa(given, *cache.pair, *arguments, sinks=sinks, q_scale=0.5, kv_scale=torch.tensor(2.0), rcp_out_scale=0.25,
-                   mask=packed_drafts(blocks, 3), **options)
+                   mask=torch.from_numpy(packed_drafts(blocks, 3)), **options)
     found = output.view(-1, 4, 32)
     for r, (start, stop) in enumerate(zip(bounds[:-1], bounds[1:])):
         visible = numpy.ones((counts[r], cache.kv_lens[r]), dtype=bool)

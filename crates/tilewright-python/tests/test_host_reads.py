@@ -3,7 +3,7 @@
 import numpy
 import pytest
 import tilewright as tw
-from dense import attention, causal, paged
+from dense import attention, causal, packed_drafts, paged
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytestmark = pytest.mark.torch
@@ -48,16 +48,6 @@ def test_scales_of_query_heads_are_read_by_runs(host, rng, dtype, monkeypatch, n
         wrapper.run(q, k, v, q_scale=torch.tensor([0.5, -1.0, 2.0, 1.0]))
 
 
-def packed(blocks, longest):
-    """Draft masks of requests: bits of 32 per word, two uint16 each."""
-    rows = numpy.zeros((sum(map(len, blocks)), -(-longest // 32) * 32), dtype=bool)
-    begin = 0
-    for block in blocks:
-        rows[begin : begin + len(block), : len(block)] = block
-        begin += len(block)
-    return torch.from_numpy(numpy.packbits(rows, axis=1, bitorder="little")).view(torch.uint16)
-
-
 @pytest.mark.parametrize("counts, longest, window_left", [([3, 3], 3, -1), ([2, 34], 34, -1), ([3, 3], 3, 4)])
 def test_masks_of_drafts_are_read_by_runs(host, rng, counts, longest, window_left, monkeypatch, no_host_reads):
     """Each call reads the present bits and lengths; requests of one size share a plan and an operator."""
@@ -69,14 +59,15 @@ def test_masks_of_drafts_are_read_by_runs(host, rng, counts, longest, window_lef
         table[r, : indptr[r + 1] - indptr[r]] = torch.from_numpy(indices[indptr[r] : indptr[r + 1]])
     bounds = torch.tensor([0, *counts]).cumsum(0).int()
     q = torch.from_numpy(rng.standard_normal((sum(counts), 4, 32)).astype("float32"))
-    lens, mask = torch.tensor([40, 36], dtype=torch.int32), packed([numpy.eye(count, dtype=bool) for count in counts], longest)
+    lens, blocks = torch.tensor([40, 36], dtype=torch.int32), [numpy.eye(count, dtype=bool) for count in counts]
+    mask = torch.from_numpy(packed_drafts(blocks, longest))
     workspace, is_ragged = torch.zeros(1 << 20, dtype=torch.uint8), counts[0] != counts[1]
     known = None
     for kv_lens in ([40, 36], [37, 39], [37, 39]):
         # also drafts that see later ones
         blocks = [(rng.random((count, count)) < 0.6) | numpy.eye(count, dtype=bool) for count in counts]
         lens.copy_(torch.tensor(kv_lens))
-        mask.view(torch.uint8).copy_(packed(blocks, longest).view(torch.uint8))
+        mask.view(torch.uint8).copy_(torch.from_numpy(packed_drafts(blocks, longest)).view(torch.uint8))
         o = flashinfer.xqa_batch_decode_with_kv_cache(
             q, tuple(map(torch.from_numpy, caches)), workspace, table, lens, 40, 0.2, mask=mask, q_len_per_req=longest,
             window_left=window_left, q_cu_seq_lens=bounds if is_ragged else None)
