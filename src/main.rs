@@ -1,4 +1,5 @@
 //! The `tilewright` command line: one module per subcommand. miette reports all errors.
+#![forbid(unsafe_code)]
 
 mod bench;
 mod device_arg;

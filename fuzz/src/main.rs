@@ -7,6 +7,7 @@
 //! Before each run the input is in `WORK/current`, so it survives an abort. The process fails with the reason on a panic, and
 //! when a run takes longer than [`MAX_RUN`].
 //! `cargo xtask fuzz` starts one process per target, with a limit of its address space.
+#![forbid(unsafe_code)]
 
 mod mutate;
 mod targets;

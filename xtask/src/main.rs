@@ -1,4 +1,5 @@
 //! Tasks of the project: `cargo xtask check` is all of CI.
+#![forbid(unsafe_code)]
 
 mod bundle;
 mod cargo;

@@ -6,8 +6,7 @@
 //! | [`model`] | loads a Hugging Face folder or a GGUF file, and runs the forward pass |
 //! | [`pages`], [`radix`] | the page allocator and the prefix tree |
 #![cfg_attr(not(test), forbid(clippy::unwrap_used))]
-// Not `forbid`: `model/weights/shard.rs` maps the weights, and memmap2 has no safe constructor.
-#![deny(unsafe_code)]
+#![forbid(unsafe_code)]
 
 mod cache;
 mod decode_graphs;

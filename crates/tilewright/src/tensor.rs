@@ -8,6 +8,8 @@ mod copy;
 mod data;
 mod device;
 mod indices;
+#[cfg(feature = "memmap2")]
+mod map_file;
 
 pub use buffer::Buffer;
 pub use copy::copy;
@@ -17,6 +19,8 @@ pub use data::{Data, DataMut};
 pub use device::{DeviceAddress, DeviceMemory};
 pub use indices::{IndexBuffer, Indices, IndicesMut, Integers};
 pub(crate) use indices::{copy_i32, copy_i64, largest_i32};
+#[cfg(feature = "memmap2")]
+pub use map_file::map_file;
 
 use crate::{Dtype, Element, Error, Result};
 use data::each_data;

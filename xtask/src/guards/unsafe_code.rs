@@ -6,7 +6,7 @@ use crate::{rust_source::code_only, safety::unexplained, tree::Tree};
 /// Folders and files that may use `unsafe`, with the maximum number of uses.
 const MODULES: [(&str, usize); 10] = [
     ("crates/tilewright/src/cpu/simd/", usize::MAX),
-    ("crates/tilewright-serve/src/model/weights/shard.rs", 1), // the one line that memory-maps
+    ("crates/tilewright/src/tensor/map_file.rs", 1), // the one block that memory-maps
     ("crates/tilewright-cuda/src/driver/", usize::MAX),
     ("crates/tilewright-driver-double/src/", usize::MAX), // C functions of the driver, for tests
     ("crates/tilewright/src/tensor/device.rs", 1),        // the constructor that trusts an address
@@ -44,7 +44,7 @@ fn check(tree: &Tree) -> Vec<String> {
 }
 
 fn planted() -> Vec<(Tree, &'static str)> {
-    let (simd, weights) = (MODULES[0].0.to_owned() + "avx2.rs", MODULES[1].0);
+    let (simd, map_file) = (MODULES[0].0.to_owned() + "avx2.rs", MODULES[1].0);
     let block = "fn f() { unsafe { g() } }\n";
     let explained = "// SAFETY: g has no preconditions\n".to_owned() + block;
     let file = |path: &str, text: String| Tree::of([(path, text)]);
@@ -55,7 +55,7 @@ fn planted() -> Vec<(Tree, &'static str)> {
         ),
         (file("src/main.rs", "unsafe fn f() {}".to_owned()), "main.rs:1: unsafe outside"),
         (file("src/main.rs", "#[unsafe(no_mangle)]".to_owned()), "main.rs:1: unsafe outside"),
-        (file(weights, explained.repeat(2)), "shard.rs:4: unsafe more than 1 times"),
+        (file(map_file, explained.repeat(2)), "map_file.rs:4: unsafe more than 1 times"),
         (file(&simd, block.to_owned()), "avx2.rs:1: unsafe without"),
         (file(&simd, explained.clone() + block), "avx2.rs:3: unsafe without"),
         (file(&simd, format!("// SAFETY: see the impl.\n{block}")), "avx2.rs:2: unsafe without"),

@@ -12,8 +12,8 @@ use safetensors::{
     SafeTensors,
     tensor::{Metadata, SafeTensorError},
 };
-use std::{fs::File, path::Path, sync::Arc};
-use tilewright::{Error, Result};
+use std::{path::Path, sync::Arc};
+use tilewright::{Error, Result, tensor};
 
 /// Bytes of the length field before the header.
 const LENGTH_BYTES: usize = 8;
@@ -37,14 +37,7 @@ pub(super) fn open(path: &Path) -> Result<Vec<(String, TensorEntry)>> {
 pub(in crate::model) fn map_file(operator: &'static str, path: &Path) -> Result<Arc<Mmap>> {
     let failed = |what: &str| Error::new(operator, format!("{}: {what}", path.display()));
     let file = files::open(operator, path)?.ok_or_else(|| failed("does not exist"))?;
-    map(&file).map(Arc::new).map_err(|error| failed(&format!("cannot be read: {error}")))
-}
-
-#[allow(unsafe_code, reason = "zero-copy weights need a memory map, and memmap2 has no safe constructor")]
-fn map(file: &File) -> std::io::Result<Mmap> {
-    // SAFETY: the map is read-only and private to `TensorEntry`. The contract of `Weights::open` forbids writes to and
-    // truncation of the file while the map exists, so the mapped bytes do not change.
-    unsafe { Mmap::map(file) }
+    tensor::map_file(&file).map(Arc::new).map_err(|error| failed(&format!("cannot be read: {error}")))
 }
 
 fn error_at(path: &Path, what: &str) -> Error {
