@@ -31,7 +31,7 @@ pub struct ActivationConfig {
     pub activation: Activation,
     /// Dtypes of x and of the result.
     pub dtypes: (Dtype, Dtype),
-    /// Elements per load: 1, or [`chunk::max_width`] of both dtypes.
+    /// Elements per load: 1, or `chunk::max_width` of both dtypes.
     pub width: u32,
 }
 

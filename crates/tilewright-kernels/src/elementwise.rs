@@ -40,7 +40,7 @@ pub struct MapConfig {
     pub kind: MapKind,
     /// Dtype of the elements.
     pub dtype: Dtype,
-    /// Elements per load: 1, or [`chunk::max_width`].
+    /// Elements per load: 1, or `chunk::max_width`.
     pub width: u32,
 }
 
@@ -68,7 +68,7 @@ crate::params! {
 pub struct AddConfig {
     /// Dtypes of x and out.
     pub dtypes: (Dtype, Dtype),
-    /// Elements per load: 1, or [`chunk::max_width`] of all dtypes.
+    /// Elements per load: 1, or `chunk::max_width` of all dtypes.
     pub width: u32,
 }
 

@@ -1,18 +1,7 @@
 //! GPU kernels, written in the kernel language.
 //!
-//! | | |
-//! |---|---|
-//! | [`tile`] | building blocks: register fragments, shared-memory tiles, stage rings, vectorized rows |
-//! | [`attention`] | attention, and merging of partial states |
-//! | [`append`] | new keys and values into pages |
-//! | [`norm`], [`rope`], [`activation`], [`elementwise`] | memory-bound elementwise operators of a layer |
-//! | [`sampling`] | token sampling from logits or probabilities |
-//! | [`variant`] | hooks of attention variants, recorded into kernels |
-//! | [`gemm`] | matrix products |
-//! | [`mod@params`] | kernel parameters, declared once for host and device |
-//! | [`all`] | every kernel in every tested configuration |
-//!
-//! Kernels depend on shapes and variants only, not on a driver or a device.
+//! Kernels depend on shapes and variants only, not on a driver or a device. [`all()`] returns every kernel in every tested
+//! configuration.
 //!
 //! [`write_a_kernel`] explains one kernel line by line; [`tiles`] shows the memory and register layouts.
 #![forbid(unsafe_code)]

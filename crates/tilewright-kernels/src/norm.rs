@@ -1,5 +1,6 @@
-//! RMSNorm, optionally fused with the preceding residual addition, and layer norm. Each row is read and written once and stays
-//! in registers.
+//! RMSNorm, optionally fused with the preceding residual addition, and layer norm.
+//!
+//! Each row is read and written once and stays in registers.
 //!
 //! ```text
 //! y = x / sqrt(mean(x²) + eps) · (offset + weight)                     accumulated in f32, rounded once
@@ -42,7 +43,7 @@ pub struct NormConfig {
     pub bias: Option<Dtype>,
     /// Whether the norm is divided by a scale.
     pub scaled: bool,
-    /// Elements per load: 1, or [`chunk::max_width`] of all dtypes.
+    /// Elements per load: 1, or `chunk::max_width` of all dtypes.
     pub width: u32,
     /// Thread partition of a row; `None` if rows do not fit into registers.
     pub rows: Option<RowPartition>,

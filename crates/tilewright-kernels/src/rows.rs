@@ -27,7 +27,7 @@ const CHUNKS_PER_THREAD: u32 = 4;
 pub struct CopyRowsConfig {
     /// Dtypes of the table and of the result.
     pub dtypes: (Dtype, Dtype),
-    /// Elements per load: 1, or [`chunk::max_width`].
+    /// Elements per load: 1, or `chunk::max_width`.
     pub width: u32,
 }
 

@@ -88,7 +88,7 @@ impl SlotMapping {
 pub struct AppendConfig {
     /// Dtypes of new elements and of the cache.
     pub dtypes: (Dtype, Dtype),
-    /// Elements per load: 1, or [`chunk::max_width`] of both dtypes.
+    /// Elements per load: 1, or `chunk::max_width` of both dtypes.
     pub width: u32,
     /// Format of the slot mapping.
     pub slot_mapping: SlotMappingKind,

@@ -303,7 +303,7 @@ impl KernelConfig {
     }
 
     /// The dtype to which softmax weights are rounded.
-    pub fn weights(&self) -> Dtype {
+    pub(crate) fn weights(&self) -> Dtype {
         match self {
             Self::Mma(config) => config.o,
             Self::MlaWgmma(config) => config.dtype,

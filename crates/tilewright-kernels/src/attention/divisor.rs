@@ -29,13 +29,13 @@ impl<'k> DivisorRegs<'k> {
     /// `n / by`, for `n` below 2^31.
     #[must_use]
     #[track_caller]
-    pub fn quotient(self, n: Value<'k, u32>) -> Value<'k, u32> {
+    pub(crate) fn quotient(self, n: Value<'k, u32>) -> Value<'k, u32> {
         (n << 1).mul_high(self.multiplier) >> self.shift
     }
 
     /// `n / by` and `n % by`, for `n` below 2^31.
     #[track_caller]
-    pub fn divide(self, n: Value<'k, u32>) -> (Value<'k, u32>, Value<'k, u32>) {
+    pub(crate) fn divide(self, n: Value<'k, u32>) -> (Value<'k, u32>, Value<'k, u32>) {
         let quotient = self.quotient(n);
         (quotient, n - quotient * self.by)
     }

@@ -35,7 +35,7 @@ pub enum KvLayout {
 
 impl KvLayout {
     /// The value of the kernel parameter `layout`.
-    pub fn code(self) -> u32 {
+    pub(crate) fn code(self) -> u32 {
         match self {
             Self::Paged => 0,
             Self::Ragged => 1,
@@ -148,7 +148,7 @@ crate::params! {
         host layout: KvLayout,
         group: Divisor = Divisor::new(this.group),
         page_size: Divisor = Divisor::new(this.page_size),
-        /// [`KvLayout::code`]
+        /// `KvLayout::code`
         layout: u32 = this.layout.code(),
         /// Visible keys below a row's position; [`UNLIMITED`] for no limit.
         left: u32,
@@ -210,13 +210,13 @@ impl AttentionParams {
 impl<'k> AttentionParamRegs<'k> {
     /// Whether the LSE is requested.
     #[track_caller]
-    pub fn has_lse(&self) -> Value<'k, bool> {
+    pub(crate) fn has_lse(&self) -> Value<'k, bool> {
         is_non_null(self.lse)
     }
 
     /// Whether the layout is `layout`.
     #[track_caller]
-    pub fn has_layout(&self, layout: KvLayout) -> Value<'k, bool> {
+    pub(crate) fn has_layout(&self, layout: KvLayout) -> Value<'k, bool> {
         self.layout.eq(layout.code())
     }
 }
@@ -237,7 +237,7 @@ impl<'k> CacheTensorRegs<'k> {
 impl<'k> ScaleTensorRegs<'k> {
     /// Whether there is an array of scales, not one value.
     #[track_caller]
-    pub fn is_array(self) -> Value<'k, bool> {
+    pub(crate) fn is_array(self) -> Value<'k, bool> {
         is_non_null(self.address)
     }
 

@@ -1,4 +1,4 @@
-//! GEMM for up to [`MAX_ROWS`] rows of any dtypes (weight-bandwidth-bound).
+//! GEMM for up to `MAX_ROWS` rows of any dtypes (weight-bandwidth-bound).
 //!
 //! ```text
 //! CTA       4 features; each thread loads 16-byte chunks of each feature's weight and the matching chunks of x
@@ -18,9 +18,9 @@ use tilewright_ptx::{
 };
 
 /// Maximum number of rows.
-pub const MAX_ROWS: u32 = 8;
+pub(crate) const MAX_ROWS: u32 = 8;
 /// Features per CTA.
-pub const FEATURES: u32 = 4;
+pub(crate) const FEATURES: u32 = 4;
 const THREADS: u32 = 128;
 
 /// Compile-time configuration of the kernel.
@@ -50,7 +50,7 @@ impl DotConfig {
 ///
 /// # Errors
 /// None.
-pub fn dot(name: &str, config: DotConfig) -> Result<Kernel, Invalid> {
+pub(crate) fn dot(name: &str, config: DotConfig) -> Result<Kernel, Invalid> {
     let rows = config.rows as usize;
     Builder::kernel(name, THREADS, |k| {
         let args = GemmArgs::new(k, config.x, config.weight, config.epilogue);

@@ -23,7 +23,7 @@ use tilewright_ptx::{
 };
 
 /// Features per CTA.
-pub const FEATURES: u32 = 16;
+pub(crate) const FEATURES: u32 = 16;
 /// Inputs per lane and load, and per warp.
 const CHUNK: u32 = 8;
 const WARP_DEPTH: u32 = 4 * CHUNK;
@@ -60,7 +60,7 @@ pub(super) fn fragment(dtype: Dtype) -> Fragment {
 ///
 /// # Errors
 /// None.
-pub fn gemm(name: &str, config: SkinnyConfig) -> Result<Kernel, Invalid> {
+pub(crate) fn gemm(name: &str, config: SkinnyConfig) -> Result<Kernel, Invalid> {
     Builder::kernel(name, 32 * config.warps, |k| {
         let args = GemmArgs::new(k, config.elements, config.elements, config.epilogue);
         let first = (k.cta() * FEATURES).named("feature");

@@ -62,7 +62,7 @@ impl Sm80Config {
 ///
 /// # Errors
 /// None.
-pub fn gemm(name: &str, config: Sm80Config) -> Result<Kernel, Invalid> {
+pub(crate) fn gemm(name: &str, config: Sm80Config) -> Result<Kernel, Invalid> {
     Builder::dependent_kernel(name, config.threads(), |k| {
         let args = GemmArgs::new(k, config.elements, config.elements, config.epilogue);
         // the grid covers the longest segment

@@ -27,9 +27,9 @@ use tilewright_ptx::{
 };
 
 /// The architecture of `wgmma`.
-pub const ARCH: u32 = 90;
+pub(crate) const ARCH: u32 = 90;
 /// Rows per tile of the result, 64 per consumer.
-pub const TILE_ROWS: usize = 128;
+pub(crate) const TILE_ROWS: usize = 128;
 /// Inputs per stage.
 const DEPTH: usize = 64;
 const THREADS: u32 = 384;

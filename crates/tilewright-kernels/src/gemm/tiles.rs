@@ -19,7 +19,7 @@ use tilewright_ptx::{
 };
 
 /// Rows and features per CTA.
-pub const TILE: u32 = 64;
+pub(crate) const TILE: u32 = 64;
 /// Inputs per step.
 const DEPTH: u32 = 16;
 const THREADS: u32 = 256;
@@ -52,7 +52,7 @@ impl TilesConfig {
 ///
 /// # Errors
 /// None.
-pub fn gemm(name: &str, config: TilesConfig) -> Result<Kernel, Invalid> {
+pub(crate) fn gemm(name: &str, config: TilesConfig) -> Result<Kernel, Invalid> {
     Builder::dependent_kernel(name, THREADS, |k| {
         let args = GemmArgs::new(k, config.x, config.weight, config.epilogue);
         let first = (k.cta_y() * TILE, k.cta() * TILE);

@@ -55,7 +55,7 @@ pub struct RopeConfig {
     pub split: bool,
     /// Whether results are multiplied by factors.
     pub scaled: bool,
-    /// Elements per load: 1, or [`chunk::max_width`] of both dtypes.
+    /// Elements per load: 1, or `chunk::max_width` of both dtypes.
     pub width: u32,
 }
 

@@ -56,8 +56,8 @@ pub use distribution::distribution;
 pub use edit::{EDIT_THREADS, TOKENS_PER_MASK_THREAD, add_bias, mask_tokens, penalise};
 pub use logprobs::{LOGPROBS_WORDS, logprobs};
 pub use mass::{Number, mass_bits};
-pub use request::{JOINT, ParamSource, REQUEST_WORDS, RequestSources, request_flags, request_words};
-pub use row_stats::{EMPTY, INVALID_VALUE, NO_ROW, ROW_OUTCOME_WORDS, RowKind, VALID};
+pub use request::{ParamSource, RequestSources, request_flags, request_words};
+pub use row_stats::{EMPTY, INVALID_VALUE, ROW_OUTCOME_WORDS, RowKind, VALID};
 pub use sample::{RowCtas, SampleConfig, SampleParams, cta_threads, sample};
 pub use top_k::{LAST_FIRST, SORTED, top_k, top_k_mask, top_k_transform};
 

@@ -20,13 +20,13 @@ use tilewright_ptx::{
 };
 
 /// Words per request.
-pub const REQUEST_WORDS: usize = 12;
+pub(crate) const REQUEST_WORDS: usize = 12;
 
 /// The first sources have values of 32 bits; the others, seed and offset, of 64.
 const NARROW_SOURCES: usize = 5;
 
 /// Flag of word 4: top-k and top-p both apply to the full distribution.
-pub const JOINT: u32 = 4;
+pub(crate) const JOINT: u32 = 4;
 
 /// Encodes word 4 of a request.
 pub fn request_flags(ties: TopKTies, order: FilterOrder) -> u32 {

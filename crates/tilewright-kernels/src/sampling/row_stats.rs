@@ -31,7 +31,7 @@ pub const INVALID_VALUE: u32 = 1;
 /// The row has no mass: logits of -inf only, or probabilities of 0 only.
 pub const EMPTY: u32 = 2;
 /// There is no row of this number.
-pub const NO_ROW: u32 = 3;
+pub(crate) const NO_ROW: u32 = 3;
 
 /// Statistics of a row; the same in all threads.
 #[derive(Debug, Clone, Copy)]

@@ -12,16 +12,16 @@ use tilewright_ptx::{
 };
 
 /// Maximum bytes per load or store.
-pub const BYTES: u32 = 16;
+pub(crate) const BYTES: u32 = 16;
 
 /// Maximum width for all of `dtypes`: 4 with f32, 8 with 16-bit dtypes, otherwise 16.
-pub fn max_width(dtypes: &[Dtype]) -> u32 {
+pub(crate) fn max_width(dtypes: &[Dtype]) -> u32 {
     dtypes.iter().map(|dtype| BYTES / dtype.size() as u32).min().unwrap_or(1)
 }
 
 /// Width for `dtypes`: [`max_width`] if all of `elements` are multiples of it, otherwise 1. Pass lengths and strides
 /// in elements, and addresses divided by the size of their dtype.
-pub fn width(dtypes: &[Dtype], elements: impl IntoIterator<Item = u64>) -> u32 {
+pub(crate) fn width(dtypes: &[Dtype], elements: impl IntoIterator<Item = u64>) -> u32 {
     let widest = max_width(dtypes);
     if elements.into_iter().all(|elements| elements.is_multiple_of(u64::from(widest))) { widest } else { 1 }
 }
@@ -79,7 +79,7 @@ impl<'k> Elements<'k> {
     }
 
     /// Dtype of the elements.
-    pub fn dtype(self) -> Dtype {
+    pub(crate) fn dtype(self) -> Dtype {
         self.dtype
     }
 
@@ -99,7 +99,7 @@ impl<'k> Elements<'k> {
 
     /// Loads if `condition` holds; otherwise returns zeros without a memory access.
     #[track_caller]
-    pub fn load_when(self, condition: Value<'k, bool>, width: u32, access: Access) -> Chunk<'k> {
+    pub(crate) fn load_when(self, condition: Value<'k, bool>, width: u32, access: Access) -> Chunk<'k> {
         if condition.known() == Some(true) {
             return self.load(width, access);
         }
@@ -116,7 +116,7 @@ impl<'k> Elements<'k> {
 
     /// Loads one element, widened to f32.
     #[track_caller]
-    pub fn number(self, access: Access) -> Value<'k, f32> {
+    pub(crate) fn number(self, access: Access) -> Value<'k, f32> {
         self.load(1, access).numbers()[0]
     }
 
@@ -154,14 +154,14 @@ impl<'k> Chunk<'k> {
     /// Converts to `dtype`.
     #[must_use]
     #[track_caller]
-    pub fn to(&self, dtype: Dtype) -> Self {
+    pub(crate) fn to(&self, dtype: Dtype) -> Self {
         if dtype == self.dtype { self.clone() } else { Self::of(dtype, &self.numbers()) }
     }
 
     /// Divides each value by `by` and rounds to `dtype`.
     #[must_use]
     #[track_caller]
-    pub fn divided(&self, dtype: Dtype, by: Value<'k, f32>) -> Self {
+    pub(crate) fn divided(&self, dtype: Dtype, by: Value<'k, f32>) -> Self {
         let quotients: Vec<_> = self.numbers().into_iter().map(|number| number / by).collect();
         Self::of(dtype, &quotients)
     }
@@ -169,7 +169,7 @@ impl<'k> Chunk<'k> {
     /// Selects `self` if `condition` holds, otherwise `other` of the same dtype and width.
     #[must_use]
     #[track_caller]
-    pub fn or_else(&self, condition: Value<'k, bool>, other: &Self) -> Self {
+    pub(crate) fn or_else(&self, condition: Value<'k, bool>, other: &Self) -> Self {
         let both = self.words.iter().zip(&other.words);
         Self { words: both.map(|(&a, &b)| condition.select(a, b)).collect(), ..*self }
     }
@@ -186,10 +186,4 @@ impl<'k> Chunk<'k> {
             (_, words) => to.pointer::<u32>().store_vector([words[0], words[1], words[2], words[3]]),
         }
     }
-}
-
-/// `x` rounded to `dtype` and back.
-#[track_caller]
-pub fn rounded<'k>(dtype: Dtype, x: Value<'k, f32>) -> Value<'k, f32> {
-    widen(dtype, narrow(dtype, &[x]), 1)[0]
 }

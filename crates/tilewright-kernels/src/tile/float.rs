@@ -4,9 +4,7 @@ use half::{bf16, f16};
 use tilewright_ptx::build::{Builder, Stored, Value};
 
 /// 16-bit elements that kernels compute with in f32.
-pub trait Float: Stored {
-    /// Part of kernel names.
-    const NAME: &'static str;
+pub(crate) trait Float: Stored {
     /// Widens both halves of a word, the low one first.
     #[track_caller]
     fn widen<'k>(word: Value<'k, u32>) -> [Value<'k, f32>; 2];
@@ -16,7 +14,6 @@ pub trait Float: Stored {
 }
 
 impl Float for bf16 {
-    const NAME: &'static str = "bf16";
     #[track_caller]
     fn widen<'k>(word: Value<'k, u32>) -> [Value<'k, f32>; 2] {
         word.reinterpret::<tilewright_ptx::isa::types::Bf16x2>().to_f32()
@@ -28,7 +25,6 @@ impl Float for bf16 {
 }
 
 impl Float for f16 {
-    const NAME: &'static str = "f16";
     #[track_caller]
     fn widen<'k>(word: Value<'k, u32>) -> [Value<'k, f32>; 2] {
         word.reinterpret::<tilewright_ptx::isa::types::F16x2>().to_f32()

@@ -13,7 +13,7 @@ use tilewright_ptx::{
 
 /// The order in which four elements become two pairs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pairs {
+pub(crate) enum Pairs {
     /// Elements 0 and 1, then 2 and 3.
     Adjacent,
     /// Elements 0 and 2, then 1 and 3: those of two rows that a transposed `ldmatrix` put into one word.
@@ -22,7 +22,12 @@ pub enum Pairs {
 
 /// [`halves`] of the elements in the order of `pairs`, as f16.
 #[track_caller]
-pub fn f16_pairs<'k>(from: Dtype, arch: u32, word: Value<'k, u32>, pairs: Pairs) -> [Value<'k, u32>; 2] {
+pub(crate) fn f16_pairs<'k>(
+    from: Dtype,
+    arch: u32,
+    word: Value<'k, u32>,
+    pairs: Pairs,
+) -> [Value<'k, u32>; 2] {
     let word = if pairs == Pairs::Alternate { word.permute_bytes(0, 0x3120) } else { word };
     halves(from, Dtype::F16, arch, word)
 }

@@ -10,7 +10,7 @@ use tilewright_ptx::build::Value;
 
 /// Widens the first `count` elements of a word, lowest bits first.
 #[track_caller]
-pub fn widen(dtype: Dtype, word: Value<'_, u32>, count: usize) -> Vec<Value<'_, f32>> {
+pub(crate) fn widen(dtype: Dtype, word: Value<'_, u32>, count: usize) -> Vec<Value<'_, f32>> {
     let each_byte = |number: fn(Value<'_, u32>) -> Value<'_, f32>| {
         (0..count as u32).map(|i| number(word.bits(8 * i, 8))).collect()
     };
@@ -28,7 +28,7 @@ pub fn widen(dtype: Dtype, word: Value<'_, u32>, count: usize) -> Vec<Value<'_, 
 
 /// Rounds numbers to nearest and packs them, the first in the lowest bits, zero-padded.
 #[track_caller]
-pub fn narrow<'k>(dtype: Dtype, numbers: &[Value<'k, f32>]) -> Value<'k, u32> {
+pub(crate) fn narrow<'k>(dtype: Dtype, numbers: &[Value<'k, f32>]) -> Value<'k, u32> {
     let k = numbers[0].builder();
     let of = |i: usize| numbers.get(i).copied().unwrap_or_else(|| k.constant(0.0));
     match (dtype, numbers.len()) {

@@ -3,7 +3,7 @@
 use tilewright_ptx::build::Value;
 
 /// Transposes a 4 x 4 matrix of which each thread of a quad has a row: thread `t` receives word `t` of threads 0 to 3.
-pub fn transpose<'k>(words: [Value<'k, u32>; 4]) -> [Value<'k, u32>; 4] {
+pub(crate) fn transpose<'k>(words: [Value<'k, u32>; 4]) -> [Value<'k, u32>; 4] {
     let [a, b, c, d] = words;
     let lane = a.builder().lane();
     let [odd, upper] = [1, 2].map(|bit| (lane & bit).ne(0));

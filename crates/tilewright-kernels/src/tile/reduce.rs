@@ -4,13 +4,13 @@ use tilewright_ptx::build::{Builder, Shared, Value};
 
 /// Maximum over four adjacent lanes; the same in all four.
 #[track_caller]
-pub fn quad_max(x: Value<'_, f32>) -> Value<'_, f32> {
+pub(crate) fn quad_max(x: Value<'_, f32>) -> Value<'_, f32> {
     [1, 2].into_iter().fold(x, |x, mask| x.max(x.shuffle_xor(mask)))
 }
 
 /// [`quad_max`] of several values, interleaved to hide shuffle latency.
 #[track_caller]
-pub fn quads_max<'k>(values: Vec<Value<'k, f32>>) -> Vec<Value<'k, f32>> {
+pub(crate) fn quads_max<'k>(values: Vec<Value<'k, f32>>) -> Vec<Value<'k, f32>> {
     [1, 2].into_iter().fold(values, |values, mask| {
         let others: Vec<_> = values.iter().map(|x| x.shuffle_xor(mask)).collect();
         values.iter().zip(others).map(|(x, other)| x.max(other)).collect()
@@ -19,26 +19,26 @@ pub fn quads_max<'k>(values: Vec<Value<'k, f32>>) -> Vec<Value<'k, f32>> {
 
 /// Sum over four adjacent lanes; the same in all four.
 #[track_caller]
-pub fn quad_sum(x: Value<'_, f32>) -> Value<'_, f32> {
+pub(crate) fn quad_sum(x: Value<'_, f32>) -> Value<'_, f32> {
     [1, 2].into_iter().fold(x, |x, mask| x + x.shuffle_xor(mask))
 }
 
 /// Sum over a warp; the same in all lanes.
 #[track_caller]
-pub fn warp_sum(x: Value<'_, f32>) -> Value<'_, f32> {
+pub(crate) fn warp_sum(x: Value<'_, f32>) -> Value<'_, f32> {
     [16, 8, 4, 2, 1].into_iter().fold(x, |x, mask| x + x.shuffle_xor(mask))
 }
 
 /// Maximum over a warp; the same in all lanes.
 #[track_caller]
-pub fn warp_max(x: Value<'_, f32>) -> Value<'_, f32> {
+pub(crate) fn warp_max(x: Value<'_, f32>) -> Value<'_, f32> {
     [16, 8, 4, 2, 1].into_iter().fold(x, |x, mask| x.max(x.shuffle_xor(mask)))
 }
 
 /// Reduces over all `threads` threads of a CTA with `reduce_warp` in each warp and `combine` over warps; the same in
 /// all threads. `memory` holds one value per warp; synchronize before reusing it.
 #[track_caller]
-pub fn over_cta<'k>(
+pub(crate) fn over_cta<'k>(
     k: &'k Builder,
     (memory, threads): (Shared<'k, f32>, u32),
     x: Value<'k, f32>,

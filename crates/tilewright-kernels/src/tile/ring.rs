@@ -64,12 +64,6 @@ impl<'k> Cursor<'k> {
         self.stage.get()
     }
 
-    /// Parity of the turn: consumers wait for it, producers for its opposite.
-    #[track_caller]
-    pub fn turn(self) -> Value<'k, u32> {
-        self.turn.get()
-    }
-
     /// Producer: waits until the stage is empty and expects `bytes`; returns the barrier for the copies.
     #[track_caller]
     pub fn fill(self, bytes: u32) -> Barrier<'k> {
@@ -116,20 +110,5 @@ impl<'k> Cursor<'k> {
         let around = next.eq(self.ring.stages as u32);
         self.turn.set(around.select::<u32>(self.turn.get() ^ 1, self.turn.get()));
         self.stage.set(around.select::<u32>(0, next));
-    }
-
-    /// A second cursor at the same position.
-    #[must_use]
-    #[track_caller]
-    pub fn fork(self, k: &'k Builder) -> Self {
-        let (stage, turn) = (k.var("stage", self.stage.get()), k.var("turn", self.turn.get()));
-        Self { stage, turn, ..self }
-    }
-
-    /// Moves to the position of another cursor of the same ring.
-    #[track_caller]
-    pub fn follow(self, other: Self) {
-        self.stage.set(other.stage.get());
-        self.turn.set(other.turn.get());
     }
 }

@@ -49,17 +49,17 @@ impl RowPartition {
     }
 
     /// Threads per CTA.
-    pub fn cta_threads(self) -> u32 {
+    pub(crate) fn cta_threads(self) -> u32 {
         if self.threads > 32 { self.threads } else { THREADS }
     }
 
     /// Rows per CTA.
-    pub fn rows_per_cta(self) -> u32 {
+    pub(crate) fn rows_per_cta(self) -> u32 {
         if self.threads > 32 { 1 } else { THREADS / self.threads }
     }
 
     /// CTAs for `rows` rows.
-    pub fn ctas(self, rows: u32) -> u32 {
+    pub(crate) fn ctas(self, rows: u32) -> u32 {
         rows.div_ceil(self.rows_per_cta())
     }
 

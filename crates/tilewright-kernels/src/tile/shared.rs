@@ -16,7 +16,7 @@ const PANEL: usize = 64;
 
 /// Tensor map of 16-bit elements in boxes of one panel, `box_rows` rows high, for [`SharedTile`] loads and stores.
 /// Dimensions are innermost first; `strides` are the byte strides of all but the dense innermost one.
-pub fn panel_map(address: u64, dims: &[u64], strides: &[u64], box_rows: usize) -> TensorMap {
+pub(crate) fn panel_map(address: u64, dims: &[u64], strides: &[u64], box_rows: usize) -> TensorMap {
     let mut box_dims = vec![1; dims.len()];
     box_dims.iter_mut().zip([PANEL as u32, box_rows as u32]).for_each(|(side, of_panel)| *side = of_panel);
     let (dims, strides) = (dims.to_vec(), strides.to_vec());

@@ -19,14 +19,14 @@ pub struct Strided {
 
 impl Strided {
     /// Quantities that must be multiples of a chunk width ([`super::chunk::width`]).
-    pub fn alignment(self, dtype: Dtype) -> [u64; 3] {
+    pub(crate) fn alignment(self, dtype: Dtype) -> [u64; 3] {
         // an address that is not a multiple of the element size rules out every width but 1
         let size = dtype.size() as u64;
         let address = if self.address.is_multiple_of(size) { self.address / size } else { 1 };
         [address, self.strides[0], self.strides[1]]
     }
 
-    /// Address and strides in the order of [`StridedRows::param`].
+    /// Address and strides in the order of `StridedRows::param`.
     pub fn args(self) -> [Arg; 3] {
         [Arg::U64(self.address), Arg::U64(self.strides[0]), Arg::U64(self.strides[1])]
     }
@@ -88,7 +88,7 @@ impl<'k> StridedRows<'k> {
     /// Selects `self` if `condition` holds, otherwise `other`.
     #[must_use]
     #[track_caller]
-    pub fn or_else(self, condition: Value<'k, bool>, other: Self, dtype: Dtype) -> Self {
+    pub(crate) fn or_else(self, condition: Value<'k, bool>, other: Self, dtype: Dtype) -> Self {
         let select = |a, b| condition.select::<u64>(a, b);
         Self {
             base: Elements::new(select(self.base.address(), other.base.address()), dtype),

@@ -8,28 +8,28 @@ use tilewright_ptx::build::{Builder, Value};
 
 /// Partition with a fixed number of threads per token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TokenPartition {
+pub(crate) struct TokenPartition {
     threads: u32,
 }
 
 impl TokenPartition {
     /// Threads per CTA.
-    pub const THREADS: u32 = 256;
+    pub(crate) const THREADS: u32 = 256;
 
     /// Assigns `threads` threads to each token.
-    pub fn new(threads: u32) -> Self {
+    pub(crate) fn new(threads: u32) -> Self {
         Self { threads: threads.max(1) }
     }
 
     /// First two grid dimensions for `tokens` tokens.
-    pub fn ctas(self, tokens: u32) -> [u32; 2] {
+    pub(crate) fn ctas(self, tokens: u32) -> [u32; 2] {
         let tokens_per_cta = (Self::THREADS / self.threads).max(1);
         [tokens.div_ceil(tokens_per_cta), self.threads.div_ceil(Self::THREADS)]
     }
 
     /// Token of this thread, its index among the `threads` of the token, and whether both are in range.
     #[track_caller]
-    pub fn locate<'k>(
+    pub(crate) fn locate<'k>(
         k: &'k Builder,
         tokens: Value<'k, u32>,
         threads: Value<'k, u32>,

@@ -17,7 +17,7 @@ use tilewright_ptx::{
 
 /// Known index inputs of a hook; called only for inputs that the hook reads. Head counts and the hook's arguments are never
 /// requested.
-pub type HookInputs<'a, 'k> = dyn Fn(Input) -> Option<Value<'k, f32>> + 'a;
+pub(crate) type HookInputs<'a, 'k> = dyn Fn(Input) -> Option<Value<'k, f32>> + 'a;
 
 /// An array in device memory.
 #[derive(Debug, Clone, Copy)]

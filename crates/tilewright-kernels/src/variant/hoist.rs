@@ -56,7 +56,7 @@ pub(super) fn exact_nodes(graph: &Graph, arithmetic: Arithmetic) -> Vec<bool> {
 
 impl Hooks<'_> {
     /// The nodes of `hook` to store per row if the inputs `late`, including arguments of the hook, are not yet known.
-    pub fn hoisted_nodes(&self, hook: Hook, late: &[Input]) -> Vec<u32> {
+    pub(crate) fn hoisted_nodes(&self, hook: Hook, late: &[Input]) -> Vec<u32> {
         let graph = self.variant.graph(hook);
         let stages = stages(graph, late);
         let mut hoisted = graph.results().to_vec();
@@ -72,7 +72,7 @@ impl Hooks<'_> {
     }
 
     /// Number of operations of `hook` that depend on one of `late`.
-    pub fn late_operations(&self, hook: Hook, late: &[Input]) -> usize {
+    pub(crate) fn late_operations(&self, hook: Hook, late: &[Input]) -> usize {
         let graph = self.variant.graph(hook);
         let is_operation = |node: &Node| matches!(node, Node::Read { .. } | Node::Apply(..));
         let stages = stages(graph, late);
@@ -88,7 +88,7 @@ impl Hooks<'_> {
 impl<'k, 'v> DeclaredVariant<'k, 'v> {
     /// The hook with stored row values, by node. Nodes that only the stored values depend on are not recomputed.
     #[track_caller]
-    pub fn resume(
+    pub(crate) fn resume(
         &self,
         hook: Hook,
         values: &[(u32, Value<'k, f32>)],
@@ -110,7 +110,7 @@ impl<'k, 'v> DeclaredVariant<'k, 'v> {
 impl<'k> PartialHook<'k, '_> {
     /// The known values of some nodes; conditions are 1 or 0.
     #[track_caller]
-    pub fn values(&self, nodes: &[u32]) -> Vec<(u32, Value<'k, f32>)> {
+    pub(crate) fn values(&self, nodes: &[u32]) -> Vec<(u32, Value<'k, f32>)> {
         let value = |&node: &u32| match self.known(node)? {
             NodeValue::Number(number) => Some((node, number)),
             NodeValue::Truth(truth) => Some((node, truth.select(1.0, 0.0))),

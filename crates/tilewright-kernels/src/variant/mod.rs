@@ -37,7 +37,8 @@ mod hoist;
 mod strip;
 
 pub use apply::Arithmetic;
-pub use declared_variant::{DeclaredVariant, HookInputs, PartialHook};
+pub(crate) use declared_variant::DeclaredVariant;
+pub use declared_variant::PartialHook;
 pub(crate) use elementary::SoftCapped;
 pub use strip::KeyPositions;
 
@@ -81,12 +82,12 @@ impl<'v> Hooks<'v> {
     }
 
     /// Whether the hook does anything.
-    pub fn is_live(&self, hook: Hook) -> bool {
+    pub(crate) fn is_live(&self, hook: Hook) -> bool {
         self.variant.is_live(hook)
     }
 
     /// Whether the variant has a softmax; otherwise logits are the weights.
-    pub fn softmax(&self) -> bool {
+    pub(crate) fn softmax(&self) -> bool {
         self.variant.has_softmax()
     }
 
@@ -96,7 +97,7 @@ impl<'v> Hooks<'v> {
     }
 
     /// Whether the hook reads `input`.
-    pub fn reads(&self, hook: Hook, input: Input) -> bool {
+    pub(crate) fn reads(&self, hook: Hook, input: Input) -> bool {
         self.variant.graph(hook).nodes().contains(&Node::Input(input))
     }
 

@@ -39,7 +39,7 @@
 //! - Other batches (`multi_tile`) search for query tiles, with costs in 64 bits.
 //! - Warps without ends to find look up the units of step 5 during step 3.
 //!
-//! Plans of more than one request or two query tiles per thread have kernels of their own, with [`MAX_PER_THREAD`] times as many per
+//! Plans of more than one request or two query tiles per thread have kernels of their own, with `MAX_PER_THREAD` times as many per
 //! thread. They treat all batches as general ones.
 //!
 //! Invalid lengths set bits of [`LengthError`] in `flags`, and the plan is empty. No address is derived from unchecked lengths.
@@ -71,9 +71,9 @@ use tilewright_ptx::{
 use write::FirstItem;
 
 /// Threads per CTA.
-pub const THREADS: u32 = 1024;
+pub(crate) const THREADS: u32 = 1024;
 /// Maximum requests per thread.
-pub const MAX_PER_THREAD: u32 = 4;
+pub(crate) const MAX_PER_THREAD: u32 = 4;
 /// Units, or cuts, written per CTA.
 const UNITS_PER_CTA: u32 = 128;
 /// Maximum CTAs.
@@ -134,7 +134,7 @@ pub struct PlanConfig {
 
 impl PlanConfig {
     /// Maximum query tiles of a batch within the capacity.
-    pub fn query_tiles(&self) -> u32 {
+    pub(crate) fn query_tiles(&self) -> u32 {
         let [requests, rows, ..] = self.capacity;
         rows.min((rows / self.tile.max(1)).saturating_add(requests))
     }
@@ -164,13 +164,13 @@ pub enum KvLengths {
 pub struct PlanKernel {
     /// Whether keys are in a block table.
     pub block_table: bool,
-    /// Whether each thread has [`MAX_PER_THREAD`] requests instead of one.
+    /// Whether each thread has `MAX_PER_THREAD` requests instead of one.
     pub is_large: bool,
 }
 
 impl PlanKernel {
     /// All kernels.
-    pub const ALL: [Self; 4] = [
+    pub(crate) const ALL: [Self; 4] = [
         Self { block_table: false, is_large: false },
         Self { block_table: true, is_large: false },
         Self { block_table: false, is_large: true },

@@ -15,7 +15,7 @@ pub(super) const THREADS: u32 = CONSUMERS + 128;
 /// Query rows per CTA.
 pub const Q_ROWS: usize = 64;
 /// Maximum query heads.
-pub const MAX_HEADS: usize = 2 * Q_ROWS;
+pub(crate) const MAX_HEADS: usize = 2 * Q_ROWS;
 /// Keys per KV tile.
 pub(super) const KEYS: usize = 64;
 /// Columns of a panel of a shared tile.

@@ -38,7 +38,7 @@ mod masks;
 mod producer;
 mod schedule;
 
-pub use config::{MAX_HEADS, MlaWgmmaConfig, Q_ROWS};
+pub use config::{MlaWgmmaConfig, Q_ROWS};
 pub use large_merges::large_merges;
 
 use super::wgmma::{ARCH, SlotBarriers};

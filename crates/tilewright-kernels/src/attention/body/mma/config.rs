@@ -53,7 +53,7 @@ impl MmaConfig {
 
     /// CTAs per SM: the grid and `Tiling::workers` should be a multiple of it. Independent of `bodies`, because one plan serves
     /// both kernels.
-    pub fn ctas_per_sm(&self) -> u32 {
+    pub(crate) fn ctas_per_sm(&self) -> u32 {
         self.ctas_with_budget(self.tile_budget())
     }
 
@@ -80,11 +80,6 @@ impl MmaConfig {
             tile_budget.row_tiles,
             each.min(self.device.shared_per_cta).checked_sub(tile_budget.bytes)?,
         )
-    }
-
-    /// Bytes of shared memory per CTA.
-    pub fn shared_bytes(&self) -> usize {
-        self.layout().map_or(0, |layout| layout.cta.bytes)
     }
 
     /// The shared memory layout; `None` if it does not fit.

@@ -37,9 +37,9 @@ use tilewright::{
 use tilewright_ptx::{build::Builder, ir::Kernel, verify::Invalid};
 
 /// Threads per CTA.
-pub const THREADS: u32 = 128;
+pub(crate) const THREADS: u32 = 128;
 /// Keys per KV tile.
-pub const KEYS: u32 = 64;
+pub(crate) const KEYS: u32 = 64;
 /// Maximum head dim.
 pub const MAX_HEAD_DIM: u32 = 1024;
 /// Dims of keys in shared memory at once.
@@ -78,10 +78,6 @@ impl SimtConfig {
     }
 
     /// Approximate shared memory per CTA; below 99 KiB, which every GPU from sm_80 on has.
-    pub fn shared_bytes(self) -> usize {
-        self.shared_bytes_of(self.rows())
-    }
-
     fn shared_bytes_of(self, rows: u32) -> usize {
         let of_row = self.q_stride() + self.o_stride() + KEYS + 10;
         let of_key = 10;

@@ -95,7 +95,7 @@ impl WgmmaConfig {
     }
 
     /// The dtype to which softmax weights are rounded: that of 8-bit products, or `others`.
-    pub fn weights(&self, others: Dtype) -> Dtype {
+    pub(crate) fn weights(&self, others: Dtype) -> Dtype {
         if self.is_fp8() { self.q } else { others }
     }
 

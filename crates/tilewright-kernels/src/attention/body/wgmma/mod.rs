@@ -65,7 +65,7 @@ use tilewright_ptx::{
 };
 
 /// Architecture of the kernel.
-pub const ARCH: u32 = 90;
+pub(crate) const ARCH: u32 = 90;
 /// Named barriers: of both consumers, and the first of one per consumer, for the exponentials and for masks.
 const BOTH_CONSUMERS: u32 = 1;
 const EXPONENTIALS: u32 = 2;
@@ -123,7 +123,7 @@ pub fn kv_map(
 }
 
 /// Reasons why the kernel does not support a variant; empty if it does.
-pub fn unsupported_variant(config: &WgmmaConfig, variant: &ExpressionVariant) -> Vec<String> {
+pub(crate) fn unsupported_variant(config: &WgmmaConfig, variant: &ExpressionVariant) -> Vec<String> {
     let device = DeviceLimits::of_arch(ARCH);
     let WgmmaConfig { q, o, out, kv, head_dim, .. } = *config;
     let of_mma = mma::MmaConfig { q, o, out, kv, head_dim, bodies: super::Bodies::Both, device };
@@ -133,7 +133,7 @@ pub fn unsupported_variant(config: &WgmmaConfig, variant: &ExpressionVariant) ->
 /// Builds the kernel for a variant. Parameters: [`RunParams::args`].
 ///
 /// # Errors
-/// With the reasons of [`WgmmaConfig::unsupported`] and [`unsupported_variant`], if there are any.
+/// With the reasons of [`WgmmaConfig::unsupported`] and `unsupported_variant`, if there are any.
 pub fn attention(name: &str, config: &WgmmaConfig, variant: &ExpressionVariant) -> Result<Kernel, Invalid> {
     let reasons = [config.unsupported(), unsupported_variant(config, variant)].concat();
     if !reasons.is_empty() {

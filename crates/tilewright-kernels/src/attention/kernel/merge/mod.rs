@@ -17,4 +17,5 @@ pub(crate) mod partial_states;
 mod states;
 
 pub use arrival::max_fused_states;
-pub use states::{MergeConfig, MergeInputs, MergeKind, MergeParams, StateTensor, merge};
+pub(crate) use states::{MergeConfig, MergeKind};
+pub use states::{MergeInputs, MergeParams, StateTensor, merge};
