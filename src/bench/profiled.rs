@@ -7,22 +7,12 @@ use std::{
 };
 use tilewright::{
     Backend, Dtype, Opaque, Operator, Plan, Problem, Result, View, ViewMut, Workspace,
-    activation::GatedActivation,
     attention::{
-        AttentionRun, StateMerge, Tiling,
+        Tiling,
         variant::{ExpressionVariant, Variant},
     },
-    elementwise::{ElementwiseMap, ResidualSum},
-    gather::RowGather,
-    gemm::{GatedLinear, LinearLayer, PackedLinear, PackedMatrix, WeightFormat},
-    kv::{AppendPlan, PageCopies, append::KvAppend, rope_append::RopeAppend},
-    norm::{LayerNorm, RmsNorm},
-    operator::TensorRef,
-    rope::RopeRotation,
-    sampling::{
-        ChainVerification, LogitsEditing, LogprobQuery, SamplingDistribution, ScoreFilter, TensorChain,
-        TensorDistribution, TensorSampling, TensorTopKMask, TokenSampling, TopKSelection, TopKTransform,
-    },
+    gemm::{PackedMatrix, WeightFormat},
+    kv::{AppendPlan, PageCopies},
     tensor::{Buffer, IndexBuffer},
 };
 
@@ -75,117 +65,6 @@ impl<B: Backend> Profiled<B> {
     }
 }
 
-/// The profile of a call: a name and the bytes that it moves.
-trait Describe<'a>: Operator<'a> {
-    fn describe(&mut self) -> (String, usize) {
-        (self.name().to_owned(), tensor_bytes(self))
-    }
-}
-
-/// The bytes of all tensor arguments.
-fn tensor_bytes<'a>(operator: &mut impl Operator<'a>) -> usize {
-    let mut bytes = 0;
-    let of = |shape: &[usize], dtype: Dtype| shape.iter().product::<usize>() * dtype.size();
-    // the visitor returns no error
-    let _ = operator.views(&mut |_, tensor| {
-        bytes += match tensor {
-            TensorRef::Input(view) => of(view.shape(), view.dtype()),
-            TensorRef::Output(view) => of(view.shape(), view.dtype()),
-            TensorRef::Indices(indices) => indices.len() * size_of::<i32>(),
-            TensorRef::IndicesOut(indices) => indices.as_indices().len() * size_of::<i32>(),
-            TensorRef::Counters(counters) => counters.len() * size_of::<u64>(),
-            TensorRef::Slots(slots) => slots.len() * size_of::<i64>(),
-            TensorRef::Workspace(_) => 0,
-        };
-        Ok(())
-    });
-    bytes
-}
-
-macro_rules! describe_by_tensors {
-    ($($Operator:ident),+ $(,)?) => { $(impl<'a> Describe<'a> for $Operator<'a> {})+ };
-}
-describe_by_tensors!(
-    StateMerge,
-    RmsNorm,
-    LayerNorm,
-    RopeRotation,
-    GatedActivation,
-    ElementwiseMap,
-    ResidualSum,
-    ScoreFilter,
-    TokenSampling,
-    TensorSampling,
-    SamplingDistribution,
-    TensorDistribution,
-    LogitsEditing,
-    TopKSelection,
-    TopKTransform,
-    LogprobQuery,
-    ChainVerification,
-    TensorChain,
-    TensorTopKMask,
-);
-
-impl<'a> Describe<'a> for AttentionRun<'a> {
-    fn describe(&mut self) -> (String, usize) {
-        let explanation = self.plan.explain();
-        (self.name().to_owned(), explanation.kv_bytes + explanation.qo_bytes)
-    }
-}
-
-impl<'a> Describe<'a> for RowGather<'a> {
-    fn describe(&mut self) -> (String, usize) {
-        let written = self.out.shape().iter().product::<usize>();
-        (self.name().to_owned(), written * (self.out.dtype().size() + self.table.dtype().size()))
-    }
-}
-
-impl<'a> Describe<'a> for KvAppend<'a> {
-    fn describe(&mut self) -> (String, usize) {
-        let elements = self.new.shape().iter().product::<usize>();
-        (self.name().to_owned(), elements * (self.new.dtype().size() + self.cache.dtype().size()))
-    }
-}
-
-impl<'a> Describe<'a> for RopeAppend<'a> {
-    fn describe(&mut self) -> (String, usize) {
-        let of = |shape: &[usize], size: usize| shape.iter().product::<usize>() * size;
-        let read = [self.q.as_view(), self.k.as_view(), self.v].map(|x| of(x.shape(), x.dtype().size()));
-        let written = [self.q.shape(), self.k.shape(), self.v.shape()];
-        let written: usize = written.iter().map(|shape| of(shape, self.q_out.dtype().size())).sum();
-        (self.name().to_owned(), read.iter().sum::<usize>() + written)
-    }
-}
-
-impl<'a> Describe<'a> for LinearLayer<'a> {
-    fn describe(&mut self) -> (String, usize) {
-        (shape_name(self.name(), self.weight.shape()), tensor_bytes(self))
-    }
-}
-
-impl<'a> Describe<'a> for PackedLinear<'a> {
-    fn describe(&mut self) -> (String, usize) {
-        let weights = || self.products.iter().map(|product| product.weight.matrix);
-        let features = weights().map(|weight| weight.shape()[0]).sum();
-        let name = shape_name(self.name(), &[features, self.x.shape()[1]]);
-        let packed: usize = weights().map(PackedMatrix::bytes).sum();
-        (name, packed + tensor_bytes(self))
-    }
-}
-
-impl<'a> Describe<'a> for GatedLinear<'a> {
-    fn describe(&mut self) -> (String, usize) {
-        let (gate, up) = (self.gate.matrix, self.up.matrix);
-        let name = shape_name(self.name(), &[gate.shape()[0] + up.shape()[0], gate.shape()[1]]);
-        (name, gate.bytes() + up.bytes() + tensor_bytes(self))
-    }
-}
-
-fn shape_name(operator: &str, shape: &[usize]) -> String {
-    format!("{operator} {}x{}", shape[0], shape[1])
-}
-
 /// Forwards operators, timed.
 macro_rules! time {
     ($($method:ident: $($module:ident)::+, $Operator:ident;)+) => {$(
@@ -193,7 +72,7 @@ macro_rules! time {
             if !self.is_recording() {
                 return self.inner.$method(operator);
             }
-            self.record(Describe::describe(&mut operator), |inner| inner.$method(operator))
+            self.record((operator.profile_name(), operator.num_bytes()), |inner| inner.$method(operator))
         }
     )+};
 }

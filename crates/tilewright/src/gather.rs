@@ -50,6 +50,12 @@ impl<'a> Operator<'a> for RowGather<'a> {
         visit("out", TensorRef::Output(&mut self.out))
     }
 
+    /// Only the selected rows of the table are read.
+    fn num_bytes(&mut self) -> usize {
+        let written = self.out.shape().iter().product::<usize>();
+        written * (self.out.dtype().size() + self.table.dtype().size())
+    }
+
     dispatch!(gather_rows);
 }
 

@@ -11,7 +11,7 @@ pub(crate) use packed::{INT4_INPUTS, TILE_FEATURES, TILE_PANELS, TileMut};
 
 use crate::{
     Backend, Dtype, Error, Operator, Result, View, ViewMut,
-    operator::{TensorRef, TensorVisitor, dispatch},
+    operator::{TensorRef, TensorVisitor, dispatch, shape_name},
     rows::check_rows,
     tensor::{check_computable, check_shape},
 };
@@ -66,6 +66,10 @@ impl<'a> Operator<'a> for LinearLayer<'a> {
             visit("bias", TensorRef::Input(bias))?;
         }
         visit("out", TensorRef::Output(&mut self.out))
+    }
+
+    fn profile_name(&self) -> String {
+        shape_name(self.name(), self.weight.shape())
     }
 
     dispatch!(linear);

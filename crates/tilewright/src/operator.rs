@@ -3,7 +3,7 @@
 //! [`Operator::run`] validates the arguments once, then passes the struct to the backend's method of that operator.
 
 use crate::{
-    Backend, Error, ErrorKind, Result, View, ViewMut, Workspace,
+    Backend, Dtype, Error, ErrorKind, Result, View, ViewMut, Workspace,
     tensor::{DeviceAddress, DeviceMemory, Indices, IndicesMut, Integers},
 };
 
@@ -61,6 +61,16 @@ pub trait Operator<'a>: Sized {
     /// Those of `visit`.
     fn views(&mut self, visit: &mut TensorVisitor<'_, 'a>) -> Result<()>;
 
+    /// The name in profiles: matrix products add the shape of their weights.
+    fn profile_name(&self) -> String {
+        self.name().to_owned()
+    }
+
+    /// The bytes that a call reads and writes: those of all its tensors, unless it uses only a part of one.
+    fn num_bytes(&mut self) -> usize {
+        tensor_bytes(self)
+    }
+
     /// Calls the backend's method of this operator, which relies on a successful [`Operator::check`].
     ///
     /// # Errors
@@ -75,6 +85,31 @@ pub trait Operator<'a>: Sized {
         self.check()?;
         self.dispatch(backend)
     }
+}
+
+/// The bytes of all tensor arguments but the workspace.
+pub(crate) fn tensor_bytes<'a>(operator: &mut impl Operator<'a>) -> usize {
+    let mut bytes = 0;
+    let of = |shape: &[usize], dtype: Dtype| shape.iter().product::<usize>() * dtype.size();
+    // the visitor returns no error
+    let _ = operator.views(&mut |_, tensor| {
+        bytes += match tensor {
+            TensorRef::Input(view) => of(view.shape(), view.dtype()),
+            TensorRef::Output(view) => of(view.shape(), view.dtype()),
+            TensorRef::Indices(indices) => indices.len() * size_of::<i32>(),
+            TensorRef::IndicesOut(indices) => indices.as_indices().len() * size_of::<i32>(),
+            TensorRef::Counters(counters) => counters.len() * size_of::<u64>(),
+            TensorRef::Slots(slots) => slots.len() * size_of::<i64>(),
+            TensorRef::Workspace(_) => 0,
+        };
+        Ok(())
+    });
+    bytes
+}
+
+/// The name of a matrix product with the shape of its weights, for profiles.
+pub(crate) fn shape_name(operator: &str, shape: &[usize]) -> String {
+    format!("{operator} {}x{}", shape[0], shape[1])
 }
 
 /// Implements [`Operator::dispatch`] by a method of the backend.

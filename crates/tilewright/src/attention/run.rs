@@ -185,6 +185,11 @@ impl<'a> Operator<'a> for AttentionRun<'a> {
         visit("workspace", TensorRef::Workspace(&mut self.out.workspace))
     }
 
+    fn num_bytes(&mut self) -> usize {
+        let explanation = self.plan.explain();
+        explanation.kv_bytes + explanation.qo_bytes
+    }
+
     dispatch!(attention);
 }
 

@@ -13,7 +13,7 @@
 use crate::{
     Backend, Dtype, Element, Error, Result, View, ViewMut,
     activation::Activation,
-    operator::{Operator, TensorRef, TensorVisitor, dispatch},
+    operator::{Operator, TensorRef, TensorVisitor, dispatch, shape_name, tensor_bytes},
     rows::check_rows,
     tensor::{check_computable, check_shape},
 };
@@ -289,6 +289,16 @@ impl<'a> Operator<'a> for PackedLinear<'a> {
         Ok(())
     }
 
+    fn profile_name(&self) -> String {
+        let features = self.products.iter().map(|product| product.weight.matrix.shape()[0]).sum();
+        shape_name(self.name(), &[features, self.x.shape()[1]])
+    }
+
+    fn num_bytes(&mut self) -> usize {
+        let packed: usize = self.products.iter().map(|product| product.weight.matrix.bytes()).sum();
+        packed + tensor_bytes(self)
+    }
+
     dispatch!(packed_linear);
 }
 
@@ -339,6 +349,15 @@ impl<'a> Operator<'a> for GatedLinear<'a> {
             visit("bias", TensorRef::Input(bias))?;
         }
         visit("out", TensorRef::Output(&mut self.out))
+    }
+
+    fn profile_name(&self) -> String {
+        let (gate, up) = (self.gate.matrix, self.up.matrix);
+        shape_name(self.name(), &[gate.shape()[0] + up.shape()[0], gate.shape()[1]])
+    }
+
+    fn num_bytes(&mut self) -> usize {
+        self.gate.matrix.bytes() + self.up.matrix.bytes() + tensor_bytes(self)
     }
 
     dispatch!(gated_linear);

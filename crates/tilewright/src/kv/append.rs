@@ -263,6 +263,12 @@ impl<'a> Operator<'a> for KvAppend<'a> {
         }
     }
 
+    /// Only the slots of the new tokens are written.
+    fn num_bytes(&mut self) -> usize {
+        let elements = self.new.shape().iter().product::<usize>();
+        elements * (self.new.dtype().size() + self.cache.dtype().size())
+    }
+
     dispatch!(append);
 }
 

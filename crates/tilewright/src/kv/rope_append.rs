@@ -86,6 +86,15 @@ impl<'a> Operator<'a> for RopeAppend<'a> {
         visit("cache v", TensorRef::Output(&mut self.cache.v))
     }
 
+    /// Only the slots of the new tokens are written.
+    fn num_bytes(&mut self) -> usize {
+        let of = |shape: &[usize], size: usize| shape.iter().product::<usize>() * size;
+        let read = [self.q.as_view(), self.k.as_view(), self.v].map(|x| of(x.shape(), x.dtype().size()));
+        let written = [self.q.shape(), self.k.shape(), self.v.shape()];
+        let written: usize = written.iter().map(|shape| of(shape, self.q_out.dtype().size())).sum();
+        read.iter().sum::<usize>() + written
+    }
+
     fn dispatch<B: Backend + ?Sized>(self, backend: &B) -> Result<()> {
         backend.rope_append(self)
     }
