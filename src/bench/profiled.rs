@@ -122,6 +122,7 @@ impl<B: Backend> Backend for Profiled<B> {
 
     tilewright::for_each_operator!(time);
     time! {
+        attention: attention, AttentionRun;
         rope_append: kv::rope_append, RopeAppend;
         packed_linear: gemm, PackedLinear;
         gated_linear: gemm, GatedLinear;

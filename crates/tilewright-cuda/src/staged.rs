@@ -179,6 +179,7 @@ impl<M: Machine> Backend for Staged<M> {
 
     tilewright::for_each_operator!(stage);
     stage! {
+        attention: attention, AttentionRun;
         copy_pages: kv, PageCopies;
         rope_append: kv::rope_append, RopeAppend;
         segment_gemm: gemm, SegmentGemm;

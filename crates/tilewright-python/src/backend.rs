@@ -130,5 +130,8 @@ impl Backend for AnyBackend {
     }
 
     tilewright::for_each_operator!(dispatch);
-    dispatch!(segment_gemm: gemm, SegmentGemm;);
+    dispatch! {
+        attention: attention, AttentionRun;
+        segment_gemm: gemm, SegmentGemm;
+    }
 }

@@ -30,12 +30,13 @@ pub trait RecordedGraph: Debug + Send + Sync {
 }
 
 /// Calls `$declare!` with the operators that every [`Backend`] has: `method: module of the operator, Operator;`.
+///
+/// `attention` is not among them, because a backend checks its plan before its tensors.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! for_each_operator {
     ($declare:ident) => {
         $declare! {
-            attention: attention, AttentionRun;
             merge_states: attention, StateMerge;
             linear: gemm, LinearLayer;
             append: kv::append, KvAppend;
@@ -303,5 +304,6 @@ pub trait Backend {
         Err(unsupported(operator.name(), &self.describe()))
     }
 
+    declare_methods!(attention: attention, AttentionRun;);
     crate::for_each_operator!(declare_methods);
 }

@@ -4,25 +4,21 @@
 //! alignment and extents. A run before a capture, with the tensors of the capture, loads what the capture needs.
 
 mod activation;
-mod append;
-mod append_slots;
 mod attention;
 mod bits;
 mod checks;
 mod constants;
 mod elementwise;
 mod gather;
+mod gemm;
 mod geometry;
-mod linear;
+mod kv;
 mod memory;
-mod merge;
 mod norm;
 mod rope;
-mod rope_append;
 mod sampling;
 
 use crate::machine::{Limits, Machine};
-use append_slots::AppendSlots;
 use attention::kernel::{AttentionKernels, tiling};
 use checks::HostCopies;
 use constants::Constants;
@@ -32,22 +28,12 @@ use std::{
 };
 use tilewright::{
     Backend, Dtype, Error, Opaque, Operator, RecordedGraph, Result, View, ViewMut, Workspace,
-    activation::GatedActivation,
     attention::{
-        AttentionRun, BitOrder, DeviceBatch, Plan, Problem, StateMerge, Tiling,
+        AttentionRun, BitOrder, DeviceBatch, Plan, Problem, Tiling,
         variant::{ExpressionVariant, Variant},
     },
-    elementwise::{ElementwiseMap, ResidualSum},
-    gather::RowGather,
-    gemm::{LinearLayer, SegmentGemm},
-    kv::{AppendPlan, PageCopies, append::KvAppend, rope_append::RopeAppend},
-    norm::{LayerNorm, RmsNorm},
+    kv::AppendPlan,
     operator::TensorRef,
-    rope::RopeRotation,
-    sampling::{
-        ChainVerification, LogitsEditing, LogprobQuery, SamplingDistribution, ScoreFilter, TensorChain,
-        TensorDistribution, TensorSampling, TensorTopKMask, TokenSampling, TopKSelection, TopKTransform,
-    },
     tensor::{Buffer, DeviceAddress, DeviceMemory, IndexBuffer, Integers},
 };
 use tilewright_ptx::{ir::Kernel, verify::Invalid};
@@ -206,15 +192,16 @@ impl<M: Machine> Gpu<M> {
     }
 }
 
-/// Implements the method of each operator: checks that its tensors are on the device, then calls the function.
-macro_rules! operators {
-    ($($method:ident: $Operator:ident => $function:path),+ $(,)?) => {
-        $(fn $method(&self, operator: $Operator<'_>) -> Result<()> {
+/// Implements the method of each operator: checks that its tensors are on the device, then calls the function with the name of
+/// the method in the module with the name of the operator's module.
+macro_rules! execute {
+    ($($method:ident: $($module:ident)::+, $Operator:ident;)+) => {$(
+        fn $method(&self, operator: tilewright::$($module::)+$Operator<'_>) -> Result<()> {
             self.run_operator(&mut HostCopies::default(), self.on_device(operator)?, |operator| {
-                $function(self, operator)
+                $($module::)+$method(self, operator)
             })
-        })+
-    };
+        }
+    )+};
 }
 
 impl<M: Machine> Backend for Gpu<M> {
@@ -251,7 +238,7 @@ impl<M: Machine> Backend for Gpu<M> {
     }
 
     fn prepare_append(&self, plan: &AppendPlan) -> Result<Option<Opaque>> {
-        append_slots::prepare(self, plan)
+        kv::append_slots::prepare(self, plan)
     }
 
     fn tiling(&self, problem: &Problem) -> Result<Tiling> {
@@ -309,31 +296,10 @@ impl<M: Machine> Backend for Gpu<M> {
         bits::segment_packbits(self, flags, indptr, order)
     }
 
-    operators! {
-        copy_pages: PageCopies => memory::copy_pages,
-        gather_rows: RowGather => gather::gather_rows,
-        merge_states: StateMerge => merge::merge_states,
-        linear: LinearLayer => linear::linear,
-        segment_gemm: SegmentGemm => linear::segment_gemm,
-        append: KvAppend => append::append,
-        rmsnorm: RmsNorm => norm::rmsnorm,
-        layer_norm: LayerNorm => norm::layer_norm,
-        rope: RopeRotation => rope::rope,
-        rope_append: RopeAppend => rope_append::rope_append,
-        act_and_mul: GatedActivation => activation::act_and_mul,
-        map_in_place: ElementwiseMap => elementwise::map_in_place,
-        add: ResidualSum => elementwise::add,
-        filter: ScoreFilter => sampling::filter,
-        sample: TokenSampling => sampling::sample,
-        sample_tensors: TensorSampling => sampling::sample_tensors,
-        distribution: SamplingDistribution => sampling::distribution,
-        distribution_tensors: TensorDistribution => sampling::distribution_tensors,
-        top_k_mask_tensors: TensorTopKMask => sampling::top_k_mask_tensors,
-        edit_logits: LogitsEditing => sampling::edit_logits,
-        top_k: TopKSelection => sampling::top_k,
-        top_k_transform: TopKTransform => sampling::top_k_transform,
-        logprobs: LogprobQuery => sampling::logprobs,
-        chain_tensors: TensorChain => sampling::chain_tensors,
-        chain_speculative_sampling: ChainVerification => sampling::chain_speculative_sampling,
+    tilewright::for_each_operator!(execute);
+    execute! {
+        copy_pages: kv, PageCopies;
+        segment_gemm: gemm, SegmentGemm;
+        rope_append: kv::rope_append, RopeAppend;
     }
 }

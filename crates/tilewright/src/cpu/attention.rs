@@ -119,7 +119,7 @@ pub(super) fn run(cpu: &Cpu, operator: AttentionRun<'_>) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn merge_states(operator: StateMerge<'_>) {
+pub(super) fn merge_states(_: &Cpu, operator: StateMerge<'_>) {
     let StateMerge { o, lse, mut out, mut out_lse, in_place, mask } = operator;
     let &[rows, heads, dim] = out.shape() else { return };
     let states = if in_place { 2 } else { o.shape()[1] };

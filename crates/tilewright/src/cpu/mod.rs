@@ -1,11 +1,11 @@
 //! CPU backend: executes the same plans as the GPU backend on a team of threads.
 
 mod activation;
-mod append;
 mod attention;
 mod elementwise;
 mod gather;
 mod gemm;
+mod kv;
 mod norm;
 mod roofline;
 mod rope;
@@ -22,23 +22,13 @@ pub use trial::Trial;
 
 use crate::{
     Backend, Error, Result, View,
-    activation::GatedActivation,
     attention::{
-        AttentionRun, Problem, StateMerge, Tiling,
+        AttentionRun, Problem, Tiling,
         variant::{ExpressionVariant, Variant},
     },
     backend::Opaque,
-    elementwise::{ElementwiseMap, ResidualSum},
-    gather::RowGather,
-    gemm::{GatedLinear, LinearLayer, PackedLinear, PackedMatrix, WeightFormat},
-    kv::append::KvAppend,
-    norm::{LayerNorm, RmsNorm},
+    gemm::{PackedMatrix, WeightFormat},
     operator::on_host,
-    rope::RopeRotation,
-    sampling::{
-        ChainVerification, LogitsEditing, LogprobQuery, SamplingDistribution, ScoreFilter, TensorChain,
-        TensorDistribution, TensorSampling, TensorTopKMask, TokenSampling, TopKSelection, TopKTransform,
-    },
 };
 use simd::team::{Team, lock};
 use std::sync::{Arc, Mutex};
@@ -173,14 +163,15 @@ impl Default for Cpu {
     }
 }
 
-/// Implements the method of each operator: checks that its tensors are on the host, then calls the function.
-macro_rules! operators {
-    ($($method:ident: $Operator:ident => $function:path),+ $(,)?) => {
-        $(fn $method(&self, operator: $Operator<'_>) -> Result<()> {
-            $function(self, on_host(operator)?);
+/// Implements the method of each operator: checks that its tensors are on the host, then calls the function with the name of the
+/// method in the module with the name of the operator's module.
+macro_rules! execute {
+    ($($method:ident: $($module:ident)::+, $Operator:ident;)+) => {$(
+        fn $method(&self, operator: crate::$($module::)+$Operator<'_>) -> Result<()> {
+            $($module::)+$method(self, on_host(operator)?);
             Ok(())
-        })+
-    };
+        }
+    )+};
 }
 
 impl Backend for Cpu {
@@ -216,42 +207,13 @@ impl Backend for Cpu {
         attention::run(self, on_host(operator)?)
     }
 
-    fn merge_states(&self, operator: StateMerge<'_>) -> Result<()> {
-        attention::merge_states(on_host(operator)?);
-        Ok(())
-    }
-
-    fn append(&self, operator: KvAppend<'_>) -> Result<()> {
-        append::append(on_host(operator)?);
-        Ok(())
-    }
-
     fn pack(&self, weight: View<'_>, format: WeightFormat) -> Result<Option<PackedMatrix>> {
         gemm::pack(self, weight, format).map(Some)
     }
 
-    operators! {
-        linear: LinearLayer => gemm::linear,
-        packed_linear: PackedLinear => gemm::packed_linear,
-        gated_linear: GatedLinear => gemm::gated_linear,
-        gather_rows: RowGather => gather::gather_rows,
-        rmsnorm: RmsNorm => norm::rmsnorm,
-        layer_norm: LayerNorm => norm::layer_norm,
-        rope: RopeRotation => rope::rope,
-        act_and_mul: GatedActivation => activation::act_and_mul,
-        map_in_place: ElementwiseMap => elementwise::map_in_place,
-        add: ResidualSum => elementwise::add,
-        filter: ScoreFilter => sampling::filter,
-        sample: TokenSampling => sampling::sample,
-        sample_tensors: TensorSampling => sampling::sample_tensors,
-        distribution: SamplingDistribution => sampling::distribution,
-        distribution_tensors: TensorDistribution => sampling::distribution_tensors,
-        top_k_mask_tensors: TensorTopKMask => sampling::top_k_mask_tensors,
-        edit_logits: LogitsEditing => sampling::edit::run,
-        top_k: TopKSelection => sampling::top_k::run,
-        top_k_transform: TopKTransform => sampling::top_k::transform,
-        logprobs: LogprobQuery => sampling::logprobs::run,
-        chain_speculative_sampling: ChainVerification => sampling::speculative::run,
-        chain_tensors: TensorChain => sampling::speculative::run_tensors,
+    crate::for_each_operator!(execute);
+    execute! {
+        packed_linear: gemm, PackedLinear;
+        gated_linear: gemm, GatedLinear;
     }
 }

@@ -3,10 +3,15 @@
 //! Weights are `e^((logit - max) / temperature)`, or the input probabilities. They are not normalized: filters and draws
 //! scale by their sum instead.
 
-pub(super) mod edit;
-pub(super) mod logprobs;
-pub(super) mod speculative;
-pub(super) mod top_k;
+mod edit;
+mod logprobs;
+mod speculative;
+mod top_k;
+
+pub(super) use edit::edit_logits;
+pub(super) use logprobs::logprobs;
+pub(super) use speculative::{chain_speculative_sampling, chain_tensors};
+pub(super) use top_k::{top_k, top_k_transform};
 
 use super::threshold::{search, ties_within};
 use crate::{

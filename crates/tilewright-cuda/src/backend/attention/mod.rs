@@ -9,6 +9,9 @@ mod device_plan;
 mod flatten;
 mod hooks;
 pub(super) mod kernel;
+mod merge;
+
+pub(super) use merge::merge_states;
 
 use super::{Gpu, geometry::head_stride};
 use crate::machine::Machine;

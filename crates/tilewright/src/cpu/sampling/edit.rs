@@ -10,7 +10,7 @@ use crate::{
 /// A token of a history, and whether it is in the output.
 type Occurrence = (u32, bool);
 
-pub(in crate::cpu) fn run(cpu: &Cpu, operator: LogitsEditing<'_>) {
+pub(in crate::cpu) fn edit_logits(cpu: &Cpu, operator: LogitsEditing<'_>) {
     let LogitsEditing { edit, logits } = operator;
     let masked = masked_rows(&edit, logits.shape()[0]);
     let vocab = logits.shape()[1];

@@ -7,7 +7,7 @@ use crate::{
     sampling::{Choice, LogprobQuery, Logprobs, SamplingParams, Scores, TieBreak, TokenLogprob, TopK},
 };
 
-pub(in crate::cpu) fn run(cpu: &Cpu, operator: LogprobQuery<'_>) {
+pub(in crate::cpu) fn logprobs(cpu: &Cpu, operator: LogprobQuery<'_>) {
     let name = operator.name();
     let LogprobQuery { logits: view, params, choices, out } = operator;
     let scratch = || (Vec::new(), Vec::new());

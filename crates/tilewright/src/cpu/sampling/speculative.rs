@@ -10,7 +10,7 @@ use crate::{
     },
 };
 
-pub(in crate::cpu) fn run(cpu: &Cpu, operator: ChainVerification<'_>) {
+pub(in crate::cpu) fn chain_speculative_sampling(cpu: &Cpu, operator: ChainVerification<'_>) {
     let name = operator.name();
     let ChainVerification { drafts, target, params, out } = operator;
     let (positions, vocab) = (target.view().shape()[1], target.view().shape()[2]);
@@ -30,7 +30,7 @@ pub(in crate::cpu) fn run(cpu: &Cpu, operator: ChainVerification<'_>) {
     }
 }
 
-pub(in crate::cpu) fn run_tensors(cpu: &Cpu, operator: TensorChain<'_>) {
+pub(in crate::cpu) fn chain_tensors(cpu: &Cpu, operator: TensorChain<'_>) {
     let TensorChain { draft_probs, draft_ids, target, params, tokens, outcomes } = operator;
     let (Some(ids), Some(tokens), Some(outcomes)) =
         (draft_ids.host(), tokens.into_host(), outcomes.into_host())
@@ -42,7 +42,7 @@ pub(in crate::cpu) fn run_tensors(cpu: &Cpu, operator: TensorChain<'_>) {
     let mut chains = vec![Ok(ChainCounts::default()); batch];
     let out = ChainOutput { tokens, chains: &mut chains, totals: None };
     let drafts = Drafts { probs: draft_probs, ids };
-    run(cpu, ChainVerification { drafts, target, params: &params, out });
+    chain_speculative_sampling(cpu, ChainVerification { drafts, target, params: &params, out });
     for (to, chain) in outcomes.chunks_exact_mut(TensorChain::OUTCOME_WORDS).zip(&chains) {
         let ChainCounts { accepted, emitted } = chain.as_ref().copied().unwrap_or_default();
         (to[TensorChain::ACCEPTED], to[TensorChain::EMITTED]) = (accepted as i32, emitted as i32);

@@ -10,7 +10,7 @@ use crate::{
 };
 use std::cmp::Ordering;
 
-pub(in crate::cpu) fn run(cpu: &Cpu, operator: TopKSelection<'_>) {
+pub(in crate::cpu) fn top_k(cpu: &Cpu, operator: TopKSelection<'_>) {
     let TopKSelection { scores, top_k, values, indices } = operator;
     let (vocab, indices) = (scores.shape()[1], indices.into_host().unwrap_or_default());
     with_dtype!(scores.dtype(), T => {
@@ -31,7 +31,7 @@ pub(in crate::cpu) fn run(cpu: &Cpu, operator: TopKSelection<'_>) {
     });
 }
 
-pub(in crate::cpu) fn transform(cpu: &Cpu, operator: TopKTransform<'_>) {
+pub(in crate::cpu) fn top_k_transform(cpu: &Cpu, operator: TopKTransform<'_>) {
     let TopKTransform { scores, lengths, starts, k, ties, mapping, indices, window_indices } = operator;
     let (max_len, select) = (scores.shape()[1], TopK { k, ties, sorted: false });
     let indices = indices.into_host().unwrap_or_default().chunks_mut(k);

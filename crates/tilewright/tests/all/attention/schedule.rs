@@ -30,6 +30,7 @@ impl Backend for TilingBackend {
     }
 
     tilewright::for_each_operator!(refuse);
+    refuse!(attention: attention, AttentionRun;);
 }
 
 /// A random batch with its problem, tiling and split.

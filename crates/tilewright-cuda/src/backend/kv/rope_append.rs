@@ -1,11 +1,13 @@
 //! Head norms, RoPE and append with the kernel of `tilewright_kernels::rope::append`, or one after the other.
 
-use super::{
-    AppendSlots, Gpu,
-    append::paged,
-    geometry::{address, extent, rows},
+use super::{append::paged, append_slots::AppendSlots};
+use crate::{
+    backend::{
+        Gpu,
+        geometry::{address, extent, rows},
+    },
+    machine::Machine,
 };
-use crate::machine::Machine;
 use tilewright::{
     Operator, Result,
     kv::rope_append::{HeadNorms, RopeAppend},
@@ -13,7 +15,7 @@ use tilewright::{
 };
 use tilewright_kernels::rope::append::{RopeAppendParams, rope_append as kernel};
 
-pub(super) fn rope_append<M: Machine>(gpu: &Gpu<M>, operator: RopeAppend<'_>) -> Result<()> {
+pub(in crate::backend) fn rope_append<M: Machine>(gpu: &Gpu<M>, operator: RopeAppend<'_>) -> Result<()> {
     let name = operator.name();
     let [tokens, heads, dim] = [0, 1, 2].map(|axis| operator.k.shape()[axis]);
     if tokens == 0 {

@@ -1,10 +1,13 @@
 //! Append to the paged KV cache with the kernels of `tilewright_kernels::append`.
 
-use super::{
-    AppendSlots, Gpu,
-    geometry::{address, extent, head_stride, rows},
+use super::append_slots::AppendSlots;
+use crate::{
+    backend::{
+        Gpu,
+        geometry::{address, extent, head_stride, rows},
+    },
+    machine::Machine,
 };
-use crate::machine::Machine;
 use tilewright::{
     Operator, Result, View, kv,
     kv::{KvStrides, ScaleMut, SlotArrays, Slots, append::KvAppend},
@@ -36,7 +39,7 @@ impl SlotWords {
     }
 }
 
-pub(super) fn append<M: Machine>(gpu: &Gpu<M>, operator: KvAppend<'_>) -> Result<()> {
+pub(in crate::backend) fn append<M: Machine>(gpu: &Gpu<M>, operator: KvAppend<'_>) -> Result<()> {
     let (name, KvAppend { new, cache, strides, slots, scale, .. }) = (operator.name(), &operator);
     let [tokens, heads, dim] = [0, 1, 2].map(|axis| new.shape()[axis]);
     if tokens == 0 || heads == 0 || dim == 0 {

@@ -1,11 +1,11 @@
 //! CPU append to KV pages: each (token, head) is a contiguous run, divided by its scale and rounded.
 
 use crate::{
-    Element, ViewMut,
+    Cpu, Element, ViewMut,
     kv::{AppendSlots, KvStrides, PageSlots, ScaleMut, append::KvAppend},
 };
 
-pub(super) fn append(operator: KvAppend<'_>) {
+pub(in crate::cpu) fn append(_: &Cpu, operator: KvAppend<'_>) {
     if operator.new.shape().contains(&0) {
         return; // nothing to write, into a cache that may have no memory
     }

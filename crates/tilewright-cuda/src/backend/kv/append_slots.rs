@@ -2,8 +2,7 @@
 //!
 //! i64 `[capacity]`: `page * page_size + slot` of each token, -1 to skip it. The memory keeps its address when a plan is refilled.
 
-use super::Gpu;
-use crate::machine::Machine;
+use crate::{backend::Gpu, machine::Machine};
 use std::sync::Arc;
 use tilewright::{Error, Opaque, Result, kv::AppendPlan, tensor::DeviceMemory};
 use tilewright_kernels::append::SlotMapping;
@@ -33,7 +32,7 @@ impl<M: Machine> Gpu<M> {
 }
 
 /// Uploads the slots of `plan`, into its previous memory if that fits.
-pub(super) fn prepare<M: Machine>(gpu: &Gpu<M>, plan: &AppendPlan) -> Result<Option<Opaque>> {
+pub(in crate::backend) fn prepare<M: Machine>(gpu: &Gpu<M>, plan: &AppendPlan) -> Result<Option<Opaque>> {
     let (numbers, page_size) = numbers(plan)?;
     let bytes = bytemuck::cast_slice(&numbers);
     if let Some(before) = plan.prepared()

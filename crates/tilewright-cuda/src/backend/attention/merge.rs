@@ -1,14 +1,16 @@
 //! Merge of attention states with the kernels of `tilewright_kernels::attention::kernel::merge`.
 
-use super::{
-    Gpu,
-    geometry::{address, extent, extents},
+use crate::{
+    backend::{
+        Gpu,
+        geometry::{address, extent, extents},
+    },
+    machine::Machine,
 };
-use crate::machine::Machine;
 use tilewright::{Error, Operator, Result, View, attention::StateMerge};
 use tilewright_kernels::attention::kernel::merge::{MergeInputs, MergeParams, StateTensor, merge};
 
-pub(super) fn merge_states<M: Machine>(gpu: &Gpu<M>, operator: StateMerge<'_>) -> Result<()> {
+pub(in crate::backend) fn merge_states<M: Machine>(gpu: &Gpu<M>, operator: StateMerge<'_>) -> Result<()> {
     let StateMerge { o, lse, out, out_lse, in_place, mask } = &operator;
     let name = operator.name();
     let Some(shape) = extents(name, out.shape())? else { return Ok(()) };

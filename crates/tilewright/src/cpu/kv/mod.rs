@@ -1,0 +1,3 @@
+//! Operators of the KV cache on the CPU.
+
+pub(super) mod append;
