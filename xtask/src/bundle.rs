@@ -125,9 +125,9 @@ const SANITIZED: [&str; 20] = [
     // append with given and with computed scales
     "all conformance::quantise::gpu::given_scales_divide_and_round",
     "all conformance::quantise::gpu::reused_pages_reset_their_scales",
-    "all conformance::norm::gpu::nan_stays_in_its_row_and_empty_batches_are_fine",
-    "all conformance::rope::gpu::queries_and_keys_may_differ",
-    "all conformance::activation::gpu::nan_and_infinity_follow_the_formulas",
+    "all conformance::layers::norm::gpu::nan_stays_in_its_row_and_empty_batches_are_fine",
+    "all conformance::layers::rope::gpu::queries_and_keys_may_differ",
+    "all conformance::layers::activation::gpu::nan_and_infinity_follow_the_formulas",
     "all sampling::top::gpu::top_k_selects_what_sorting_selects",
     "all sampling::top::gpu::raw_logprobs_match_the_softmax",
     "all sampling::filters::gpu::tokens_are_batch_invariant",

@@ -5,8 +5,6 @@
 /// The simulator runs every n-th case of long lists.
 const STRIDE: usize = 199;
 
-#[path = "../../../../tilewright/tests/all/layers/activation.rs"]
-mod activation;
 #[path = "../../../../tilewright/tests/all/attention/block_sparse.rs"]
 mod block_sparse;
 #[path = "../../../../tilewright/tests/all/attention/cascade.rs"]
@@ -15,8 +13,6 @@ mod cascade;
 mod conformance;
 #[path = "../../../../tilewright/tests/all/attention/edges.rs"]
 mod edges;
-#[path = "../../../../tilewright/tests/all/layers/elementwise.rs"]
-mod elementwise;
 #[path = "../../../../tilewright/tests/all/attention/flashinfer.rs"]
 mod flashinfer;
 #[path = "../../../../tilewright/tests/all/attention/gemm.rs"]
@@ -25,6 +21,8 @@ mod gemm;
 mod invariants;
 #[path = "../../../../tilewright/tests/all/attention/kv.rs"]
 mod kv;
+#[path = "../../../../tilewright/tests/all/layers/mod.rs"]
+mod layers;
 #[path = "../../../../tilewright/tests/all/attention/lengths.rs"]
 mod lengths;
 #[path = "../../../../tilewright/tests/all/attention/low_precision.rs"]
@@ -33,16 +31,10 @@ mod low_precision;
 mod masks;
 #[path = "../../../../tilewright/tests/all/attention/merge.rs"]
 mod merge;
-#[path = "../../../../tilewright/tests/all/layers/norm.rs"]
-mod norm;
 #[path = "../../../../tilewright/tests/all/attention/parts.rs"]
 mod parts;
 #[path = "../../../../tilewright/tests/all/attention/quantise.rs"]
 mod quantise;
-#[path = "../../../../tilewright/tests/all/layers/rope.rs"]
-mod rope;
-#[path = "../../../../tilewright/tests/all/layers/rope_append.rs"]
-mod rope_append;
 #[path = "../../../../tilewright/tests/all/attention/scales.rs"]
 mod scales;
 #[path = "../../../../tilewright/tests/all/attention/strides.rs"]
