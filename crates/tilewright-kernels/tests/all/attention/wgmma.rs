@@ -85,6 +85,17 @@ fn mask_bits() {
     }
 }
 
+/// More tiles than stages, in boxes of one warp, boxes of several warps, and rows.
+#[test]
+fn mask_bits_of_many_tiles() {
+    for (columns, page_size) in [(1000, 128), (300, 16), (1000, 4)] {
+        let case = case(128, (2, 1), &[(40, 900), (30, 500)]).with(|case| case.layout = KvLayout::Paged);
+        check(&case.with(|case| {
+            (case.bits, case.page_size, case.workers, case.seeds) = (Some(columns), page_size, 2, 3);
+        }));
+    }
+}
+
 #[test]
 fn blocks() {
     for (mask, block) in [(FULL, 4), (CAUSAL, 1), ((30, 0), 16), (FULL, 64)] {

@@ -21,6 +21,8 @@ const RESERVED: usize = 18 << 10;
 const SHARED: usize = 227 << 10;
 /// Maximum stages of a ring; more do not help.
 const MAX_STAGES: usize = 3;
+/// Stages of visible masks that the producers compute.
+pub(super) const MASK_STAGES: usize = 2;
 /// Stages of values before they are transposed.
 pub(super) const ROW_MAJOR_STAGES: usize = 2;
 
@@ -147,6 +149,11 @@ impl WgmmaConfig {
         }
     }
 
+    /// Whether producers have time to compute visible masks.
+    pub(super) fn computes_masks_ahead(&self) -> bool {
+        self.any_mask && self.kv.size() == 2
+    }
+
     /// Whether a consumer keeps all queries in registers, so that their tile is free for the next item.
     pub(super) fn has_queries_in_registers(&self) -> bool {
         self.register_steps() == self.qk_steps()
@@ -217,6 +224,11 @@ impl WgmmaConfig {
             visible: common.take(Q_ROWS * 8 * words_per_row),
             buffer: common.take(self.buffer_bytes()),
             rows: common.take(if self.is_converted() { 8 * (THREADS - CONSUMERS) as usize } else { 0 }),
+            mask_words: common.take(if self.computes_masks_ahead() {
+                MASK_STAGES * Q_ROWS * 8 * words_per_row
+            } else {
+                0
+            }),
             nonfinite_masks: common.take(self.kv_tokens() * self.vo() / 8 * 2),
             bytes: common.0,
         }
@@ -243,6 +255,8 @@ pub(super) struct ArenaOffsets {
     pub(super) buffer: usize,
     /// Addresses of rows that are copied to the buffer, one per producer thread.
     pub(super) rows: usize,
+    /// `[2][128][keys / 64]` u64: visible masks that the producers compute.
+    pub(super) mask_words: usize,
     /// `[keys][vo / 8]` u16: masks of non-finite values.
     pub(super) nonfinite_masks: usize,
     /// Bytes of the arena.

@@ -46,6 +46,8 @@ pub(super) struct Consumer<'c, 'k> {
     pub(super) error: [Var<'k, f32>; 2],
     /// The first and the end of the KV tiles that all rows of the item see in full.
     pub(super) unmasked: [Var<'k, u32>; 2],
+    /// Visible masks that the producers compute, and the first KV tile of the item that is masked by them.
+    pub(super) masks: Option<(Cursor<'k>, Var<'k, u32>)>,
     /// The first KV tile of the item, which is processed last.
     pub(super) first_tile: Var<'k, u32>,
     /// Whether the item is processed again, because outputs were not finite.
@@ -80,6 +82,7 @@ impl<'c, 'k> Consumer<'c, 'k> {
             error: [0, 1].map(|_| k.var("error", 0.0)),
             unmasked: [0, 1].map(|_| k.var("unmasked", 0)),
             first_tile: k.var("first_tile", 0),
+            masks: shared.masks.map(|ring| (ring.cursor(k), k.var("first_tile_by_words", 0))),
             careful: k.var("careful", 0),
             keys: shared.keys.1.cursor(k),
             values: shared.values.1.cursor(k),
@@ -349,7 +352,7 @@ impl<'c, 'k> Consumer<'c, 'k> {
     }
 
     /// One thread of the warp arrives, after all its lanes.
-    fn release_from_warp(&self, empty: Barrier<'k>) {
+    pub(super) fn release_from_warp(&self, empty: Barrier<'k>) {
         let k = self.k;
         k.sync_warp();
         k.when(k.lane().eq(0), || empty.arrive());

@@ -52,6 +52,9 @@ impl<'c, 'k> Consumer<'c, 'k> {
         k.sync_warp();
         // positions ascend with the rows of a request
         let (first, end) = (first.of_lane(17), end.of_lane(16));
+        if let Some((_, by_words)) = self.masks {
+            by_words.set(self.shared.first_tile_by_words(&item, [first, end]));
+        }
         let mask_begin = (item.kv_len - item.mask_columns).reinterpret::<i32>();
         let mixed = item.request.eq(NONE);
         // block positions: all keys or none
@@ -85,7 +88,7 @@ impl<'c, 'k> Consumer<'c, 'k> {
         masked: Masked,
     ) -> Option<TileLogits<'k, 'c>> {
         let (k, first) = (self.k, self.first_key(tile));
-        if self.shared.config.any_mask {
+        if self.shared.config.any_mask && self.masks.is_none() {
             let by_words = masked.holds(self, tile) & self.is_masked_by_words(current);
             k.when(by_words, || self.compute_visible(current, first));
         }
@@ -113,8 +116,27 @@ impl<'c, 'k> Consumer<'c, 'k> {
             if !self.shared.config.any_mask {
                 return self.mask_by_range(first, logits);
             }
-            let by_words = self.is_masked_by_words(current);
-            k.when_else(by_words, || self.mask_by_words(logits), || self.mask_by_range(first, logits));
+            let Some((cursor, first_by_words)) = self.masks else {
+                let (by_words, words) =
+                    (self.is_masked_by_words(current), |row, part| self.visible(row, part));
+                return k.when_else(
+                    by_words,
+                    || self.mask_by_words(words, logits),
+                    || self.mask_by_range(first, logits),
+                );
+            };
+            k.when_else(
+                tile.ge(first_by_words.get()),
+                || {
+                    cursor.wait_full();
+                    let stage = cursor.stage();
+                    self.mask_by_words(|row, part| self.shared.mask_word(stage, row, part), logits);
+                    k.sync_warp();
+                    k.when(k.lane().eq(0), || cursor.release());
+                    cursor.advance();
+                },
+                || self.mask_by_range(first, logits),
+            );
         });
     }
 
@@ -141,11 +163,15 @@ impl<'c, 'k> Consumer<'c, 'k> {
         );
     }
 
-    /// Masks logits by visible masks.
-    fn mask_by_words(&self, logits: &[AccFragment<'k>]) {
+    /// Masks logits by visible masks, of which `words` has those of a row and 64 keys.
+    fn mask_by_words(
+        &self,
+        words: impl Fn(Value<'k, u32>, Value<'k, u32>) -> Shared<'k, u64>,
+        logits: &[AccFragment<'k>],
+    ) {
         let k = self.k;
         for (part, logits) in logits.chunks(8).enumerate() {
-            let visible = self.visible_of_rows(k.constant(part as u32));
+            let visible = self.of_thread_rows(|row| words(row, k.constant(part as u32)));
             let all = (visible[0] & visible[1]).eq(u64::MAX);
             k.when(k.any(!all), || apply_mask(k, visible, logits));
         }
@@ -183,9 +209,9 @@ impl<'c, 'k> Consumer<'c, 'k> {
     }
 
     /// The visible masks of this thread's rows for 64 keys.
-    fn visible_of_rows(&self, part: Value<'k, u32>) -> [Value<'k, u64>; 2] {
+    fn of_thread_rows(&self, word: impl Fn(Value<'k, u32>) -> Shared<'k, u64>) -> [Value<'k, u64>; 2] {
         let row = (self.number << 6) + sums::first_row(self.k.thread());
-        [0, 8].map(|down| self.visible(row + down, part).load())
+        [0, 8].map(|down| word(row + down).load())
     }
 
     /// Zeroes values after the segment's last key. In an item that is processed carefully, replaces non-finite values, and adds them
@@ -226,7 +252,7 @@ impl<'c, 'k> Consumer<'c, 'k> {
             // not unrolled: rarely executed
             k.repeat((0, keys as u32 / 64), 1, |part| {
                 let masks = NonfiniteMasks { masks: masks.at(part * (64 * chunks) as u32), chunks, keys: 64 };
-                let visible = [self.visible_of_rows(part)];
+                let visible = [self.of_thread_rows(|row| self.visible(row, part))];
                 nonfinite::add_back(cta, masks, std::slice::from_ref(&self.state), &visible);
             });
         });

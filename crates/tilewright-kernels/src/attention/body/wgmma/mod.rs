@@ -20,7 +20,7 @@
 //! the same time. The second one begins as these SMs become free, and its CTAs only draw.
 //!
 //! KV tiles that a row does not see in full are masked: by comparison with the row's range of keys, or, with mask bits or a mask
-//! hook, by words of 64 bits. Non-finite values of masked keys make outputs NaN, which the epilogue finds. The producer then passes
+//! hook, by words of 64 bits, which the producer computes ahead (`mask_words`). Non-finite values of masked keys make outputs NaN, which the epilogue finds. The producer then passes
 //! the item again, to be processed carefully: non-finite values of these tiles are found and treated as in `kernel::nonfinite`.
 //!
 //! Products of 8 bits have a loop of their own, in `fp8`, and values that the producer transposes, in `transpose`.
@@ -31,6 +31,7 @@ mod consumer;
 mod epilogue;
 mod fp8;
 mod kv_loads;
+mod mask_words;
 mod masks;
 mod producer;
 pub(super) mod rows;
@@ -55,7 +56,7 @@ use crate::{
 use config::{ArenaOffsets, CONSUMERS, ROW_MAJOR_STAGES, THREADS};
 use consumer::Consumer;
 use producer::Producer;
-use tilewright::attention::variant::ExpressionVariant;
+use tilewright::attention::variant::{ExpressionVariant, Hook};
 use tilewright_ptx::{
     build::{Barrier, Builder, Global, Shared, Value},
     ir::Kernel,
@@ -141,7 +142,8 @@ pub fn attention(name: &str, config: &WgmmaConfig, variant: &ExpressionVariant) 
     }
     let hooks = Hooks::of(name, variant)?;
     Builder::kernel(name, THREADS, |k| {
-        let shared = WgmmaCta::new(k, *config);
+        let masks_ahead = config.computes_masks_ahead() && !hooks.is_live(Hook::Mask);
+        let shared = WgmmaCta::new(k, *config, masks_ahead);
         let hooks = RowHooks::new(&shared.cta, Some(&hooks), config.any_mask);
         // the second launch waits for the kernel of few rows at its end, which has waited for the first one
         k.when(!shared.is_second, || k.wait_for_prerequisites());
@@ -175,6 +177,8 @@ struct WgmmaCta<'k> {
     values: (SharedTile<'k>, Ring<'k>),
     /// Values of 8 bits before they are transposed.
     row_major: Option<(SharedTile<'k>, Ring<'k>)>,
+    /// Visible masks that the producers compute, if they do.
+    masks: Option<Ring<'k>>,
     /// Two slots of items: written by a producer warp, released by all warps.
     items: SlotBarriers<'k>,
     /// The query tile: written by the producer threads, released by the consumer warps, or the consumers if these do not load it.
@@ -231,7 +235,7 @@ impl<'k> SlotBarriers<'k> {
 }
 
 impl<'k> WgmmaCta<'k> {
-    fn new(k: &'k Builder, config: WgmmaConfig) -> Self {
+    fn new(k: &'k Builder, config: WgmmaConfig, masks_ahead: bool) -> Self {
         let [q, v] = [config.head_dim.qk, config.head_dim.vo].map(|dim| RowFormat::new(dim, 2));
         let stored = [q, v].map(|format| RowFormat::new(format.dim, config.kv.size()));
         let (mut layout, mut taken) = CtaLayout::new(q, v, stored);
@@ -262,6 +266,7 @@ impl<'k> WgmmaCta<'k> {
                 let (shape, stages) = ((keys, config.columns(config.head_dim.vo)), ROW_MAJOR_STAGES);
                 (SharedTile::new(k, "row_major", shape, stages), Ring::new(k, "row_major", stages))
             }),
+            masks: masks_ahead.then(|| Ring::new(k, "masks", config::MASK_STAGES)),
             items: SlotBarriers::new(k, "item", 1),
             queries: SlotBarriers::new(k, "queries", 0),
         }
@@ -278,6 +283,9 @@ impl<'k> WgmmaCta<'k> {
                     self.values.1.init(k, producer::THREADS, 2);
                 }
                 None => self.values.1.init(k, producers, 2),
+            }
+            if let Some(ring) = self.masks {
+                ring.init(k, producer::THREADS, warps);
             }
             self.items.init(k, 32, warps + producer::WARPS);
             let releases = if self.config.register_steps() > 0 { warps } else { 2 };

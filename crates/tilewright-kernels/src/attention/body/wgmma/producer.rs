@@ -10,6 +10,7 @@
 use super::{
     CONSUMERS, PRODUCERS, WgmmaCta, bytes,
     kv_loads::{KvTile, Pages, Tensor},
+    mask_words::RowMasks,
     rows::{self, SourceRow, copy_rows},
     transpose::RowMajor,
 };
@@ -50,6 +51,8 @@ pub(super) struct Producer<'c, 'k> {
     pub(super) warp: Value<'k, u32>,
     pub(super) keys: Cursor<'k>,
     pub(super) values: Cursor<'k>,
+    /// Visible masks, if the producers compute them.
+    pub(super) masks: Option<Cursor<'k>>,
     /// Values before they are transposed, if they are.
     pub(super) row_major: Option<RowMajor<'k>>,
     /// The number drawn for the run after the next one, in lane 0 of the drawing warp.
@@ -117,6 +120,7 @@ impl<'c, 'k> Producer<'c, 'k> {
             pending: k.var("pending", 0),
             keys: shared.keys.1.cursor(k),
             values: shared.values.1.cursor(k),
+            masks: shared.masks.map(|ring| ring.cursor(k)),
             row_major: shared.row_major.map(|(_, ring)| RowMajor::new(k, ring)),
             drawn: k.var("drawn", 0),
             has_next: k.var("has_next", false),
@@ -141,7 +145,8 @@ impl<'c, 'k> Producer<'c, 'k> {
             k.break_if(words.plus(PRESENT).load().eq(0));
             let item = WorkItemRegs::load_shared(k, words);
             let tiles = ItemTiles::new(self, &item);
-            self.load_last_keys(&item, &tiles);
+            let masks = self.row_masks(&item);
+            self.load_last_keys(&item, &tiles, masks.is_some());
             k.when(!prepared.get(), || self.copy_queries(&item, n));
             self.in_drawing_warp(|| {
                 k.when(!self.repeats.get(), || self.fetch_drawn());
@@ -149,7 +154,7 @@ impl<'c, 'k> Producer<'c, 'k> {
                 k.when(k.lane().eq(0), || self.next_present(n + 1).store(present));
             });
             prepared.set(false);
-            self.load_tiles(&item, &tiles, || prepared.set(self.prepare(n + 1)));
+            self.load_tiles(&item, &tiles, masks, || prepared.set(self.prepare(n + 1)));
             k.sync_warp();
             k.when(k.lane().eq(0), || shared.items.empty(n).arrive());
             count.set(n + 1);
@@ -255,26 +260,48 @@ impl<'c, 'k> Producer<'c, 'k> {
         k.when(self.has_next.get(), || self.draw());
     }
 
-    /// Loads the keys of an item's last KV tile.
-    fn load_last_keys(&self, item: &WorkItemRegs<'k>, tiles: &ItemTiles<'k>) {
-        self.k.when(tiles.end.gt(tiles.first) & self.fills_stages, || {
+    /// Loads the keys of an item's last KV tile. Warps without boxes visit the tiles only if they compute masks.
+    fn load_last_keys(&self, item: &WorkItemRegs<'k>, tiles: &ItemTiles<'k>, visits_all: bool) {
+        let exists = tiles.end.gt(tiles.first);
+        self.k.when(exists & (self.fills_stages | self.k.constant(visits_all)), || {
             tiles.tile.set(tiles.end - 1);
+        });
+        self.k.when(exists & self.fills_stages, || {
             self.load_pages(item, tiles.tile.get(), &tiles.pages);
             self.load(item, Tensor::Keys, KvTile { index: tiles.tile.get(), pages: tiles.pages });
         });
     }
 
     /// Loads all other keys and values of an item, from the last tile to the first. Calls `prepare` before the values of the first.
-    fn load_tiles(&self, item: &WorkItemRegs<'k>, tiles: &ItemTiles<'k>, prepare: impl Fn()) {
+    fn load_tiles(
+        &self,
+        item: &WorkItemRegs<'k>,
+        tiles: &ItemTiles<'k>,
+        masks: Option<RowMasks<'k>>,
+        prepare: impl Fn(),
+    ) {
         let k = self.k;
         let ItemTiles { first, tile, pages, .. } = *tiles;
-        k.loop_(|| {
-            let at = tile.get();
-            k.break_if(at.eq(first) | at.eq(NONE));
+        let load = |at: Value<'k, u32>| {
             let of_values = pages.map(|page| k.var("page_of_values", page.get()));
             self.load_pages(item, at - 1, &pages);
             self.load(item, Tensor::Keys, KvTile { index: at - 1, pages });
             self.load(item, Tensor::Values, KvTile { index: at, pages: of_values });
+        };
+        k.loop_(|| {
+            let at = tile.get();
+            match &masks {
+                Some(masks) => {
+                    k.break_if(at.eq(NONE));
+                    self.compute_masks(item, masks, at);
+                    k.break_if(at.eq(first));
+                    k.when(self.fills_stages, || load(at));
+                }
+                None => {
+                    k.break_if(at.eq(first) | at.eq(NONE));
+                    load(at);
+                }
+            }
             tile.set(at - 1);
         });
         k.when(tile.get().ne(NONE), prepare);
