@@ -7,6 +7,7 @@ a file.
 
 import contextlib
 import gc
+import importlib.util
 import json
 import pathlib
 import random
@@ -93,6 +94,18 @@ class _Compiled(types.ModuleType):
         return type(name, (Exception,), {}) if name[0].isupper() else lambda *args, **kwargs: []
 
 
+class _Helpers(types.ModuleType):
+    """The helpers of their tests, from the checkout, which is the current folder. The first use loads them."""
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        spec = importlib.util.spec_from_file_location(self.__name__, "flashinfer/testing/utils.py")
+        module = sys.modules[self.__name__] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return getattr(module, name)
+
+
 def _check_8_bits(expected, found, max_mismatch_pct, **_) -> bool:
     """Whether at most this share of elements differs by more than a step of 8 bits."""
     differs = [~torch.isclose(a.float(), b.float(), rtol=0.1, atol=0.1) for a, b in zip(found, expected, strict=True)]
@@ -121,6 +134,8 @@ def pytest_configure(config):
     for name in _COMPILER:
         sys.modules[name] = _Compiled(name)
     declared = {"fa2": "AttentionSink", "fa3": "AttentionSink"}
+    sys.modules["flashinfer.testing"] = types.ModuleType("flashinfer.testing")
+    sys.modules["flashinfer.testing.utils"] = _Helpers("flashinfer.testing.utils")
     sys.modules["flashinfer.jit.attention.variants"].attention_sink_decl = declared
     sys.modules["flashinfer.jit.utils"].filename_safe_dtype_map = dict.fromkeys((torch.float16, torch.bfloat16), "dtype")
     sys.modules["flashinfer.trace"].default_check = _check_8_bits

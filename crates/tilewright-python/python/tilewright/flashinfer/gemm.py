@@ -7,6 +7,8 @@ from .._core import Error
 from ._refuse import check_choice, check_output, one_number, served
 
 _E4M3, _E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+#: The elements of a row that share a scale.
+_BLOCK = 128
 
 
 def _output(function, out, shape, dtype, like):
@@ -79,6 +81,82 @@ def _has_scaled_product(a, b) -> bool:
     bytes."""
     return (_E4M3 in (a.dtype, b.dtype) and a.is_contiguous() and b.t().is_contiguous() and a.shape[1] % 16 == 0
             and b.shape[1] % 16 == 0)
+
+
+def fp8_blockscale_gemm_sm90(input, weight, input_scale=None, weight_scale=None, out=None, out_dtype=None):
+    """``input · weightᵀ`` of ``input`` ``[m, k]`` and ``weight`` ``[n, k]``, in ``out_dtype``: bfloat16, which is the default, or
+    float16. ``k`` is a multiple of 128, ``n`` of 64. Both are bfloat16 or float8_e4m3fn, but not ``input`` alone of 8 bits.
+
+    Operands of 8 bits have scales float32: ``weight_scale`` ``[n, k / 128]`` or ``[ceil(n / 128), k / 128]``, and ``input_scale``
+    ``[k / 128, m]`` or its transpose: adjacent elements belong to adjacent rows. They are multiplied by their scales and rounded to
+    bfloat16. Operands of bfloat16 are not quantized. Sums are in float32.
+    """
+    function = "fp8_blockscale_gemm_sm90"
+    _check_blocks(function, input, weight)
+    dtype = out_dtype or (torch.bfloat16 if out is None else out.dtype)
+    check_choice(function, "out_dtype", dtype, (torch.bfloat16, torch.float16))
+    out = _output(function, out, (input.shape[0], weight.shape[0]), dtype, input)
+    for name, x, scale in (("input", input, input_scale), ("weight", weight, weight_scale)):
+        _check_scale(function, name, x, scale)
+    a = input if input_scale is None else _dequantized(input, _input_rows(function, input, input_scale))
+    b = weight if weight_scale is None else _dequantized(weight, _weight_rows(function, weight, weight_scale))
+    return torch.mm(a, b.t(), out=out) if out.dtype == torch.bfloat16 else out.copy_(_in_float32(a, b.t()))
+
+
+def _check_blocks(function, a, b):
+    """Rejects operands of other axes, sizes and dtypes than those of blocks of 128."""
+    for name, x, axes in (("input", a, "m, k"), ("weight", b, "n, k")):
+        if x.dim() != 2 or x.dtype not in (_E4M3, torch.bfloat16):
+            raise Error(f"flashinfer.{function}: {name} is {x.dtype} of shape {tuple(x.shape)}, expected FP8 ({_E4M3}) or BF16 "
+                        f"({torch.bfloat16}) of shape [{axes}]")
+    if a.dtype == _E4M3 and b.dtype != _E4M3:
+        raise Error(f"flashinfer.{function}: FP8 input with BF16 weight is not supported, expected weight of {_E4M3}")
+    if a.shape[1] % _BLOCK != 0:
+        raise Error(f"flashinfer.{function}: input has k = {a.shape[1]}, expected k divisible by block size {_BLOCK}")
+    if b.shape[1] != a.shape[1] or b.shape[0] % 64 != 0 or b.device != a.device:
+        raise Error(f"flashinfer.{function}: weight has shape {tuple(b.shape)} on {b.device}, expected [n, {a.shape[1]}] on "
+                    f"{a.device} with n divisible by 64")
+
+
+def _check_scale(function, name, x, scale):
+    """Rejects a scale of an operand of bfloat16, and none or one of another dtype or device for one of 8 bits."""
+    if x.dtype != _E4M3:
+        if scale is not None:
+            raise Error(f"flashinfer.{function}: {name}_scale should not be provided for BF16 {name}, it has shape "
+                        f"{tuple(scale.shape)}, expected None")
+    elif scale is None:
+        raise Error(f"flashinfer.{function}: {name}_scale is required when {name} is FP8, it is None, expected a tensor")
+    elif scale.dtype != torch.float32 or scale.device != x.device:
+        raise Error(f"flashinfer.{function}: {name}_scale is {scale.dtype} on {scale.device}, expected torch.float32 on {x.device}")
+
+
+def _input_rows(function, a, scale):
+    """The scales ``[m, k / 128]``. FlashInfer reads ``[k / 128, m]`` of any tensor, so that ``[m, k / 128]`` in rows has another
+    meaning there."""
+    rows, blocks = a.shape[0], a.shape[1] // _BLOCK
+    if scale.shape == (rows, blocks) and (rows == 1 or blocks == 1 or scale.stride(0) == 1):
+        return scale
+    if scale.shape == (blocks, rows):
+        return scale.t()
+    raise Error(f"flashinfer.{function}: input_scale has shape {tuple(scale.shape)} and strides {scale.stride()}, expected "
+                f"({blocks}, {rows}), or ({rows}, {blocks}) with adjacent rows")
+
+
+def _weight_rows(function, b, scale):
+    """The scales ``[n, k / 128]``."""
+    rows, blocks = b.shape[0], b.shape[1] // _BLOCK
+    if scale.shape == (rows, blocks):
+        return scale
+    if scale.shape == (-(-rows // _BLOCK), blocks):
+        return scale.repeat_interleave(_BLOCK, 0)[:rows]
+    raise Error(f"flashinfer.{function}: weight_scale has shape {tuple(scale.shape)}, expected ({rows}, {blocks}) or "
+                f"({-(-rows // _BLOCK)}, {blocks})")
+
+
+def _dequantized(x, scales):
+    """``x`` times the scale of each block of a row, rounded once to bfloat16."""
+    blocks = x.to(torch.bfloat16).unflatten(1, (-1, _BLOCK))
+    return blocks.mul_(scales.unsqueeze(2)).flatten(1)
 
 
 def tinygemm_bf16(input, weight, out, bias=None, use_pdl=False):
