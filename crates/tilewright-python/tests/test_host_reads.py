@@ -7,6 +7,8 @@ from dense import attention, causal, packed_drafts, paged
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytestmark = pytest.mark.torch
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
 import tilewright.flashinfer as flashinfer  # noqa: E402
 from tilewright.flashinfer import _items, _pages, _planned, mla  # noqa: E402
 
@@ -48,22 +50,24 @@ def test_scales_of_query_heads_are_read_by_runs(host, rng, dtype, monkeypatch, n
         wrapper.run(q, k, v, q_scale=torch.tensor([0.5, -1.0, 2.0, 1.0]))
 
 
-@pytest.mark.parametrize("counts, longest, window_left", [([3, 3], 3, -1), ([2, 34], 34, -1), ([3, 3], 3, 4)])
+@pytest.mark.parametrize("counts, longest, window_left", [([3, 3, 3], 3, -1), ([2, 34, 1], 34, -1), ([3, 3, 3], 3, 4)])
 def test_masks_of_drafts_are_read_by_runs(host, rng, counts, longest, window_left, monkeypatch, no_host_reads):
     """Each call reads the present bits and lengths; requests of one size share a plan and an operator."""
     if host == "simulator":
         monkeypatch.setattr(_pages, "on_host", lambda x: pytest.fail("an array was copied to the host"))
-    caches, (indptr, indices, _), rows = paged(rng, [40, 39], 4, 2, 32)
-    table = torch.full((2, 10), 0, dtype=torch.int32)
-    for r in range(2):
+    make = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *size, **options: make(*size, **options).fill_(1))  # memory without values
+    caches, (indptr, indices, _), rows = paged(rng, [40, 39, 39], 4, 2, 32)
+    table = torch.full((3, 10), 0, dtype=torch.int32)
+    for r in range(3):
         table[r, : indptr[r + 1] - indptr[r]] = torch.from_numpy(indices[indptr[r] : indptr[r + 1]])
     bounds = torch.tensor([0, *counts]).cumsum(0).int()
     q = torch.from_numpy(rng.standard_normal((sum(counts), 4, 32)).astype("float32"))
-    lens, blocks = torch.tensor([40, 36], dtype=torch.int32), [numpy.eye(count, dtype=bool) for count in counts]
+    lens, blocks = torch.tensor([40, 36, 39], dtype=torch.int32), [numpy.eye(count, dtype=bool) for count in counts]
     mask = torch.from_numpy(packed_drafts(blocks, longest))
     workspace, is_ragged = torch.zeros(1 << 20, dtype=torch.uint8), counts[0] != counts[1]
     known = None
-    for kv_lens in ([40, 36], [37, 39], [37, 39]):
+    for kv_lens in ([40, 36, 39], [37, 39, 36], [37, 39, 36]):
         # also drafts that see later ones
         blocks = [(rng.random((count, count)) < 0.6) | numpy.eye(count, dtype=bool) for count in counts]
         lens.copy_(torch.tensor(kv_lens))
@@ -81,6 +85,51 @@ def test_masks_of_drafts_are_read_by_runs(host, rng, counts, longest, window_lef
             close(o[part], attention(q[part].numpy(), *keys, scale=0.2, visible=visible)[0])
         assert known in (None, len(_planned._operators))
         known = len(_planned._operators)
+
+
+class Launches(TorchDispatchMode):
+    """Counts operations of torch that launch a kernel."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        makes_views = any(result.alias_info is not None and not result.alias_info.is_write for result in function._schema.returns)
+        self.count += not makes_views and "empty" not in function._schema.name
+        return function(*args, **(kwargs or {}))
+
+
+def stateless(rng, rows, **options):
+    """A stateless call of two requests with this number of rows each."""
+    q, cache = torch.from_numpy(rng.standard_normal((2 * rows, 4, 32))).float(), torch.zeros(4, 2, 2, 8, 32)
+    table, lens = torch.tensor([[2, 0], [1, 3]], dtype=torch.int32), torch.tensor([9, 12], dtype=torch.int32)
+    return flashinfer.xqa_batch_decode_with_kv_cache(q, cache, torch.empty(1 << 20, dtype=torch.uint8), table, lens, 16,
+                                                     q_len_per_req=rows, kv_layout="HND", **options)
+
+
+@pytest.mark.parametrize("bounds", [None, torch.tensor([0, 3, 6], dtype=torch.int32)])
+def test_masks_of_drafts_are_unpacked_by_three_launches(rng, bounds):
+    mask = torch.zeros(6, 2, dtype=torch.uint16)
+    plain, masked = Launches(), Launches()
+    for options, launches in (({}, plain), ({"mask": mask}, masked), ({"mask": mask}, masked)):
+        launches.count = 0  # the first call of a device makes a constant
+        with launches:
+            stateless(rng, 3, q_cu_seq_lens=bounds, **options)
+    assert masked.count - plain.count == 3
+
+
+def test_drafts_without_a_mask_are_plain_causal_attention(rng, monkeypatch):
+    """Also a single row, whose mask has no meaning."""
+    monkeypatch.setattr(_planned, "_operators", {})
+    stateless(rng, 3)
+    stateless(rng, 1)
+    stateless(rng, 1, mask=torch.zeros(2, 2, dtype=torch.uint16))
+    (((*_, is_causal, _), variant, _),) = _planned._operators
+    assert is_causal and variant[-1] is None
+    for rows in (3, 4):  # of 256 flags with padding
+        stateless(rng, rows, mask=torch.zeros(2 * rows, 2, dtype=torch.uint16))
+    assert len(_planned._operators) == 2
+    with pytest.raises(tw.Error, match=r"kv_cache: the bounds of query rows have shape \(2,\), expected \[3\]"):
+        stateless(rng, 3, mask=torch.zeros(6, 2, dtype=torch.uint16), q_cu_seq_lens=torch.tensor([0, 6]))
 
 
 def test_positions_in_items_are_not_read(host, rng, monkeypatch, no_host_reads):

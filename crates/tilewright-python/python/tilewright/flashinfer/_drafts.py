@@ -1,51 +1,63 @@
 """Masks of draft tokens, as XQA has them, as tables that runs bind."""
 
+import functools
+
 import torch
 
 from .. import variants
 from .._core import Error
 
 
-def drafts_variant(num_requests: int, num_flags: int):
+def drafts_variant(num_requests: int, num_flags: int, width: int):
     """A mask of the draft tokens of each request, which are its last keys; all keys before them are visible. Runs bind
     :func:`draft_tables` of these sizes."""
 
     def visible(at):
-        draft = at.kv - at.draft_begin[at.request]
-        row = at.draft_row[at.request] + (at.qo - at.draft_begin[at.request])
-        return (draft < 0.0) | (at.draft_flags[row * at.draft_width[0.0] + variants.maximum(draft, 0.0)] > 0.0)
+        first, end = (at.draft_requests[at.request + column] for column in (num_requests, num_requests + 1))
+        begin = at.draft_requests[at.request] - (end - first)
+        draft, row = at.kv - begin, first + (at.qo - begin)
+        return (draft < 0.0) | (at.draft_flags[row * width + variants.maximum(draft, 0.0)] > 0.0)
 
-    sizes = {"draft_begin": num_requests, "draft_row": num_requests, "draft_flags": num_flags, "draft_width": 1}
+    sizes = {"draft_requests": 2 * num_requests + 1, "draft_flags": num_flags}
     tables = {name: torch.empty(size, dtype=torch.float32) for name, size in sizes.items()}
     return variants.Variant._of(variants.Variant("drafts", params=tables, mask=visible)._core)
 
 
 def draft_tables(function: str, mask, bounds, qo_len: int, seq_lens, num_rows: int):
-    """The sizes and the tables of a mask uint16 ``[num_rows, ceil(qo_len / 32) · 2]``, on its device, without waiting.
+    """The sizes and the tables of a mask uint16 ``[num_rows, ceil(qo_len / 32) · 2]``, on its device, with three launches and
+    without waiting: a flag per bit, then lengths and bounds of requests.
 
     Rows of request ``r`` are ``bounds[r]..bounds[r + 1]``, or ``qo_len`` without ``bounds``. Sizes are powers of two, so that other
-    batches have the same operator."""
+    batches have the same operator. The values after those of this batch are not set, and no key that a row can see reads them."""
     words = -(-qo_len // 32) * 2
     if mask.dtype != torch.uint16 or mask.numel() != num_rows * words:
         raise Error(f"flashinfer.{function}: mask is {mask.dtype} of shape {tuple(mask.shape)}, expected torch.uint16 "
                     f"[{num_rows}, {words}]")
     device, width, requests = mask.device, words * 16, seq_lens.shape[0]
-    if num_rows * width > 1 << 24:
-        raise Error(f"flashinfer.{function}: mask has {num_rows * width} bits, expected at most {1 << 24}")
-    bits = mask.contiguous().view(torch.uint8).reshape(-1, 1) >> torch.arange(8, dtype=torch.uint8, device=device)
+    if bounds is not None and bounds.numel() != requests + 1:
+        raise Error(f"flashinfer.{function}: the bounds of query rows have shape {tuple(bounds.shape)}, expected [{requests + 1}]")
+    bits = num_rows * width
+    if bits > 1 << 24:
+        raise Error(f"flashinfer.{function}: mask has {bits} bits, expected at most {1 << 24}")
+    num_flags, num_requests = _power_of_2(bits), _power_of_2(requests)
+    flags = torch.empty(num_flags, dtype=torch.float32, device=device)
+    torch.bitwise_and(mask.contiguous().view(torch.uint8).view(-1, 1), _bits_of_a_byte(device), out=flags[:bits].view(-1, 8))
+    rows = torch.empty(2 * num_requests + 1, dtype=torch.float32, device=device)
+    rows[:requests] = seq_lens
+    found = rows[num_requests : num_requests + requests + 1]
     if bounds is None:
-        rows, counts = torch.arange(0, requests * qo_len, qo_len, device=device), qo_len
+        torch.arange(0, num_rows + 1, qo_len, out=found)
     else:
-        bounds = bounds.to(device, torch.int32)
-        rows, counts = bounds[:-1], bounds.diff()
-    found = {"draft_flags": (bits & 1).reshape(-1), "draft_row": rows, "draft_begin": seq_lens.to(device, torch.int32) - counts}
-    tables = {name: _padded(values) for name, values in found.items()}
-    tables["draft_width"] = torch.full((1,), width, dtype=torch.float32, device=device)
-    return (tables["draft_row"].shape[0], tables["draft_flags"].shape[0]), tables
+        found.copy_(bounds)
+    return (num_requests, num_flags, width), {"draft_flags": flags, "draft_requests": rows}
 
 
-def _padded(values):
-    """The values as float32, of a size that is a power of two."""
-    table = torch.zeros(1 << max(values.shape[0] - 1, 0).bit_length(), dtype=torch.float32, device=values.device)
-    table[: values.shape[0]] = values
-    return table
+@functools.cache
+def _bits_of_a_byte(device):
+    """The powers of two of a byte. The first call copies them to a GPU, which waits, so it cannot be recorded."""
+    return torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8, device=device)
+
+
+def _power_of_2(size: int) -> int:
+    """The smallest power of two that is at least ``size`` and 1."""
+    return 1 << max(size - 1, 0).bit_length()

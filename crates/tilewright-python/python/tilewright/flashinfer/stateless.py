@@ -39,8 +39,9 @@ def trtllm_batch_decode_with_kv_cache(
     is the factor of ``q · k``, ``bmm2_scale`` that of outputs, over the scale of outputs of e4m3: numbers, or tensors of one
     element, which stay on the GPU. Outputs have ``out_dtype``, by default that of ``out`` or of queries. Returns the output, or
     ``(output, lse)`` in base 2. ``mask``, uint16 ``[rows, ceil(q_len_per_req / 32) · 2]``: bit ``j`` of a row shows draft token
-    ``j`` of its request, and all keys before the drafts are visible. ``max_seq_len``, ``enable_pdl``, ``backend``, ``o_scale``,
-    ``multi_ctas_kv_counter_buffer`` and ``bf16q_fp8kv_transform_mode`` are hints without effect.
+    ``j`` of its request, and all keys before the drafts are visible; it is not read if requests have one row. ``max_seq_len``,
+    ``enable_pdl``, ``backend``, ``o_scale``, ``multi_ctas_kv_counter_buffer`` and ``bf16q_fp8kv_transform_mode`` are hints without
+    effect.
     """
     function = "trtllm_batch_decode_with_kv_cache"
     check_choice(function, "backend", backend, ("auto", "xqa", "trtllm-gen"))
@@ -127,7 +128,7 @@ def attend_pages(function, tensors, lengths, *, kv_layout, scales, window_left, 
     device = planned_device(query)
     batch = DeviceBatch(qo_len if bounds is None else bounds, BlockTable(block_tables, seq_lens, page_size))
     tables = sinks_of(sinks, query) or {}
-    if mask is not None:
+    if mask is not None and qo_len > 1:  # a single row sees itself
         drafts, bound = draft_tables(function, mask, bounds, qo_len, seq_lens, rows)
         settings, tables = settings.replace(causal=False, drafts=drafts), {**tables, **bound}
     operator = settings.operator(device)
