@@ -152,7 +152,8 @@ def test_decode(host, rng):
     caches, table = cache(rng, batch)
     q, out = normal(rng, 4, HEADS, 16), torch.empty(4, HEADS, 16)
     starts = torch.arange(5) * HEADS * 16
-    call = flashinfer.decode.cudnn_batch_decode_with_kv_cache
+    call = flashinfer.cudnn_batch_decode_with_kv_cache
+    assert call is flashinfer.decode.cudnn_batch_decode_with_kv_cache
     arguments = {"max_sequence_kv": MOST_KV, "block_tables": table, "actual_seq_lens_kv": KV_LENS.int().view(-1, 1, 1, 1)}
     found = call(q, *caches, 0.3, WORKSPACE, batch_offsets_q=starts, batch_offsets_o=starts, out=out,
                  is_cuda_graph_compatible=True, **arguments)

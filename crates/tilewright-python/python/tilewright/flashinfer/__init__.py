@@ -51,6 +51,7 @@ from .decode import (
     BatchDecodeMlaWithPagedKVCacheWrapper,
     BatchDecodeWithPagedKVCacheWrapper,
     CUDAGraphBatchDecodeWithPagedKVCacheWrapper,
+    cudnn_batch_decode_with_kv_cache,
     fast_decode_plan,
     single_decode_with_kv_cache,
 )
