@@ -32,7 +32,7 @@ code = 'import time; t = time.perf_counter(); import tilewright; print((time.per
 print(min(float(subprocess.check_output([sys.executable, '-c', code])) for _ in range(5)))";
 
 /// Files of FlashInfer's tests that concern this package. docs/from-flashinfer.md lists the others of these subjects with reasons.
-pub(crate) const SUITE: [&str; 52] = [
+pub(crate) const SUITE: [&str; 53] = [
     "attention/test_alibi.py",
     "attention/test_attention_sink.py",
     "attention/test_batch_attention.py",
@@ -73,6 +73,7 @@ pub(crate) const SUITE: [&str; 52] = [
     "gemm/test_fp8_blockscale_gemm.py",
     "gemm/test_group_gemm.py",
     "gemm/test_mm_bf16.py",
+    "norm/test_fused_dit_layernorm.py",
     "norm/test_fused_qk_rmsnorm_rope.py",
     "topk_varlen/test_topk_varlen.py",
     "utils/test_activation.py",

@@ -55,12 +55,18 @@ from .decode import (
     fast_decode_plan,
     single_decode_with_kv_cache,
 )
-from .diffusion_ops import fused_qk_rmsnorm_rope
+from .diffusion_ops import (
+    fused_dit_gate_residual_layernorm_gamma_beta,
+    fused_dit_gate_residual_layernorm_scale_shift,
+    fused_dit_residual_layernorm_scale_shift,
+    fused_qk_rmsnorm_rope,
+)
 from .gemm import SegmentGEMMWrapper, bmm_bf16, bmm_fp8, grouped_mm_bf16, grouped_mm_fp8, mm_bf16
 from .mla import BatchMLAPagedAttentionWrapper
 from .norm import (
     fused_add_rmsnorm,
     fused_add_rmsnorm_quant,
+    fused_rmsnorm_silu,
     gemma_fused_add_rmsnorm,
     gemma_rmsnorm,
     layernorm,

@@ -3,13 +3,15 @@
 import functools
 
 import torch
+from torch.nn import functional
 
 from .. import operators
 from .._core import Error
 from ..operators import CosSinCache
-from ._refuse import check_output, positive
+from ._refuse import check_output, positive, refuse
 
-__all__ = ["fused_qk_rmsnorm_rope"]
+__all__ = ["fused_dit_gate_residual_layernorm_gamma_beta", "fused_dit_gate_residual_layernorm_scale_shift",
+           "fused_dit_residual_layernorm_scale_shift", "fused_qk_rmsnorm_rope"]
 _FUNCTION = "fused_qk_rmsnorm_rope"
 
 
@@ -111,3 +113,89 @@ def _frequencies(channels, base, factor, low, high):
     high = high + 0.001 if abs(low - high) <= 1e-6 else high
     share = ((index - low) / (high - low)).clamp(0.0, 1.0)
     return frequency / factor * share + frequency * (1.0 - share)
+
+
+def fused_dit_gate_residual_layernorm_gamma_beta(
+    input, residual, gate, gamma, beta, *, gate_bias=None, epsilon=1e-6, use_nvfp4=False, use_mxfp8=False,
+    global_scaling_factor=None, input_global_scaling_factor=None, residual_out=None, norm_out=None, sf_out=None,
+):
+    """``x = residual + input · (gate + gate_bias)``, and the layer norm of ``x`` with ``gamma`` and ``beta``, through torch.
+
+    ``input``, ``residual`` and ``gate`` of bfloat16 ``[batch, rows, hidden]``, with any strides; ``gamma``, ``beta`` and biases of
+    float32 ``[hidden]``. ``input_global_scaling_factor``, one element, is a factor of ``input``. Returns ``x`` and its norm, each
+    rounded once to bfloat16. Outputs of 4 and 8 bits are refused, with ``global_scaling_factor`` and ``sf_out``.
+    """
+    function = "fused_dit_gate_residual_layernorm_gamma_beta"
+    refuse(function, use_nvfp4=use_nvfp4, use_mxfp8=use_mxfp8, global_scaling_factor=global_scaling_factor, sf_out=sf_out)
+    x = _residual(function, (input, input_global_scaling_factor), residual, (gate, gate_bias))
+    gamma, beta = (_weight(function, name, weight, input) for name, weight in (("gamma", gamma), ("beta", beta)))
+    norm = functional.layer_norm(x, x.shape[-1:], gamma, beta, epsilon)
+    return _rounded(function, "residual_out", residual_out, x), _rounded(function, "norm_out", norm_out, norm)
+
+
+def fused_dit_gate_residual_layernorm_scale_shift(
+    input, residual, gate, scale, shift, *, gate_bias=None, scale_bias=None, shift_bias=None, epsilon=1e-6, use_nvfp4=False,
+    use_mxfp8=False, global_scaling_factor=None, input_global_scaling_factor=None, residual_out=None, norm_out=None, sf_out=None,
+):
+    """:func:`fused_dit_gate_residual_layernorm_gamma_beta` with the factor ``1 + scale + scale_bias`` and the summand ``shift +
+    shift_bias`` of each row; ``scale`` and ``shift`` have the shape of ``input``."""
+    function = "fused_dit_gate_residual_layernorm_scale_shift"
+    refuse(function, use_nvfp4=use_nvfp4, use_mxfp8=use_mxfp8, global_scaling_factor=global_scaling_factor, sf_out=sf_out)
+    x = _residual(function, (input, input_global_scaling_factor), residual, (gate, gate_bias))
+    norm = _shifted(function, x, (scale, scale_bias), (shift, shift_bias), epsilon)
+    return _rounded(function, "residual_out", residual_out, x), _rounded(function, "norm_out", norm_out, norm)
+
+
+def fused_dit_residual_layernorm_scale_shift(
+    input, scale, shift, *, residual=None, scale_bias=None, shift_bias=None, epsilon=1e-6, use_nvfp4=False, use_mxfp8=False,
+    global_scaling_factor=None, input_global_scaling_factor=None, residual_out=None, norm_out=None, sf_out=None,
+):
+    """:func:`fused_dit_gate_residual_layernorm_scale_shift` of ``residual + input``, or of ``input`` without ``residual``."""
+    function = "fused_dit_residual_layernorm_scale_shift"
+    refuse(function, use_nvfp4=use_nvfp4, use_mxfp8=use_mxfp8, global_scaling_factor=global_scaling_factor, sf_out=sf_out)
+    x = _residual(function, (input, input_global_scaling_factor), residual, (None, None))
+    norm = _shifted(function, x, (scale, scale_bias), (shift, shift_bias), epsilon)
+    return _rounded(function, "residual_out", residual_out, x), _rounded(function, "norm_out", norm_out, norm)
+
+
+def _residual(function, scaled, residual, gate):
+    """``residual + input · factor · (gate + bias)`` in float32."""
+    x, factor = scaled
+    if x.dtype != torch.bfloat16 or x.dim() != 3:
+        raise Error(f"flashinfer.{function}: input is {x.dtype} of shape {tuple(x.shape)}, expected bfloat16 [batch, rows, hidden]")
+    if factor is not None and (factor.dtype != torch.float32 or factor.numel() != 1):
+        raise Error(f"flashinfer.{function}: input_global_scaling_factor is {factor.dtype} of shape {tuple(factor.shape)}, expected "
+                    "float32 [1]")
+    total = x.float() if factor is None else x.float().mul_(factor)
+    if gate[0] is not None:
+        total.mul_(_rows(function, "gate", *gate, x))
+    return total if residual is None else total.add_(_rows(function, "residual", residual, None, x))
+
+
+def _shifted(function, x, scale, shift, epsilon):
+    """The layer norm of ``x`` times ``1 + scale``, plus ``shift``; each is a tensor and a bias."""
+    norm, scale = functional.layer_norm(x, x.shape[-1:], eps=epsilon), _rows(function, "scale", *scale, x)
+    return torch.addcmul(_rows(function, "shift", *shift, x), norm, scale.add_(1.0))
+
+
+def _rows(function, name, x, bias, like):
+    """``x + bias`` in float32, in the shape of ``like``."""
+    if x.dtype != torch.bfloat16 or x.shape not in (like.shape, (like.shape[0] * like.shape[1], like.shape[2])):
+        raise Error(f"flashinfer.{function}: {name} is {x.dtype} of shape {tuple(x.shape)}, expected bfloat16 {tuple(like.shape)}")
+    rows = x.reshape(like.shape).float()
+    return rows if bias is None else rows.add_(_weight(function, f"{name}_bias", bias, like))
+
+
+def _weight(function, name, x, like):
+    """A vector of float32 with an element per column of ``like``."""
+    if x.dtype != torch.float32 or x.shape not in ((like.shape[-1],), (1, like.shape[-1])):
+        raise Error(f"flashinfer.{function}: {name} is {x.dtype} of shape {tuple(x.shape)}, expected float32 [{like.shape[-1]}]")
+    return x.reshape(-1)
+
+
+def _rounded(function, name, out, x):
+    """``x`` in bfloat16, in ``out`` if it is passed."""
+    if out is None:
+        return x.to(torch.bfloat16)
+    check_output(function, name, out, x.shape, torch.bfloat16, x.device)
+    return out.copy_(x)

@@ -1,11 +1,18 @@
 """RMSNorm, its fusions, and layer norm."""
 
 import torch
+from torch.nn import functional
 
 from .. import operators
+from .._core import Error
 from ._compiled import is_compiling, operator
-from ._refuse import check_output, one_number
-from .diffusion_ops import fused_qk_rmsnorm_rope  # noqa: F401
+from ._refuse import check_choice, check_output, one_number, refuse
+from .diffusion_ops import (  # noqa: F401
+    fused_dit_gate_residual_layernorm_gamma_beta,
+    fused_dit_gate_residual_layernorm_scale_shift,
+    fused_dit_residual_layernorm_scale_shift,
+    fused_qk_rmsnorm_rope,
+)
 
 
 @operator("rmsnorm(Tensor input, Tensor weight, float eps, bool gemma, Tensor(a!) out)")
@@ -106,3 +113,20 @@ def layernorm(input, gemma, beta, eps=1e-6):
 def layernorm_quant(out, input, gemma, beta, scale, eps=1e-6):
     """:func:`layernorm` divided by ``scale`` in the 8 bits of ``out``."""
     _layer_normed(input, gemma, beta, one_number("layernorm_quant", "scale", scale, input), eps, out)
+
+
+def fused_rmsnorm_silu(input, weight, eps=1e-6, out=None, block_scale=None):
+    """``silu(rmsnorm(input))`` of ``input`` ``[rows, hidden]`` and ``weight`` ``[hidden]`` of bfloat16, through torch, in float32 and
+    rounded once: to bfloat16, or with ``out`` of float8_e4m3fn to 8 bits, saturated. ``block_scale`` is for 4 bits."""
+    function = "fused_rmsnorm_silu"
+    refuse(function, block_scale=block_scale)
+    if input.dtype != torch.bfloat16 or input.dim() != 2:
+        raise Error(f"flashinfer.{function}: input is {input.dtype} of shape {tuple(input.shape)}, expected bfloat16 [rows, hidden]")
+    if weight.dtype != torch.bfloat16 or weight.shape != input.shape[1:]:
+        raise Error(f"flashinfer.{function}: weight is {weight.dtype} of shape {tuple(weight.shape)}, expected bfloat16 "
+                    f"[{input.shape[1]}]")
+    out = torch.empty_like(input) if out is None else out
+    check_choice(function, "out.dtype", out.dtype, (torch.bfloat16, torch.float8_e4m3fn))
+    check_output(function, "out", out, input.shape, out.dtype, input.device)
+    x = functional.silu(functional.rms_norm(input.float(), input.shape[1:], weight.float(), eps), inplace=True)
+    return out.copy_(x if out.dtype == torch.bfloat16 else x.clamp_(-448.0, 448.0))
