@@ -686,6 +686,8 @@ def test_engines_find_this_package_as_flashinfer():
         found = importlib.import_module("flashinfer")
         assert found is flashinfer and importlib.util.find_spec("flashinfer") is not None
         assert found.__version__ == importlib.metadata.version("flashinfer-python") == "0.6.18"
+        version = importlib.import_module("flashinfer.version")
+        assert (found.__git_version__, found.__git_commit__) == (version.__git_version__, version.__git_commit__)
         decode = importlib.import_module("flashinfer.decode")
         assert decode.BatchDecodeWithPagedKVCacheWrapper is flashinfer.BatchDecodeWithPagedKVCacheWrapper
         assert importlib.import_module("flashinfer.utils").next_positive_power_of_2(5) == 8

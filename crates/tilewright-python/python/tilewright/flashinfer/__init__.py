@@ -35,7 +35,7 @@ from . import (
 )
 from . import properties as utils
 from ._install import VERSION as __version__
-from ._install import install, uninstall
+from ._install import __git_commit__, __git_version__, install, uninstall
 from .activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
 from .attention import BatchAttention, BatchAttentionWithAttentionSinkWrapper
 from .autotuner import autotune
