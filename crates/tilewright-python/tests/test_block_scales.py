@@ -8,7 +8,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 pytestmark = pytest.mark.torch
 import tilewright.flashinfer as flashinfer  # noqa: E402
 
-call = flashinfer.gemm.fp8_blockscale_gemm_sm90
+gemm = flashinfer.gemm
+call = gemm.fp8_blockscale_gemm_sm90
 E4M3 = torch.float8_e4m3fn
 
 
@@ -64,6 +65,122 @@ def test_dequantized_weights_are_rounded_once(rng):
     a, b, scale = operand(rng, 3, torch.bfloat16), operand(rng, 64, E4M3), torch.from_numpy(rng.random((64, 3))).float()[:, 1:]
     rounded = (b.double() * scale.double().repeat_interleave(128, 1)).bfloat16()
     close(call(a, b, None, scale), expected(a, rounded))
+
+
+class ScaledMm:
+    """``torch.nn.functional.scaled_mm`` with scales per block on the CPU. It requires the layouts that the GPU requires."""
+
+    def __init__(self):
+        self.operands = []
+
+    def __call__(self, a, b, a_scale, a_recipe, b_scale, b_recipe, *, output_dtype):
+        recipes = torch.nn.functional.ScalingType
+        assert (a_recipe, b_recipe) == (recipes.BlockWise1x128, recipes.BlockWise128x128)
+        (m, k), n = a.shape, b.shape[1]
+        blocks, padded = k // 128, -(-k // 512) * 4
+        assert m % 4 == 0 and k % 128 == 0 and n % 16 == 0 and b.shape[0] == k
+        assert a.dtype == b.dtype == E4M3 and a_scale.dtype == b_scale.dtype == torch.float32
+        assert a.stride() == (k, 1) and b.stride() == (1, k)
+        for scale, shape in ((a_scale, (m, blocks)), (b_scale, (padded, -(-n // 128)))):
+            assert scale.shape == shape and scale.stride() in ((1, shape[0]), *([(1, 1)] if shape[1] == 1 else []))
+        assert all(x.data_ptr() % 16 == 0 for x in (a, b, a_scale, b_scale))
+        self.operands.append((a, b, a_scale, b_scale))
+        column_scales = b_scale[:blocks].t().repeat_interleave(128, 0)[:n]
+        return expected(a, b.t(), a_scale, column_scales).to(output_dtype)
+
+
+@pytest.fixture
+def scaled_mm(monkeypatch):
+    """Makes the package multiply in 8 bits on the CPU."""
+    if not hasattr(torch.nn.functional, "scaled_mm"):
+        pytest.skip("torch has no scaled_mm")
+    stand_in = ScaledMm()
+    monkeypatch.setattr(torch.nn.functional, "scaled_mm", stand_in)
+    monkeypatch.setattr(gemm, "_has_blockwise_scaled_mm", lambda device: True)
+    return stand_in
+
+
+def row_scales(blocks, n):
+    """Scales of each row of a weight with scales per block of 128 rows."""
+    return blocks.repeat_interleave(128, 0)[:n]
+
+
+def misaligned(x):
+    """A copy of a matrix that begins one element after a multiple of 16 bytes."""
+    memory = torch.empty(x.numel() + 1, dtype=x.dtype)
+    return memory[1:].view(x.shape).copy_(x)
+
+
+@pytest.mark.parametrize("m", [1, 3, 4, 5, 8])
+@pytest.mark.parametrize("n, k", [(64, 128), (192, 256), (128, 512), (320, 640)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_products_in_8_bits(rng, scaled_mm, m, n, k, dtype, no_host_reads):
+    a, b = operand(rng, m, E4M3, k), operand(rng, n, E4M3, k)
+    a_scale, b_scale = scales(rng, m, k // 128), scales(rng, -(-n // 128), k // 128)
+    product, columns = expected(a, b, a_scale, row_scales(b_scale, n)), a_scale.t().contiguous()
+    padded = torch.full((k // 128, 8), torch.nan)
+    padded[:, :m] = columns
+    wide = torch.full((len(b_scale), k // 128 + 3), torch.nan)
+    wide[:, : k // 128] = b_scale
+    for given in (columns, columns.t(), padded[:, :m], padded[:, :m].t(), misaligned(columns)):
+        close(call(a, b, given, b_scale, out_dtype=dtype), product, dtype)
+    for given in (wide[:, : k // 128], misaligned(b_scale)):
+        close(call(a, b, columns, given, out_dtype=dtype), product, dtype)
+    close(call(misaligned(a), misaligned(b), columns, b_scale, out_dtype=dtype), product, dtype)
+    close(call(a.t().contiguous().t(), b.t().contiguous().t(), columns, b_scale, out_dtype=dtype), product, dtype)
+    out = torch.empty(n, m, dtype=dtype).t()
+    assert call(a, b, columns, b_scale, out) is out
+    close(out, product, dtype)
+    assert len(scaled_mm.operands) == 10
+    for rows, _, of_rows, of_columns in scaled_mm.operands:
+        assert (rows[m:].float() == 0).all() and (of_rows[m:] == 1).all() and of_columns.isfinite().all()
+
+
+@pytest.mark.parametrize("m", [1, 4, 6])
+def test_inputs_of_16_bits_are_quantized_for_products_in_8_bits(rng, scaled_mm, m, no_host_reads):
+    n, k = 192, 384
+    magnitudes = torch.from_numpy(numpy.repeat(10.0 ** rng.integers(-12, 4, (m, k // 128)), 128, axis=1))
+    a = (operand(rng, m, torch.float64, k) * magnitudes).bfloat16()
+    a[0, :128] = 0
+    b, b_scale = operand(rng, n, E4M3, k), scales(rng, 2, k // 128)
+    for given in (a, a.t().contiguous().t(), misaligned(a)):
+        found = call(given, b, None, b_scale)
+        rows, _, of_rows, _ = scaled_mm.operands[-1]
+        maxima = a.double().unflatten(1, (-1, 128)).abs().amax(-1)
+        torch.testing.assert_close(of_rows[:m].double(), maxima.clamp(min=1e-30) / 448, rtol=1e-6, atol=0)
+        assert (rows[m:].float() == 0).all() and of_rows.isfinite().all() and (of_rows > 0).all()
+        # half a unit in the last of 3 bits, or of the subnormal numbers
+        steps = of_rows[:m].double().repeat_interleave(128, 1)
+        error = (rows[:m].double() * steps - a.double()).abs()
+        assert (error <= torch.maximum(a.double().abs() * 2.0**-4, steps * 2.0**-10) * (1 + 1e-6)).all()
+        close(found, expected(rows[:m], b, of_rows[:m], row_scales(b_scale, n)))
+    assert len(scaled_mm.operands) == 3
+
+
+def test_other_operands_are_dequantized(rng, scaled_mm):
+    a, b = operand(rng, 3, torch.bfloat16), operand(rng, 64, torch.bfloat16)
+    close(call(a, b), expected(a, b))
+    a_scale, b_scale = scales(rng, 3, 2), scales(rng, 64, 2)
+    close(call(a, b.to(E4M3), None, b_scale), expected(a, b.to(E4M3), None, b_scale))
+    close(call(a.to(E4M3), b.to(E4M3), a_scale.t(), b_scale), expected(a.to(E4M3), b.to(E4M3), a_scale, b_scale))
+    empty = call(a[:0], b.to(E4M3), None, scales(rng, 1, 2))
+    assert empty.shape == (0, 64) and empty.dtype == torch.bfloat16
+    assert not scaled_mm.operands
+
+
+@pytest.mark.parametrize("device, cuda, capability, usable", [
+    ("cuda:0", "12.9", (9, 0), True), ("cuda:0", "13.0", (9, 0), True), ("cuda:0", "12.8", (9, 0), False),
+    ("cuda:0", "12.10", (9, 0), True), ("cuda:0", None, (9, 0), False), ("cuda:0", "13.0", (10, 0), False),
+    ("cuda:0", "13.0", (8, 9), False), ("cpu", "13.0", (9, 0), False),
+])
+def test_where_products_are_in_8_bits(monkeypatch, device, cuda, capability, usable):
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.nn.functional, "scaled_mm", None, raising=False)
+    find = gemm._has_blockwise_scaled_mm.__wrapped__
+    assert find(torch.device(device)) is usable
+    monkeypatch.delattr(torch.nn.functional, "scaled_mm")
+    assert find(torch.device(device)) is False
 
 
 @pytest.mark.parametrize("change, text", [

@@ -9,6 +9,7 @@ Host times are medians of processes of their own. With ``--against-flashinfer`` 
 import argparse
 import concurrent.futures
 import importlib
+import itertools
 import json
 import math
 import pathlib
@@ -564,6 +565,10 @@ def run_checks():
     def _():
         return variants_of_functions()
 
+    @check("products in 8 bits with scales per block, recorded too")
+    def _():
+        return products_with_block_scales()
+
     @check("two threads on two streams")
     def _():
         steps = 20
@@ -629,6 +634,67 @@ def variants_of_functions():
             dumped = torch.tensor(case.variant.buffer("logits")).view(case.logits.shape)
             lines.append(f"its logits {worst(dumped, torch.from_numpy(case.logits))}")
     return "first calls: " + "; ".join(lines)
+
+
+def recorded(call):
+    """The output of a call in a CUDA graph after a replay, and the time of a replay in microseconds."""
+    call()  # creates the handle of cuBLAS and its workspace
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = call()
+    out.zero_()
+    graph.replay()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(100):
+        graph.replay()
+    end.record()
+    end.synchronize()
+    return out, begin.elapsed_time(end) * 10
+
+
+def products_with_block_scales():
+    """``fp8_blockscale_gemm_sm90`` against float32 of the dequantized operands, and its time next to that with a dequantized weight."""
+    gemm, e4m3, k = ours.gemm, torch.float8_e4m3fn, 7168
+    in_8_bits = gemm._has_blockwise_scaled_mm
+    if not in_8_bits(torch.device(DEVICE)):
+        return "weights are dequantized here"
+
+    def in_float32(x, scales):
+        return x.float() * scales.repeat_interleave(128, 1)
+
+    def relative(actual, truth):
+        error = ((actual.float() - truth).norm() / truth.norm()).item()
+        assert error < 4e-3, f"relative error {error}"
+        return error
+
+    lines, errors, calls = [], [], []
+    for m, n, dtype in itertools.product((1, 5, 8, 64), (2112, 4096), (torch.bfloat16, e4m3)):
+        x, weight = torch.randn(m, k, device=DEVICE).to(dtype), torch.randn(n, k, device=DEVICE).to(e4m3)
+        columns = None if dtype != e4m3 else torch.rand(k // 128, m, device=DEVICE) + 0.5
+        of_weight = torch.rand(-(-n // 128), k // 128, device=DEVICE) + 0.5
+        b = in_float32(weight, of_weight.repeat_interleave(128, 0)[:n])
+        if columns is None:
+            quantized, of_rows = ours.quantization.per_token_group_quant_8bit(x, 128)
+            truth = in_float32(quantized, of_rows) @ b.t()
+        else:
+            truth = in_float32(x, columns.t()) @ b.t()
+
+        def call(out=None, x=x, weight=weight, columns=columns, of_weight=of_weight):
+            return gemm.fp8_blockscale_gemm_sm90(x, weight, columns, of_weight, out)
+
+        out = torch.empty(m, n, device=DEVICE, dtype=torch.bfloat16)
+        assert call(out) is out
+        replayed, took = recorded(call)
+        errors += [relative(y, truth) for y in (out, call(), replayed)]
+        gemm._has_blockwise_scaled_mm = lambda device: False
+        try:
+            dequantizing = recorded(call)[1]
+        finally:
+            gemm._has_blockwise_scaled_mm = in_8_bits
+        lines.append(f"m = {m}, n = {n}, {str(dtype)[6:]}: {took:.1f} µs, {dequantizing:.1f} dequantizing")
+        calls.append(call)
+    return f"error {max(errors):.2e}; {waits_for_nothing(calls)}; " + "; ".join(lines)
 
 
 def host_time(call, rounds=300):

@@ -1,14 +1,19 @@
 """Dense products through torch, and products with one weight per segment of rows."""
 
+import functools
+
 import torch
 
 from .. import operators
 from .._core import Error
 from ._refuse import check_choice, check_output, one_number, served
+from .quantization import per_token_group_quant_8bit
 
 _E4M3, _E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 #: The elements of a row that share a scale.
 _BLOCK = 128
+#: The lower bound of a block's largest magnitude: scales of blocks of zeros must not be 0.
+_SMALLEST_MAXIMUM = 1e-30
 
 
 def _output(function, out, shape, dtype, like):
@@ -88,19 +93,93 @@ def fp8_blockscale_gemm_sm90(input, weight, input_scale=None, weight_scale=None,
     float16. ``k`` is a multiple of 128, ``n`` of 64. Both are bfloat16 or float8_e4m3fn, but not ``input`` alone of 8 bits.
 
     Operands of 8 bits have scales float32: ``weight_scale`` ``[n, k / 128]`` or ``[ceil(n / 128), k / 128]``, and ``input_scale``
-    ``[k / 128, m]`` or its transpose: adjacent elements belong to adjacent rows. They are multiplied by their scales and rounded to
-    bfloat16. Operands of bfloat16 are not quantized. Sums are in float32.
+    ``[k / 128, m]`` or its transpose: adjacent elements belong to adjacent rows. Sums are in float32.
+
+    A weight of 8 bits with scales ``[ceil(n / 128), k / 128]`` is multiplied in 8 bits by ``torch.nn.functional.scaled_mm``, if
+    torch has this function, is built for CUDA 12.9 or later, and the GPU is a Hopper. Then ``input`` of bfloat16 is quantized to
+    float8_e4m3fn with one scale per row and 128 columns, the largest magnitude over 448, as in FlashInfer. In all other cases
+    operands of bfloat16 are not quantized. Each call then multiplies operands of 8 bits by their scales and rounds to bfloat16.
     """
     function = "fp8_blockscale_gemm_sm90"
     _check_blocks(function, input, weight)
     dtype = out_dtype or (torch.bfloat16 if out is None else out.dtype)
     check_choice(function, "out_dtype", dtype, (torch.bfloat16, torch.float16))
-    out = _output(function, out, (input.shape[0], weight.shape[0]), dtype, input)
+    if out is not None:
+        check_output(function, "out", out, (input.shape[0], weight.shape[0]), dtype, input.device)
     for name, x, scale in (("input", input, input_scale), ("weight", weight, weight_scale)):
         _check_scale(function, name, x, scale)
-    a = input if input_scale is None else _dequantized(input, _input_rows(function, input, input_scale))
+    input_rows = None if input_scale is None else _input_rows(function, input, input_scale)
+    if input.numel() > 0 and _has_square_blocks(weight, weight_scale) and _has_blockwise_scaled_mm(input.device):
+        product = _blockwise_scaled_mm(input, input_rows, weight, weight_scale, dtype)
+        return product if out is None else out.copy_(product)
+    a = input if input_rows is None else _dequantized(input, input_rows)
     b = weight if weight_scale is None else _dequantized(weight, _weight_rows(function, weight, weight_scale))
-    return torch.mm(a, b.t(), out=out) if out.dtype == torch.bfloat16 else out.copy_(_in_float32(a, b.t()))
+    if dtype == torch.bfloat16:
+        return torch.mm(a, b.t(), out=out)
+    product = _in_float32(a, b.t())
+    return product.to(dtype) if out is None else out.copy_(product)
+
+
+@functools.cache
+def _has_blockwise_scaled_mm(device) -> bool:
+    """Whether torch multiplies operands with scales per block on the device. It requires Hopper and CUDA 12.9."""
+    if device.type != "cuda" or not hasattr(torch.nn.functional, "scaled_mm") or torch.version.cuda is None:
+        return False
+    version = tuple(map(int, torch.version.cuda.split(".")[:2]))
+    return version >= (12, 9) and torch.cuda.get_device_capability(device) == (9, 0)
+
+
+def _has_square_blocks(b, scale) -> bool:
+    """Whether the weight has 8 bits and one scale per block of 128 rows and 128 columns."""
+    return b.dtype == _E4M3 and b.shape[0] > 0 and scale.shape == (-(-b.shape[0] // _BLOCK), b.shape[1] // _BLOCK)
+
+
+def _blockwise_scaled_mm(a, a_rows, b, b_scale, dtype):
+    """``a · bᵀ`` of the arguments of :func:`_blockwise_operands` without a copy of ``b``."""
+    functional = torch.nn.functional
+    row_blocks, square_blocks = functional.ScalingType.BlockWise1x128, functional.ScalingType.BlockWise128x128
+    rows, columns, row_scales, column_scales = _blockwise_operands(a, a_rows, b, b_scale)
+    product = functional.scaled_mm(rows, columns, row_scales, row_blocks, column_scales, square_blocks, output_dtype=dtype)
+    return product[: a.shape[0]]
+
+
+def _blockwise_operands(a, a_rows, b, b_scale):
+    """The operands of ``torch.nn.functional.scaled_mm``. ``a`` has scales ``a_rows`` ``[m, k / 128]``; without them it is bfloat16
+    and quantized here. ``b`` has scales ``[ceil(n / 128), k / 128]``.
+
+    cuBLAS requires these layouts, with addresses that are multiples of 16 bytes:
+
+    1. ``a`` ``[rows, k]`` of 8 bits: ``rows`` is ``m`` rounded up to a multiple of 4. Rows after ``m`` are zero.
+    2. ``b`` ``[k, n]`` with contiguous columns.
+    3. Scales of ``a`` ``[rows, k / 128]`` with strides ``(1, rows)``.
+    4. Scales of ``b`` ``[blocks, ceil(n / 128)]`` with strides ``(1, blocks)``: ``blocks`` is ``k / 128`` rounded up to a multiple
+       of 4.
+    """
+    m, rows = a.shape[0], -(-a.shape[0] // 4) * 4
+    if rows != m:
+        a = _padded_rows(a, rows)
+    if a_rows is None:
+        a, a_scale = per_token_group_quant_8bit(a.contiguous(), _BLOCK, eps=_SMALLEST_MAXIMUM, column_major_scales=True)
+    else:
+        columns = a_rows.t()
+        a_scale = _packed(columns if rows == m else torch.nn.functional.pad(columns, (0, rows - m), value=1.0)).t()
+    missing = -b_scale.shape[1] % 4
+    b_scale = _packed(b_scale if missing == 0 else torch.nn.functional.pad(b_scale, (0, missing), value=1.0)).t()
+    return _packed(a), _packed(b).t(), a_scale, b_scale
+
+
+def _padded_rows(x, rows):
+    """``x`` with zero rows appended."""
+    padded = x.new_zeros(rows, x.shape[1])
+    padded[: x.shape[0]].copy_(x)
+    return padded
+
+
+def _packed(x):
+    """The matrix with contiguous rows from a multiple of 16 bytes, copied if necessary."""
+    if not x.is_contiguous() or x.data_ptr() % 16 != 0:
+        x = x.clone(memory_format=torch.contiguous_format)
+    return x.view(-1).view(x.shape)  # a contiguous tensor has any stride along an axis of one element
 
 
 def _check_blocks(function, a, b):
