@@ -40,6 +40,7 @@ pub use apply::Arithmetic;
 pub(crate) use declared_variant::DeclaredVariant;
 pub use declared_variant::PartialHook;
 pub(crate) use elementary::SoftCapped;
+pub(crate) use strip::BiasedLogits;
 pub use strip::KeyPositions;
 
 use tilewright::attention::variant::{ExpressionVariant, Hook, Input, Variant, expression::Node};

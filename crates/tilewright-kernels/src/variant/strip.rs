@@ -49,6 +49,13 @@ enum StripValue<'k> {
         of: Vec<Value<'k, f32>>,
         factor: Value<'k, f32>,
     },
+    /// `x · factor + first + step · offset`
+    Biased {
+        of: Vec<Value<'k, f32>>,
+        factor: Value<'k, f32>,
+        first: Value<'k, f32>,
+        step: Value<'k, f32>,
+    },
     Each(Vec<NodeValue<'k>>),
 }
 
@@ -81,6 +88,53 @@ impl<'k> PartialHook<'k, '_> {
         }
     }
 
+    /// The logits hook as `product · factor + first + step · offset`, if it adds to the logit what grows evenly from key to key.
+    #[track_caller]
+    pub(crate) fn biased(
+        &self,
+        positions: &KeyPositions<'k>,
+        factor: Value<'k, f32>,
+    ) -> Option<BiasedLogits<'k>> {
+        let result = *self.graph().results().first()? as usize;
+        let KeyPositions::Offsets { offsets, .. } = positions else { return None };
+        if self.growth(result)? != Growth::Biased {
+            return None;
+        }
+        let strip = Strip { hook: self, k: self.builder(), positions, len: 0 };
+        match strip.logits(StripValue::Products { of: Vec::new(), factor }) {
+            StripValue::Biased { factor, first, step, .. } => {
+                Some(BiasedLogits { factor, first, step, offsets: offsets.clone() })
+            }
+            _ => None,
+        }
+    }
+
+    /// How a node grows from key to key; `None` if it does in another way.
+    fn growth(&self, node: usize) -> Option<Growth> {
+        let node = &self.graph().nodes()[node];
+        let operands = node.operands().iter().map(|&operand| self.growth(operand as usize));
+        let operands = operands.collect::<Option<Vec<_>>>()?;
+        match (node, operands.as_slice()) {
+            (Node::Input(Input::Logit), _) => Some(Growth::Logit),
+            (Node::Input(Input::Kv), _) => Some(Growth::Line),
+            (Node::Read { .. }, _) => None,
+            (_, operands) if operands.iter().all(|growth| *growth == Growth::Same) => Some(Growth::Same),
+            (Node::Apply(Op::Mul, _), [Growth::Line, Growth::Same] | [Growth::Same, Growth::Line])
+            | (Node::Apply(Op::MulAdd, _), [Growth::Line, Growth::Same, Growth::Same | Growth::Line])
+            | (Node::Apply(Op::MulAdd, _), [Growth::Same, Growth::Line, Growth::Same | Growth::Line])
+            | (Node::Apply(Op::MulAdd, _), [Growth::Same, Growth::Same, Growth::Line])
+            | (
+                Node::Apply(Op::Add | Op::Sub, _),
+                [Growth::Line, Growth::Same | Growth::Line] | [Growth::Same, Growth::Line],
+            ) => Some(Growth::Line),
+            (Node::Apply(Op::MulAdd, _), [Growth::Line, Growth::Same, Growth::Logit])
+            | (Node::Apply(Op::MulAdd, _), [Growth::Same, Growth::Line, Growth::Logit])
+            | (Node::Apply(Op::Add, _), [Growth::Line, Growth::Logit] | [Growth::Logit, Growth::Line])
+            | (Node::Apply(Op::Sub, _), [Growth::Logit, Growth::Line]) => Some(Growth::Biased),
+            _ => None,
+        }
+    }
+
     /// The shape of a node; `None` if it has none of these, or depends on a key's position.
     fn shape(&self, node: usize) -> Option<Shape> {
         let node = &self.graph().nodes()[node];
@@ -107,6 +161,27 @@ enum Shape {
     Scaled,
     /// `out · tanh(factor · logit)`
     Capped,
+}
+
+/// How a node grows from key to key.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Growth {
+    /// It does not depend on the key.
+    Same,
+    /// The logit itself.
+    Logit,
+    /// Evenly.
+    Line,
+    /// The logit and what grows evenly.
+    Biased,
+}
+
+/// Logits `product · factor + first + step · offset`, by the offsets of the keys.
+pub(crate) struct BiasedLogits<'k> {
+    pub(crate) factor: Value<'k, f32>,
+    pub(crate) first: Value<'k, f32>,
+    pub(crate) step: Value<'k, f32>,
+    pub(crate) offsets: Vec<f32>,
 }
 
 /// A strip of keys in evaluation.
@@ -212,10 +287,13 @@ impl<'k> Strip<'_, 'k, '_> {
 
     #[track_caller]
     fn add(&self, a: &StripValue<'k>, b: &StripValue<'k>) -> StripValue<'k> {
-        use StripValue::{Line, Products, Same};
+        use StripValue::{Biased, Line, Products, Same};
         match (a, b) {
             (&Line { first, step }, &Same(NodeValue::Number(b))) => Line { first: first + b, step },
             (&Line { first, step }, &Line { first: b, step: c }) => Line { first: first + b, step: step + c },
+            (Products { of, factor }, &Line { first, step }) => {
+                Biased { of: of.clone(), factor: *factor, first, step }
+            }
             (Products { of, factor }, b) => {
                 let sums = of.iter().zip(self.numbers(b)).map(|(x, b)| x.mul_add(*factor, b));
                 StripValue::of_numbers(sums.collect())
@@ -298,6 +376,10 @@ impl<'k> Strip<'_, 'k, '_> {
             }
             StripValue::Tanh { of, factors } => {
                 self.tanh(of, *factors).into_iter().map(NodeValue::Number).collect()
+            }
+            StripValue::Biased { of, factor, first, step } => {
+                let line = self.numbers(&StripValue::Line { first: *first, step: *step });
+                of.iter().zip(line).map(|(x, b)| NodeValue::Number(x.mul_add(*factor, b))).collect()
             }
             StripValue::Line { first, step } => {
                 let offsets = match self.positions {

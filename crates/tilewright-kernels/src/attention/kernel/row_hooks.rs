@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     attention::items::WorkItemRegs,
-    variant::{DeclaredVariant, Hooks, KeyPositions, PartialHook, SoftCapped},
+    variant::{BiasedLogits, DeclaredVariant, Hooks, KeyPositions, PartialHook, SoftCapped},
 };
 use tilewright::attention::variant::{Hook, Input};
 use tilewright_ptx::build::{Builder, Shared, Value};
@@ -257,6 +257,13 @@ impl<'k> TileLogits<'k, '_> {
     pub(crate) fn soft_caps(&self) -> Option<[SoftCapped<'k>; 2]> {
         let [upper, lower] = &self.rows[..] else { return None };
         Some([upper.soft_cap(self.scales[0])?, lower.soft_cap(self.scales[1])?])
+    }
+
+    /// The hook of both rows of one row tile, if it adds to logits what grows evenly from key to key.
+    pub(crate) fn biases(&self) -> Option<[BiasedLogits<'k>; 2]> {
+        let [upper, lower] = &self.rows[..] else { return None };
+        let of_row = |row: usize, hook: &PartialHook<'k, '_>| hook.biased(&self.positions, self.scales[row]);
+        Some([of_row(0, upper)?, of_row(1, lower)?])
     }
 
     /// Applies the hook to `Q · Kᵀ` of the row tiles. Hooks here store nothing, so missing keys do not matter.

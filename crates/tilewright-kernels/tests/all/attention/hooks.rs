@@ -5,7 +5,7 @@ use super::{
     judge::check_with,
 };
 use tilewright::{
-    HeadDim,
+    Dtype, HeadDim,
     attention::variant::{
         Alibi, AttentionSinks, Both, DocumentMask, ExpressionVariant, FlashSigmoid, HeadScales,
         MultiItemScoring, PrefixLm, RelativePositionBias, RotaryEmbedding, SoftCap, Variant,
@@ -60,6 +60,29 @@ fn capped_logits() {
     let cap = recorded(&SoftCap::new(0.5).expect("it is above 0"));
     check_with(&large, &cap, &|_| formula::soft_cap(0.5));
     check_all(&SoftCap::new(0.5).expect("it is above 0"), &|_| formula::soft_cap(0.5));
+}
+
+/// Biases that grow evenly from key to key. Tiles are processed from the last to the first, so maxima move where a bias falls.
+#[test]
+fn biases_of_whole_tiles() {
+    let case =
+        Case::new(128, (2, 1), &[(130, 700), (9, 300)]).with(|case| (case.wgmma, case.mask) = (true, FULL));
+    let slopes = formula::alibi_slopes(2);
+    let alibi = |at: LogitIndex, s: f64| s + slopes[at.h] * (at.j as f64 - at.p as f64);
+    let definition = || Definition { logit: Box::new(alibi), ..Definition::default() };
+    check_with(&case, &recorded(&Alibi::new(2)), &|_| definition());
+    // a factor of -1 makes the scale of the logits negative
+    for (query_factor, kv, mask, step) in
+        [(1.0, Dtype::Bf16, FULL, -1.5), (-1.0, Dtype::Bf16, FULL, -1.5), (1.0, Dtype::E4m3, CAUSAL, 0.03)]
+    {
+        let case = Case::new(128, (2, 1), &[(70, 600)]).with(|case| (case.wgmma, case.kv) = (true, kv));
+        let case = case.with(|case| (case.query_factor, case.mask) = (query_factor, mask));
+        let bias = format!(r#"{{"mul": [{{"add": ["qo_head", "kv"]}}, {step}]}}"#);
+        let json = format!(r#"{{"name": "line", "logits": {{"add": ["logit", {bias}]}}}}"#);
+        let variant = ExpressionVariant::from_json(&json).unwrap_or_else(|why| panic!("{why}"));
+        let logit = move |at: LogitIndex, s: f64| s + step * (at.j as f64 + at.h as f64);
+        check_with(&case, &variant, &|_| Definition { logit: Box::new(logit), ..Definition::default() });
+    }
 }
 
 /// Caps that are computed with the exponentials where all products are small: in all warps, some, and none. A quotient, and a cap that

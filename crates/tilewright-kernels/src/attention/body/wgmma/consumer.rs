@@ -13,6 +13,7 @@ use crate::{
         row_hooks::{RowHooks, TileLogits},
     },
     tile::{Cursor, SharedTile},
+    variant::BiasedLogits,
 };
 use tilewright::{Dtype, attention::variant::Hook};
 use tilewright_ptx::{
@@ -158,6 +159,8 @@ impl<'c, 'k> Consumer<'c, 'k> {
         let tile = k.var("tile", end - 1);
         self.start_logits(current, &self.logits);
         let hook = self.prepare_mask(current, tile.get(), Masked::Any);
+        // loops are chosen by all warps alike
+        let slow = self.biases(hook.as_ref()).map(|_| !Self::allows_biases(current));
         k.wgmma_wait(0);
         self.release_products(tile.get());
         self.mask(current, (tile.get(), &self.logits), Masked::Any, hook.as_ref());
@@ -165,8 +168,9 @@ impl<'c, 'k> Consumer<'c, 'k> {
         k.loop_(|| {
             k.break_if(tile.get().eq(first));
             let masked = self.needs_mask(tile.get()) | self.needs_mask(tile.get() - 1);
+            let masked = slow.map_or(masked, |slow| masked | slow);
             k.when(masked, || self.next_tile(current, tile, Masked::Any));
-            self.unmasked_tiles(current, tile);
+            self.unmasked_tiles(current, tile, slow);
         });
         self.multiply_values(current, tile.get(), Masked::Any);
         k.wgmma_wait(0);
@@ -199,16 +203,27 @@ impl<'c, 'k> Consumer<'c, 'k> {
     }
 
     /// Processes tiles as long as neither needs a mask: a loop of its own, so that its instructions are adjacent.
-    fn unmasked_tiles(&self, current: &CurrentItem<'k>, tile: Var<'k, u32>) {
+    fn unmasked_tiles(&self, current: &CurrentItem<'k>, tile: Var<'k, u32>, slow: Option<Value<'k, bool>>) {
         if self.hooks.is_live(Hook::Mask) {
             return;
         }
         let [begin, end] = self.unmasked.map(|tile| tile.get());
         let last = begin.max(self.first_tile.get());
         self.k.loop_(|| {
-            self.k.break_if(tile.get().le(last) | tile.get().ge(end));
+            let is_end = tile.get().le(last) | tile.get().ge(end);
+            self.k.break_if(slow.map_or(is_end, |slow| is_end | slow));
             self.next_tile(current, tile, Masked::No);
         });
+    }
+
+    /// The biases of a hook. Factors of converted queries of 0 would make them infinite in the unit of products.
+    fn biases(&self, hook: Option<&TileLogits<'k, '_>>) -> Option<[BiasedLogits<'k>; 2]> {
+        hook.filter(|_| self.row_factors.is_none()).and_then(TileLogits::biases)
+    }
+
+    /// Whether biases may be added in the unit of products: their factor is positive and neither tiny nor huge.
+    fn allows_biases(current: &CurrentItem<'k>) -> Value<'k, bool> {
+        current.product_scale.gt(1e-20) & current.product_scale.lt(1e20)
     }
 
     /// Starts the logits of the tile before `tile`, adds the values of `tile`, and computes the weights of the former.
@@ -224,10 +239,12 @@ impl<'c, 'k> Consumer<'c, 'k> {
         self.release_products(tile.get());
         let cap = || self.mask(current, (tile.get(), &self.logits), masked, hook.as_ref());
         let release = || self.release(self.values);
+        let biases = self.biases(hook.as_ref()).filter(|_| masked == Masked::No);
         // masked logits are infinite, which a polynomial does not keep
-        match caps {
-            Some(caps) => self.capped_softmax(current, caps, cap, release),
-            None => {
+        match (caps, biases) {
+            (Some(caps), _) => self.capped_softmax(current, caps, cap, release),
+            (None, Some(biases)) => self.biased_softmax(current, &biases, release),
+            (None, None) => {
                 cap();
                 self.softmax(current, release);
             }

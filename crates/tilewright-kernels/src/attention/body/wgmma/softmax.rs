@@ -14,7 +14,7 @@ use crate::{
         softmax::finite_max,
     },
     tile::reduce,
-    variant::SoftCapped,
+    variant::{BiasedLogits, SoftCapped},
 };
 use tilewright_ptx::{
     build::{Value, Var},
@@ -228,6 +228,33 @@ impl<'k> Consumer<'_, 'k> {
             || add(self.exponentials(|half, logit| logit.mul_add(scales[half], offsets[half]))),
         );
         self.add_sums(added.map(|sum| sum.get()), &references);
+    }
+
+    /// The same for logits that are products and a bias which grows evenly from key to key. One operation adds it to a product, in the
+    /// unit of products, and the exponents convert the unit. Factors are above 0.
+    pub(super) fn biased_softmax(
+        &self,
+        current: &CurrentItem<'k>,
+        biases: &[BiasedLogits<'k>; 2],
+        release: impl Fn(),
+    ) {
+        let scales = self.logit_scales(current);
+        for (half, bias) in biases.iter().enumerate() {
+            let step = bias.step * bias.factor.recip();
+            let logits = self.logits.iter().flat_map(|of| &of[2 * half..][..2]);
+            for (logit, offset) in logits.zip(&bias.offsets).filter(|(_, offset)| **offset != 0.0) {
+                logit.set(step.mul_add(*offset, logit.get()));
+            }
+        }
+        let in_logits = |half: usize, x: Value<'k, f32>| x.mul_add(biases[half].factor, biases[half].first);
+        let maxima = [0, 1].map(|half| in_logits(half, row_max(&self.logits, half)));
+        let references = self.move_references(maxima, scales, release);
+        let lines = [0, 1].map(|half| {
+            let offset = biases[half].first.mul_add(scales[half], references[half].offset);
+            (biases[half].factor * scales[half], offset)
+        });
+        let added = self.exponentials(|half, x| x.mul_add(lines[half].0, lines[half].1));
+        self.add_sums(added, &references);
     }
 
     /// Moves the references to the maxima of a tile if these are larger by more than the threshold, and rescales sums and outputs.
