@@ -16,6 +16,9 @@ use tilewright_ptx::{
 /// Capacity of a list.
 pub(super) const LIST_CAPACITY: u32 = 2048;
 
+/// Bits of [`Candidates::threshold_of_narrow_list`].
+pub(super) const NARROW_BITS: u32 = 22;
+
 /// Value of an element, computed from its index and stored number.
 pub(super) type ValueFn<'a, 'k> = &'a dyn Fn(Value<'k, u32>, Value<'k, f32>) -> Value<'k, f32>;
 
@@ -261,6 +264,20 @@ impl<'k, T: Number> Candidates<'k, T> {
         (of_key(found.get()), above.get())
     }
 
+    /// [`Self::threshold`] in the list, whose values have less than `2^`[`NARROW_BITS`] bit patterns from `least` on.
+    #[track_caller]
+    pub(super) fn threshold_of_narrow_list(
+        &self,
+        least: Value<'k, u32>,
+        mass: MassFn<'_, 'k>,
+        target: Value<'k, u64>,
+    ) -> Value<'k, f32> {
+        let by_digits = self.cta.alone().threshold_of_bits(NARROW_BITS, target, |count| {
+            self.list.each(|index, value| count(value.reinterpret::<u32>() - least, mass(index, value)));
+        });
+        (by_digits.0 + least).reinterpret()
+    }
+
     /// Whether the list is short enough to rank its entries by counting.
     #[track_caller]
     fn ranked(&self) -> Value<'k, bool> {
@@ -326,19 +343,28 @@ impl<'k, T: Number> Candidates<'k, T> {
         let each = (end - begin + (cta.threads - 1)) / cta.threads;
         let begin = (begin + k.thread() * each).min(end);
         let end = (begin + each).min(end);
-        let mass_at = |index| mass(index, value(index, self.row.element(index)));
+        // four elements at a time keep more loads in flight
+        let masses_at = |first: Value<'k, u32>| {
+            let of = |i: u32| {
+                let index = first + i;
+                let x = self.row.element(index.min(end - 1));
+                (index, index.lt(end).select(mass(index, value(index, x)), 0_u64))
+            };
+            (0..4).map(of).collect::<Vec<_>>()
+        };
         let total = cta.total();
-        k.repeat((begin, end), 1, |index| total.add(mass_at(index)));
+        k.repeat((begin, end), 4, |first| masses_at(first).iter().for_each(|&(_, mass)| total.add(mass)));
         let sum = k.var("before", before + cta.exclusive_sum(total.of_thread()));
         let reaches_target = sum.get().lt(target) & (sum.get() + total.of_thread()).ge(target);
         let (index, _) = cta.broadcast(|publish| {
+            let add = |(index, mass)| {
+                let before = sum.get();
+                let after = before + mass;
+                k.when(before.lt(target) & after.ge(target), || publish(index, before));
+                sum.set(after);
+            };
             k.when(reaches_target, || {
-                k.repeat((begin, end), 1, |index| {
-                    let before = sum.get();
-                    let after = before + mass_at(index);
-                    k.when(before.lt(target) & after.ge(target), || publish(index, before));
-                    sum.set(after);
-                });
+                k.repeat((begin, end), 4, |first| masses_at(first).into_iter().for_each(add));
             });
         });
         index

@@ -22,7 +22,7 @@ fn digit_bits(threads: u32) -> u32 {
 }
 
 /// Maximum entries of [`CtaCollectives::threshold_by_rank`].
-pub(super) const MAX_RANKED: u32 = 512;
+pub(super) const MAX_RANKED: u32 = 256;
 
 /// Maximum lanes that compare an entry with the others; a power of two.
 pub(super) const MAX_LANES_PER_ENTRY: u32 = 8;
@@ -89,7 +89,7 @@ impl<'k> CtaCollectives<'k> {
             partials: k.shared("words", warps, 4),
             range_masses: k.shared("range_masses", 2 * warps, 8),
             wide_partials: k.shared("wide", 2 * warps, 8),
-            group_keys: k.shared("group_keys", MAX_RANKED as usize, 4),
+            group_keys: k.shared("group_keys", MAX_RANKED as usize, 16),
             scan_partials: k.shared("scan", 32, 8),
             found: k.shared("found", 1, 4),
             before: k.shared("before", 1, 8),
@@ -149,6 +149,11 @@ impl<'k> CtaCollectives<'k> {
     #[track_caller]
     fn of_row(&self, index: Value<'k, u32>, per_cta: u32) -> Value<'k, u32> {
         if self.ctas == 1 { index } else { index + self.rank() * per_cta }
+    }
+
+    /// Whether a thread has 64 registers at most.
+    pub(super) fn is_short_of_registers(&self) -> bool {
+        self.threads > 512
     }
 
     pub(super) fn row_threads(&self) -> u32 {
@@ -307,9 +312,26 @@ impl<'k> CtaCollectives<'k> {
         [16, 8, 4, 2, 1].into_iter().fold(value, |x, mask| x + other(x, mask))
     }
 
+    /// Maximum over the threads of this CTA; a barrier must come between accesses to the sums of warps and it.
+    #[track_caller]
+    pub(super) fn max_of_cta(&self, key: Value<'k, u32>) -> Value<'k, u32> {
+        let k = self.k;
+        let of_warp = k.reduce_warp(WarpReduction::MaxU32, key);
+        k.when(k.lane().eq(0), || self.scan_partials.at(k.thread() >> 5).store(of_warp.to_u64()));
+        k.sync_threads();
+        let of_lane = self.scan_partials.at(k.lane().min(self.warps() - 1)).load();
+        k.reduce_warp(WarpReduction::MaxU32, of_lane.low())
+    }
+
     /// Exclusive prefix sum over the threads of this CTA.
     #[track_caller]
     pub(super) fn exclusive_sum(&self, value: Value<'k, u64>) -> Value<'k, u64> {
+        self.exclusive_sum_and_total(value).0
+    }
+
+    /// [`Self::exclusive_sum`], and the sum over all threads of this CTA.
+    #[track_caller]
+    pub(super) fn exclusive_sum_and_total(&self, value: Value<'k, u64>) -> (Value<'k, u64>, Value<'k, u64>) {
         let (k, lane) = (self.k, self.k.lane());
         let through = self.warp_scan(value);
         k.sync_threads();
@@ -319,8 +341,10 @@ impl<'k> CtaCollectives<'k> {
         let of_warps = self.warp_scan(of_warp);
         let warp = k.warp_index();
         let previous = (warp.max(1) - 1).named("previous");
-        let before = k.pack32(of_warps.low().of_lane(previous), of_warps.high().of_lane(previous));
-        warp.eq(0).select(0_u64, before) + (through - value)
+        let of_lane =
+            |lane: Value<'k, u32>| k.pack32(of_warps.low().of_lane(lane), of_warps.high().of_lane(lane));
+        let before = warp.eq(0).select(0_u64, of_lane(previous)) + (through - value);
+        (before, of_lane(k.constant(self.warps() - 1)))
     }
 
     /// Inclusive prefix sum over lanes.
@@ -388,6 +412,12 @@ impl<'k> CtaCollectives<'k> {
     #[track_caller]
     pub(super) fn group_key(&self, group: Value<'k, u32>) -> Value<'k, u32> {
         self.group_keys.at(group).load()
+    }
+
+    /// Maximum keys of 4 adjacent groups from a multiple of 4 on.
+    #[track_caller]
+    pub(super) fn group_keys(&self, group: Value<'k, u32>) -> [Value<'k, u32>; 4] {
+        self.group_keys.at(group).load_vector::<4>()
     }
 
     /// Per-thread accumulator of a sum over the row's threads.

@@ -4,9 +4,30 @@ use super::cta::{CtaCollectives, MAX_LANES_PER_ENTRY, MAX_RANKED};
 use tilewright_ptx::build::Value;
 
 impl<'k> CtaCollectives<'k> {
-    /// Maximum `count` of [`Self::threshold_by_rank`]: one entry per thread.
+    /// Maximum `count` of [`Self::threshold_by_rank`]: at most one entry per thread, and few enough to be faster than
+    /// radix select.
     pub(super) fn max_ranked(&self) -> u32 {
-        MAX_RANKED.min(self.threads)
+        MAX_RANKED.min((self.threads * 3 / 8).max(128)).min(self.threads)
+    }
+
+    /// The largest key that at least `wanted` groups of [`Self::max_by_groups`] reach; `wanted` is at most their number.
+    #[track_caller]
+    pub(super) fn bound_of_groups(&self, wanted: Value<'k, u32>) -> Value<'k, u32> {
+        let (k, groups) = (self.k, self.groups());
+        // adjacent lanes share a group
+        let lanes = self.threads / groups;
+        let key = self.group_key(k.thread() / lanes);
+        let first = (k.thread() & (lanes - 1)) * 4;
+        let mut count = k.constant(0_u32);
+        for begin in (0..groups).step_by(lanes as usize * 4) {
+            for other in self.group_keys(first + begin) {
+                count = count + other.ge(key).select(1_u32, 0_u32);
+            }
+        }
+        for step in 0..lanes.ilog2() {
+            count = count + count.shuffle_xor(1 << step);
+        }
+        self.max_of_cta(count.ge(wanted).select(key, 0_u32))
     }
 
     /// [`Self::threshold`] for `count` entries, at most [`Self::max_ranked`]: thread i passes entry i.

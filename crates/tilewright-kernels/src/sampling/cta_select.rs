@@ -16,9 +16,20 @@ impl<'k> CtaCollectives<'k> {
         target: Value<'k, u64>,
         each: impl FnOnce(&dyn Fn(Value<'k, u32>, Value<'k, u64>)),
     ) -> (Value<'k, u32>, Value<'k, u64>) {
+        self.threshold_of_bits(32, target, each)
+    }
+
+    /// [`Self::threshold`] of keys below `2^bits`.
+    #[track_caller]
+    pub(super) fn threshold_of_bits(
+        &self,
+        bits: u32,
+        target: Value<'k, u64>,
+        each: impl FnOnce(&dyn Fn(Value<'k, u32>, Value<'k, u64>)),
+    ) -> (Value<'k, u32>, Value<'k, u64>) {
         let k = self.k;
         let (prefix, above) = (k.var("prefix", 0_u32), k.var("above", 0_u64));
-        let shift = k.var("shift", (32 - 1) / self.digit * self.digit);
+        let shift = k.var("shift", (bits - 1) / self.digit * self.digit);
         k.loop_(|| {
             let (begun, at) = (prefix.get(), shift.get());
             // shifts above 31 give 0: the first pass includes all keys
@@ -54,34 +65,16 @@ impl<'k> CtaCollectives<'k> {
         k.sync_threads();
         each(&|bucket, mass| self.add(bucket, mass));
         self.sync();
-        let found = self.find_bucket(target, &self.buckets_of_thread(|_, words| words));
-        (found.bucket, found.before)
+        self.find_bucket(target, &self.buckets_of_thread())
     }
 
     /// Clears the buckets of this CTA; a barrier must follow.
     #[track_caller]
-    pub(super) fn clear_buckets(&self) {
+    fn clear_buckets(&self) {
         for bucket in (0..self.buckets()).step_by(self.threads as usize) {
             self.low.at(self.k.thread() + bucket).store(0_u32);
             self.high.at(self.k.thread() + bucket).store(0_u32);
         }
-    }
-
-    /// Adds 1 to the low word of a bucket and `part` to its high word.
-    #[track_caller]
-    pub(super) fn count(&self, bucket: Value<'k, u32>, part: Value<'k, u32>) {
-        self.low.at(bucket).reduce(AtomicOp::AddU32, 1_u32, RELAXED);
-        self.high.at(bucket).reduce(AtomicOp::AddU32, part, RELAXED);
-    }
-
-    /// [`Self::find_bucket`] of the masses that `mass` computes from buckets and their words of [`Self::count`].
-    #[track_caller]
-    pub(super) fn find_counted(
-        &self,
-        target: Value<'k, u64>,
-        mass: impl Fn(Value<'k, u32>, Value<'k, u64>) -> Value<'k, u64>,
-    ) -> FoundBucket<'k> {
-        self.find_bucket(target, &self.buckets_of_thread(mass))
     }
 
     /// Adds to a bucket: the low word, then the carry and the high word.
@@ -102,50 +95,36 @@ impl<'k> CtaCollectives<'k> {
         self.k.constant(self.buckets() - 1) - self.k.thread() * (self.buckets() / self.threads)
     }
 
-    /// The buckets of this thread from the top: the sum over the CTAs of what `mass` computes from their words.
+    /// The masses of the buckets of this thread from the top, over all CTAs.
     #[track_caller]
-    fn buckets_of_thread(
-        &self,
-        mass: impl Fn(Value<'k, u32>, Value<'k, u64>) -> Value<'k, u64>,
-    ) -> Vec<Value<'k, u64>> {
+    fn buckets_of_thread(&self) -> Vec<Value<'k, u64>> {
         let top = self.top_bucket();
         let of_bucket = |i| {
-            let (low, high) =
-                (self.of_all_ctas(self.low.at(top - i)), self.of_all_ctas(self.high.at(top - i)));
-            let of_cta = |(low, high): (Shared<'k, u32>, Shared<'k, u32>)| {
-                mass(top - i, self.k.pack32(low.load(), high.load()))
-            };
+            let [low, high] = [self.low, self.high].map(|words| self.of_all_ctas(words.at(top - i)));
+            let of_cta =
+                |(low, high): (Shared<'k, u32>, Shared<'k, u32>)| self.k.pack32(low.load(), high.load());
             low.zip(high).map(of_cta).fold(self.k.constant(0_u64), |sum, mass| sum + mass)
         };
         (0..self.buckets() / self.threads).map(of_bucket).collect()
     }
 
-    /// Highest bucket whose sum from the top reaches `target`; bucket 0 if none does.
+    /// Highest bucket whose sum from the top reaches `target`, and the mass above it; bucket 0 if none does.
     #[track_caller]
-    fn find_bucket(&self, target: Value<'k, u64>, masses: &[Value<'k, u64>]) -> FoundBucket<'k> {
+    fn find_bucket(
+        &self,
+        target: Value<'k, u64>,
+        masses: &[Value<'k, u64>],
+    ) -> (Value<'k, u32>, Value<'k, u64>) {
         let (k, top) = (self.k, self.top_bucket());
         let all = masses[1..].iter().fold(masses[0], |sum, &mass| sum + mass);
         let before = self.exclusive_sum(all);
-        k.when(k.thread().eq(0), || self.found_mass.store(0_u64));
-        let (bucket, before) = self.broadcast(|publish| {
+        self.broadcast(|publish| {
             let mut before = before;
             for (i, &mass) in (0..).zip(masses) {
                 let after = before + mass;
-                k.when(before.lt(target) & after.ge(target), || {
-                    publish(top - i, before);
-                    self.found_mass.store(mass);
-                });
+                k.when(before.lt(target) & after.ge(target), || publish(top - i, before));
                 before = after;
             }
-        });
-        FoundBucket { bucket, before, mass: self.found_mass.load() }
+        })
     }
-}
-
-/// A bucket, the mass above it, and its own mass.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct FoundBucket<'k> {
-    pub(super) bucket: Value<'k, u32>,
-    pub(super) before: Value<'k, u64>,
-    pub(super) mass: Value<'k, u64>,
 }

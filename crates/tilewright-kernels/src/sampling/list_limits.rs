@@ -2,16 +2,21 @@
 
 use super::{
     candidates::{Candidates, ListedElement},
+    cta::CtaCollectives,
     cta_sum::CtaSum,
     mass::{MassScale, Number},
-    weight_buckets::CountedBuckets,
     weights::WeightRule,
 };
 use tilewright_ptx::build::{Value, Var};
 
 /// Vectors in flight per thread while masses are added; two of 16-bit elements spill on sm_120.
-fn vectors_in_flight<T: Number>() -> u32 {
-    if T::PER_VECTOR == 4 { 4 } else { 1 }
+fn vectors_in_flight<T: Number>(cta: &CtaCollectives<'_>) -> u32 {
+    if T::PER_VECTOR == 4 { if !cta.is_short_of_registers() { 4 } else { 1 } } else { 1 }
+}
+
+/// Vectors in flight per thread where scores are only compared.
+fn scores_in_flight<T: Number>(cta: &CtaCollectives<'_>) -> u32 {
+    if !cta.is_short_of_registers() { 16 / T::PER_VECTOR } else { 1 }
 }
 
 /// Limits of the listed elements.
@@ -22,9 +27,10 @@ pub(super) struct ListLimits<'k> {
     pub(super) min_score: Var<'k, f32>,
     /// Whether only elements that reach `min_score` are read: the total mass is not used.
     pub(super) skips_rest: Var<'k, bool>,
-    /// Whether elements are counted in these buckets, if all are read.
-    pub(super) is_counted: Value<'k, bool>,
-    pub(super) counted: CountedBuckets<'k>,
+    /// Weights from here on are not listed; infinite without an upper limit.
+    pub(super) max_weight: Var<'k, f32>,
+    /// Whether `skips_rest` tests elements, not threads: many are listed.
+    pub(super) skips_rest_by_element: Value<'k, bool>,
 }
 
 impl<'k> ListLimits<'k> {
@@ -38,10 +44,11 @@ impl<'k> ListLimits<'k> {
         mass_scale: MassScale<'k>,
         thread_max: Value<'k, f32>,
     ) -> RowMasses<'k> {
-        let Candidates { cta, row, list, .. } = candidates;
+        let Candidates { cta, list, .. } = candidates;
         let k = cta.k;
-        let (all, of_list) = (cta.total(), cta.total());
-        let masses = ["total", "listed_mass"].map(|name| k.var(name, 0_u64));
+        let (all, part) = (cta.total(), cta.total());
+        let masses = ["total", "part_mass"].map(|name| k.var(name, 0_u64));
+        let has_upper = self.has_upper();
         let is_summed = !self.skips_rest.get();
         k.when_else(
             rule.greedy,
@@ -52,27 +59,98 @@ impl<'k> ListLimits<'k> {
                         index: rule.first,
                         value: k.constant(1.0),
                     }]);
-                    [all, of_list].iter().for_each(|sum| sum.add(mass_scale.mass(k.constant(1.0))));
+                    [all, part].iter().for_each(|sum| sum.add(mass_scale.mass(k.constant(1.0))));
                 });
             },
             || {
                 k.when_else(
                     is_summed,
-                    || self.fill_and_sum(candidates, rule, mass_scale, [all, of_list]),
                     || {
-                        let selected = thread_max.ge(self.min_score.get());
-                        row.each_of_threads(selected, |index, x| {
-                            k.when(x.ge(self.min_score.get()), || list.add(&[self.element(rule, index, x)]));
-                        });
+                        k.when_else(
+                            has_upper,
+                            || self.fill_and_sum_above(candidates, rule, mass_scale, [all, part]),
+                            || self.fill_and_sum(candidates, rule, mass_scale, [all, part]),
+                        );
+                    },
+                    || {
+                        k.when_else(
+                            self.skips_rest_by_element,
+                            || self.fill_by_element(candidates, rule),
+                            || self.fill_by_thread(candidates, rule, thread_max),
+                        );
                     },
                 );
             },
         );
-        k.when(is_summed, || cta.publish_masses([all, of_list].map(|sum| sum.of_thread())));
+        k.when(is_summed, || {
+            // the masses of the ranges are those of the row, or those above the list
+            let [all, part] = [all, part].map(|sum| sum.of_thread());
+            cta.publish_masses([has_upper.select(part, all), has_upper.select(all, part)]);
+        });
         list.complete();
         k.when(is_summed, || masses.iter().zip(cta.sums()).for_each(|(var, sum)| var.set(sum)));
-        let [total, listed] = masses.map(|sum| sum.get());
-        RowMasses { total, listed }
+        let [first, second] = masses.map(|sum| sum.get());
+        RowMasses { total: has_upper.select(second, first), part: has_upper.select(first, second) }
+    }
+
+    /// Lists elements with at least the weight of a score.
+    #[track_caller]
+    pub(super) fn set_min_score(
+        &self,
+        rule: &WeightRule<'k>,
+        bound: Value<'k, f32>,
+        needs_total: Value<'k, bool>,
+    ) {
+        let weight = rule.weight(bound.builder().constant(0), bound);
+        self.min_weight.set(weight);
+        let separates = rule.separates(weight);
+        self.min_score.set(separates.select(rule.min_score(bound), f32::NEG_INFINITY));
+        self.skips_rest.set(!needs_total & separates);
+    }
+
+    /// Lists elements with at least this weight.
+    #[track_caller]
+    pub(super) fn set_min_weight(&self, rule: &WeightRule<'k>, weight: Value<'k, f32>) {
+        self.min_weight.set(weight);
+        let separates = rule.separates(weight);
+        self.min_score.set(separates.select(rule.score_below(weight), f32::NEG_INFINITY));
+        self.skips_rest.set(separates);
+    }
+
+    /// Whether the list has an upper limit.
+    #[track_caller]
+    pub(super) fn has_upper(&self) -> Value<'k, bool> {
+        self.max_weight.get().lt(f32::INFINITY)
+    }
+
+    /// Fills the list with elements that reach `min_score`, and reads all.
+    #[track_caller]
+    fn fill_by_element<T: Number>(
+        &self,
+        Candidates { cta, row, list, .. }: &Candidates<'k, T>,
+        rule: &WeightRule<'k>,
+    ) {
+        row.each_four(scores_in_flight::<T>(cta), |first, numbers| {
+            let max = numbers[1..].iter().fold(numbers[0], |max, &x| max.max(x));
+            cta.k.when(max.ge(self.min_score.get()), || {
+                let element = |(i, &x)| self.element(rule, first + i, x);
+                list.add(&(0..).zip(numbers).map(element).collect::<Vec<_>>());
+            });
+        });
+    }
+
+    /// Fills the list with elements that reach `min_score`, and reads those of threads that have one.
+    #[track_caller]
+    fn fill_by_thread<T: Number>(
+        &self,
+        Candidates { cta, row, list, .. }: &Candidates<'k, T>,
+        rule: &WeightRule<'k>,
+        thread_max: Value<'k, f32>,
+    ) {
+        let min_score = self.min_score.get();
+        row.each_of_threads(thread_max.ge(min_score), |index, x| {
+            cta.k.when(x.ge(min_score), || list.add(&[self.element(rule, index, x)]));
+        });
     }
 
     /// Fills the list and sums the masses of this thread: all, and those in the list.
@@ -84,11 +162,10 @@ impl<'k> ListLimits<'k> {
         mass_scale: MassScale<'k>,
         [all, of_list]: [CtaSum<'k>; 2],
     ) {
-        row.each_four(vectors_in_flight::<T>(), |first, numbers| {
-            let weights: Vec<_> = numbers.iter().map(|&x| rule.normal_weight(x)).collect();
-            let masses: Vec<_> = weights.iter().map(|&weight| rule.mass(mass_scale, weight)).collect();
+        row.each_four(vectors_in_flight::<T>(cta), |first, numbers| {
+            let masses = numbers.iter().map(|&x| rule.mass(mass_scale, rule.normal_weight(x)));
+            let masses: Vec<_> = masses.collect();
             masses.iter().for_each(|&mass| all.add(mass));
-            cta.k.when(self.is_counted, || weights.iter().for_each(|&weight| self.counted.count(weight)));
             let max = numbers[1..].iter().fold(numbers[0], |max, &x| max.max(x));
             cta.k.when(max.ge(self.min_score.get()), || {
                 let elements: Vec<_> =
@@ -98,6 +175,35 @@ impl<'k> ListLimits<'k> {
                     of_list.add(element.is_listed.select(mass, 0_u64));
                 }
             });
+        });
+    }
+
+    /// Fills the list below its upper limit, and sums the masses of this thread: all, and those above the limit.
+    #[track_caller]
+    fn fill_and_sum_above<T: Number>(
+        &self,
+        Candidates { cta, row, list, .. }: &Candidates<'k, T>,
+        rule: &WeightRule<'k>,
+        mass_scale: MassScale<'k>,
+        [all, above]: [CtaSum<'k>; 2],
+    ) {
+        let (min_weight, max_weight) = (self.min_weight.get(), self.max_weight.get());
+        // weights have the order of their bits
+        let [least, upper] = [min_weight, max_weight].map(|weight| weight.reinterpret::<u32>());
+        row.each_four(vectors_in_flight::<T>(cta), |first, numbers| {
+            let weights: Vec<_> = numbers.iter().map(|&x| rule.normal_weight(x)).collect();
+            for &weight in &weights {
+                let mass = rule.mass(mass_scale, weight);
+                all.add(mass);
+                above.add(weight.ge(max_weight).select(mass, 0_u64));
+            }
+            let element = |(i, &value): (u32, &Value<'k, f32>)| {
+                let is_listed = (value.reinterpret::<u32>() - least).lt(upper - least);
+                ListedElement { is_listed, index: first + i, value }
+            };
+            let elements: Vec<_> = (0..).zip(&weights).map(element).collect();
+            let any = elements[1..].iter().fold(elements[0].is_listed, |any, of| any | of.is_listed);
+            cta.k.when(any, || list.add(&elements));
         });
     }
 
@@ -114,6 +220,6 @@ impl<'k> ListLimits<'k> {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RowMasses<'k> {
     pub(super) total: Value<'k, u64>,
-    /// Mass of the list.
-    pub(super) listed: Value<'k, u64>,
+    /// Mass of the list, or the mass above its upper limit.
+    pub(super) part: Value<'k, u64>,
 }

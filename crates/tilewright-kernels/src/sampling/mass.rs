@@ -174,14 +174,6 @@ impl<'k> MassScale<'k> {
         self.shifted((bits << 8) | (1 << 31), bits >> 23)
     }
 
-    /// The mass of `ulps` units in the last place of a weight with these bits.
-    #[track_caller]
-    pub(super) fn mass_of_ulps(self, ulps: Value<'k, u64>, bits: Value<'k, u32>) -> Value<'k, u64> {
-        let down = (self.down - (bits >> 23).max(1) - 40).reinterpret::<i32>();
-        let left = (-down).max(0).reinterpret::<u32>();
-        (ulps << left) >> down.max(0).reinterpret::<u32>()
-    }
-
     /// `digits · 2^-8` at an exponent. Shifts above 63 give 0.
     #[track_caller]
     fn shifted(self, digits: Value<'k, u32>, exponent: Value<'k, u32>) -> Value<'k, u64> {

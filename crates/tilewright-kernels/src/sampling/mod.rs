@@ -15,16 +15,17 @@
 //!
 //! The algorithm of a row:
 //!
-//! 1. `row_stats`: first pass, maximum, validity and a lower bound of the candidates.
-//! 2. `list_limits`, `candidates`: second pass, fixed-point weights; the largest elements go to a list in shared memory. If
-//!    the total mass is not used, only the threads with candidates are read again.
+//! 1. `row_stats`: first pass, maximum, validity and a lower bound of the candidates. For top-p of all elements and a large
+//!    top-k, it also counts a histogram (`row_histogram`), which estimates where the filter ends.
+//! 2. `list_limits`, `candidates`: second pass, fixed-point weights; the largest elements go to a list in shared memory, or
+//!    those around the estimate. If the total mass is not used, only the threads with candidates are read again.
 //! 3. `weights`: filters become thresholds on the weights, found in the list if it suffices, otherwise in the row (`row_filters`).
 //! 4. The token is the first index whose running sum exceeds the random number; `ranking` orders elements exactly.
 //!
 //! Thresholds of short lists come from counting: each thread adds the masses above its entry. Longer lists and rows use
 //! radix select.
 //!
-//! Modules below: `weight_buckets` (histograms), `mass` (fixed point, `e^x`), `product_scale` (f64 products of weights),
+//! Modules below: `weight_buckets` (histograms of weights), `mass` (fixed point, `e^x`), `product_scale` (f64 products of weights),
 //! `cta`, `cta_select` and `cta_rank` (collectives), `row_reader` and `row_writer`, `rng`.
 
 mod candidates;
@@ -43,6 +44,7 @@ mod ranking;
 mod request;
 mod rng;
 mod row_filters;
+mod row_histogram;
 mod row_reader;
 mod row_stats;
 mod row_writer;

@@ -13,6 +13,7 @@
 //! The host cannot check values in device memory, so kernels give every value a meaning ([`LoadedRequest::decode`]).
 
 use super::rng::Stream;
+use super::{candidates::LIST_CAPACITY, cta::CtaCollectives, row_stats::RowStats};
 use tilewright::sampling::{FilterOrder, SamplingParams, TopKTies};
 use tilewright_ptx::{
     build::{Builder, Global, Stored, Value},
@@ -272,6 +273,20 @@ impl<'k> LoadedRequest<'k> {
 }
 
 impl<'k> SamplingRequest<'k> {
+    /// Whether the histogram of a row is used: for top-p of all elements without top-k, and for a top-k that the maxima of
+    /// threads do not bound, but a list may hold.
+    #[track_caller]
+    pub(super) fn is_histogram_used(
+        &self,
+        cta: &CtaCollectives<'k>,
+        vocab: Value<'k, u32>,
+    ) -> Value<'k, bool> {
+        let is_top_k = self.top_k.lt(vocab);
+        let (_, is_bounded) = RowStats::list_size(cta, self.top_k);
+        let is_long = vocab.gt(LIST_CAPACITY);
+        is_long & (is_top_k & !is_bounded & self.top_k.lt(LIST_CAPACITY) | !is_top_k & self.top_p.lt(1.0))
+    }
+
     /// Disables every filter if `off` holds.
     #[track_caller]
     pub(super) fn without_filters(self, k: &'k Builder, off: Value<'k, bool>) -> Self {

@@ -1,13 +1,15 @@
-//! Filters of a row whose candidate list does not suffice, in two passes over the row.
+//! Filters of a row whose candidate list does not suffice.
 //!
-//! 1. A histogram of weights finds the bucket of a threshold. For top-p the pass that has summed the row has counted it,
-//!    too (`weight_buckets`); a threshold below those buckets takes a pass with buckets over twice the distance from the
-//!    largest weight to the mean. For top-k the buckets cover twice the distance to the least maximum of a thread.
+//! If the list has an upper limit (`row_histogram`), the second pass has summed the elements above it, and their mass and that of
+//! the list show whether the threshold of top-p is in the list. Otherwise two more passes over the row find a threshold:
+//!
+//! 1. A histogram of weights finds the bucket of the threshold: over twice the distance from the largest weight to the mean, or
+//!    for top-k to the least maximum of a thread.
 //! 2. The elements of that bucket are listed, for top-k those above it, too. If there are more than the list holds,
 //!    radix select finds the threshold.
 
 use super::{
-    candidates::{Candidates, LIST_CAPACITY, ListedElement},
+    candidates::{Candidates, LIST_CAPACITY, ListedElement, NARROW_BITS},
     mass::{Number, key, leading_zeros, of_key},
     row_stats::RowStats,
     weight_buckets::WeightBuckets,
@@ -33,7 +35,8 @@ impl<'k, T: Number> Weights<'k, T> {
         buckets: WeightBuckets<'k>,
         body: impl Fn(Value<'k, u32>, &[(Value<'k, f32>, Value<'k, u32>)]),
     ) {
-        self.candidates.row.each_four(IN_FLIGHT / T::PER_VECTOR, |first, numbers| {
+        let ahead = if self.candidates.cta.is_short_of_registers() { 1 } else { IN_FLIGHT / T::PER_VECTOR };
+        self.candidates.row.each_four(ahead, |first, numbers| {
             let of = |&x: &Value<'k, f32>| (x, buckets.of(self.rule.normal_weight(x)));
             body(first, &numbers.iter().map(of).collect::<Vec<_>>());
         });
@@ -96,24 +99,41 @@ impl<'k, T: Number> Weights<'k, T> {
     pub(super) fn top_p_of_row(&self, target: Value<'k, u64>) -> Value<'k, f32> {
         let Candidates { cta, list, listed, .. } = &self.candidates;
         let k = cta.k;
-        let ([highest, lowest], buckets) = self.buckets_of_threshold(target);
-        list.begin_second();
-        let heavier = cta.total();
-        self.each_bucket(buckets, |first, elements| {
-            for &(x, bucket) in elements {
-                heavier.add(bucket.gt(highest).select(self.mass(x), 0_u64));
-            }
-            self.list(first, elements, |bucket| bucket.le(highest) & bucket.ge(lowest));
-        });
-        let above = heavier.of_all();
-        list.complete();
         let (value, mass) = (|index, x| self.weight(index, x), |_, weight| self.mass_scale.mass(weight));
-        k.when(list.count().le(LIST_CAPACITY) & above.lt(target), || {
-            listed.set((above + self.candidates.sum_of_list(&mass)).ge(target));
+        let above = k.var("above", self.masses.part);
+        // whether the list has the threshold
+        let check = || {
+            k.when(list.count().le(LIST_CAPACITY) & above.get().lt(target), || {
+                listed.set((above.get() + self.candidates.sum_of_list(&mass)).ge(target));
+            });
+        };
+        k.when(self.has_upper, check);
+        let [least, upper] = self.list_weights.map(|weight| weight.reinterpret::<u32>());
+        let is_narrow = listed.get() & (upper - least).lt(1_u32 << NARROW_BITS);
+        k.when(!listed.get(), || {
+            let (decisive, buckets) = self.bucket_of_threshold(target);
+            list.begin_second();
+            let heavier = cta.total();
+            self.each_bucket(buckets, |first, elements| {
+                for &(x, bucket) in elements {
+                    heavier.add(bucket.gt(decisive).select(self.mass(x), 0_u64));
+                }
+                self.list(first, elements, |bucket| bucket.eq(decisive));
+            });
+            above.set(heavier.of_all());
+            list.complete();
+            check();
         });
+        let above = above.get();
         let is_listed = listed.get();
         let rest = is_listed.select(target - above, target);
-        let threshold = self.candidates.threshold(&value, &mass, rest).0;
+        let threshold = k.var("threshold_of_row", 0.0_f32);
+        k.when_else(
+            is_narrow,
+            || threshold.set(self.candidates.threshold_of_narrow_list(least, &mass, rest)),
+            || threshold.set(self.candidates.threshold(&value, &mass, rest).0),
+        );
+        let threshold = threshold.get();
         listed.set(false);
         k.when(is_listed, || {
             self.kept.all.set(self.sum_with_listed(threshold));
@@ -122,24 +142,18 @@ impl<'k, T: Number> Weights<'k, T> {
         threshold
     }
 
-    /// The highest and the lowest bucket that may hold the threshold of top-p with a mass of `target`, and the buckets.
+    /// The bucket of the threshold of top-p with a mass of `target`, and the buckets.
     #[track_caller]
-    fn buckets_of_threshold(&self, target: Value<'k, u64>) -> ([Value<'k, u32>; 2], WeightBuckets<'k>) {
-        let (k, cta, total) = (self.candidates.cta.k, &self.candidates.cta, self.masses.total);
-        let range = self.counted.find(self.mass_scale, target, total).map(|bucket| k.var("bucket", bucket));
-        let shift = k.var("shift", self.counted.buckets.shift);
-        k.when(range[0].get().eq(0), || {
-            // the mass of a row of largest weights is at most 2^63
-            let buckets = WeightBuckets::over(cta, self.rule.max_weight(), leading_zeros(total));
-            let (decisive, _) = cta.select_bucket(target, |count| {
-                self.each_bucket(buckets, |_, elements| {
-                    elements.iter().for_each(|&(x, bucket)| count(bucket, self.mass(x)));
-                });
+    fn bucket_of_threshold(&self, target: Value<'k, u64>) -> (Value<'k, u32>, WeightBuckets<'k>) {
+        // the mass of a row of largest weights is at most 2^63
+        let octaves = leading_zeros(self.masses.total);
+        let buckets = WeightBuckets::over(&self.candidates.cta, self.rule.max_weight(), octaves);
+        let (decisive, _) = self.candidates.cta.select_bucket(target, |count| {
+            self.each_bucket(buckets, |_, elements| {
+                elements.iter().for_each(|&(x, bucket)| count(bucket, self.mass(x)));
             });
-            range.iter().for_each(|bucket| bucket.set(decisive));
-            shift.set(buckets.shift);
         });
-        (range.map(|bucket| bucket.get()), self.counted.buckets.with_shift(shift.get()))
+        (decisive, buckets)
     }
 
     /// Adds the listed elements from `threshold` on to the last sum over the row, whose warps' parts are kept.

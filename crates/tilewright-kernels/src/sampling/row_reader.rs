@@ -10,6 +10,16 @@ use tilewright_ptx::{
     isa::memory::Access,
 };
 
+/// The part of a row that [`RowReader::visit_part`] reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum RowPart {
+    All,
+    /// The elements outside of vectors, and the first loads of each thread.
+    FirstLoads,
+    /// The rest.
+    AfterFirstLoads,
+}
+
 /// A row of `vocab` elements.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RowReader<'k, T> {
@@ -69,7 +79,7 @@ impl<'k, T: Number> RowReader<'k, T> {
     }
 
     /// Calls `group` with the first index and the values of each vector, with `ahead` loads in flight, and `single`
-    /// for the elements outside of vectors.
+    /// for the elements outside of vectors. Every lane of the warp must call this.
     #[track_caller]
     pub(super) fn visit(
         &self,
@@ -78,21 +88,61 @@ impl<'k, T: Number> RowReader<'k, T> {
         single: impl Fn(Value<'k, u32>, Value<'k, f32>),
     ) {
         let k = self.cta.k;
-        let (index, there) = self.single();
-        k.when(there, || single(index, self.element(index)));
+        let if_there = |index, there, numbers: &[Value<'k, f32>]| k.when(there, || group(index, numbers));
+        self.visit_part(RowPart::All, ahead, if_there, single);
+    }
 
+    /// [`Self::visit`] of a part of the row; all calls that divide a row use the same `ahead`. `group` also gets whether the
+    /// vector is there: beyond the end it is a copy of another one of the warp.
+    #[track_caller]
+    pub(super) fn visit_part(
+        &self,
+        part: RowPart,
+        ahead: u32,
+        group: impl Fn(Value<'k, u32>, Value<'k, bool>, &[Value<'k, f32>]),
+        single: impl Fn(Value<'k, u32>, Value<'k, f32>),
+    ) {
+        let k = self.cta.k;
+        if part != RowPart::AfterFirstLoads {
+            let (index, there) = self.single();
+            k.when(there, || single(index, self.element(index)));
+        }
         let (begin, end) = self.vectors_of_warp();
-        let vectors = chunk::Elements::new(self.begin.at(self.head).address(), T::DTYPE);
-        k.repeat((begin + k.lane(), end), 32 * ahead, |at| {
+        let vectors = self.begin.at(self.head).address();
+        let per_step = 32 * ahead;
+        let load = |from: Value<'k, u32>| -> Vec<_> {
             let load = |i: u32| {
-                let at = at + 32 * i;
-                let there = if i == 0 { k.constant(true) } else { at.lt(end) };
-                (at, there, vectors.at(at * T::PER_VECTOR).load_when(there, T::PER_VECTOR, Access::Weak))
+                let at = (from + k.lane() + 32 * i).min(end - 1);
+                let address = at.to_u64().mul_add(16_u64, vectors);
+                chunk::Elements::new(address, T::DTYPE).load(T::PER_VECTOR, Access::Weak)
             };
-            let loaded: Vec<_> = (0..ahead).map(load).collect();
-            for (at, there, vector) in loaded {
-                k.when(there, || group(self.head + at * T::PER_VECTOR, &vector.numbers()));
+            (0..ahead).map(load).collect()
+        };
+        let process = |from: Value<'k, u32>, loaded: Vec<chunk::Chunk<'k>>| {
+            for (i, vector) in (0..).zip(loaded) {
+                let at = from + k.lane() + 32_u32 * i;
+                group(self.head + at * T::PER_VECTOR, at.lt(end), &vector.numbers());
             }
+        };
+        let begin = if part == RowPart::AfterFirstLoads { begin + per_step } else { begin };
+        k.when(begin.lt(end), || {
+            if part == RowPart::FirstLoads {
+                return process(begin, load(begin));
+            }
+            let is_short = T::PER_VECTOR == 8 && self.cta.is_short_of_registers();
+            if is_short && ahead == 1 {
+                // next vectors of 16-bit elements spill on sm_100
+                return k.repeat((begin, end), per_step, |from| process(from, load(from)));
+            }
+            let first = load(begin);
+            // the next loads are carried over the end of the loop: assemblers move other loads to their uses
+            let held: Vec<_> = first.iter().map(|chunk| chunk.hold()).collect();
+            k.repeat((begin, end), per_step, |from| {
+                let current = held.iter().map(chunk::HeldChunk::get).collect();
+                let next = load(from + per_step);
+                process(from, current);
+                held.iter().zip(next).for_each(|(held, next)| held.set(&next));
+            });
         });
     }
 

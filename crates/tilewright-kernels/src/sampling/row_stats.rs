@@ -4,12 +4,16 @@ use super::{
     candidates::CandidateList,
     cta::CtaCollectives,
     mass::{Number, key, of_key},
-    row_reader::RowReader,
+    request::{LoadedRequest, SamplingRequest},
+    row_histogram::RowHistogram,
+    row_reader::{RowPart, RowReader},
 };
-use tilewright_ptx::build::{Global, Value};
+use tilewright_ptx::build::{Global, Value, Var};
 
-/// Elements in flight per thread.
-const IN_FLIGHT: u32 = 32;
+/// Elements per thread and step, of which two are in flight.
+fn in_flight(cta: &CtaCollectives<'_>) -> u32 {
+    if cta.is_short_of_registers() { 16 } else { 32 }
+}
 
 /// Content of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -44,41 +48,103 @@ pub(super) struct RowStats<'k> {
     first_invalid: Value<'k, u32>,
     /// Maximum of this thread's elements.
     pub(super) thread_max: Value<'k, f32>,
+    /// Scores of the row, if its request was known.
+    pub(super) histogram: Option<RowHistogram<'k>>,
 }
 
-impl<'k> RowStats<'k> {
-    /// Reads the row, and clears list and buckets. `next` issues loads that arrive during the exchange of maxima.
+/// Maximum and validity of the elements of a thread.
+#[derive(Debug, Clone, Copy)]
+struct RowScan<'k> {
+    cta: CtaCollectives<'k>,
+    kind: RowKind,
+    max: Var<'k, f32>,
+    any_invalid: Var<'k, bool>,
+}
+
+impl<'k> RowScan<'k> {
     #[track_caller]
-    pub(super) fn with<T: Number, R>(
-        list: &CandidateList<'k>,
-        row: &RowReader<'k, T>,
-        kind: RowKind,
-        next: impl FnOnce() -> R,
-    ) -> (Self, R) {
-        let cta = &list.cta;
+    fn new(cta: &CtaCollectives<'k>, kind: RowKind) -> Self {
         let k = cta.k;
-        let is_invalid = |x: Value<'k, f32>| match kind {
+        Self { cta: *cta, kind, max: k.var("max", f32::NEG_INFINITY), any_invalid: k.var("invalid", false) }
+    }
+
+    #[track_caller]
+    fn is_invalid(&self, x: Value<'k, f32>) -> Value<'k, bool> {
+        match self.kind {
             RowKind::Logits => !x.lt(f32::INFINITY),
             RowKind::Probs => !(x.ge(0.0) & x.lt(f32::INFINITY)),
             RowKind::Scores => x.is_nan(),
+        }
+    }
+
+    /// Reads a part of the row, and passes its elements to `other`.
+    #[track_caller]
+    fn visit<T: Number>(&self, row: &RowReader<'k, T>, part: RowPart, other: impl Fn(Value<'k, f32>)) {
+        let k = self.cta.k;
+        let group = |_, there: Value<'k, bool>, numbers: &[Value<'k, f32>]| {
+            // without branches: copies of other vectors matter to `thread_max` only
+            numbers.iter().for_each(|&x| self.any_invalid.set(self.any_invalid.get() | self.is_invalid(x)));
+            let max = numbers[1..].iter().fold(numbers[0], |max, &x| max.max(x));
+            self.max.set(self.max.get().max(there.select(max, f32::NEG_INFINITY)));
+            k.when(there, || numbers.iter().for_each(|&x| other(x)));
         };
-        let (max, any_invalid) = (k.var("max", f32::NEG_INFINITY), k.var("invalid", false));
-        row.each(IN_FLIGHT / T::PER_VECTOR, |_, x| {
-            any_invalid.set(any_invalid.get() | is_invalid(x));
-            max.set(max.get().max(x));
-        });
-        let (thread_max, thread_invalid) = (max.get(), any_invalid.get());
+        let single = |_, x| group(k.constant(0), k.constant(true), &[x]);
+        row.visit_part(part, in_flight(&self.cta) / T::PER_VECTOR, group, single);
+    }
+}
+
+impl<'k> RowStats<'k> {
+    /// Reads the row, and clears the list. `request` loads the request: first to learn whether the row is counted, during the
+    /// first loads of the row, then again during the exchange of maxima, so that it takes no registers between.
+    #[track_caller]
+    pub(super) fn with_request<T: Number>(
+        list: &CandidateList<'k>,
+        row: &RowReader<'k, T>,
+        kind: RowKind,
+        request: impl Fn() -> LoadedRequest<'k>,
+    ) -> (Self, SamplingRequest<'k>) {
+        let cta = &list.cta;
+        let scan = RowScan::new(cta, kind);
+        scan.visit(row, RowPart::FirstLoads, |_| ());
+        let histogram = RowHistogram::new(cta, row, kind, &request().decode());
+        cta.k.when_else(
+            histogram.is_counted,
+            || {
+                histogram.begin(scan.max.get());
+                scan.visit(row, RowPart::All, |x| histogram.count(x));
+            },
+            || scan.visit(row, RowPart::AfterFirstLoads, |_| ()),
+        );
+        let request = request();
+        (Self::of_scan(list, row, kind, scan, Some(histogram)), request.decode())
+    }
+
+    /// Reads the row, and clears the list.
+    #[track_caller]
+    pub(super) fn new<T: Number>(list: &CandidateList<'k>, row: &RowReader<'k, T>, kind: RowKind) -> Self {
+        let scan = RowScan::new(&list.cta, kind);
+        scan.visit(row, RowPart::All, |_| ());
+        Self::of_scan(list, row, kind, scan, None)
+    }
+
+    #[track_caller]
+    fn of_scan<T: Number>(
+        list: &CandidateList<'k>,
+        row: &RowReader<'k, T>,
+        kind: RowKind,
+        scan: RowScan<'k>,
+        histogram: Option<RowHistogram<'k>>,
+    ) -> Self {
+        let cta = &list.cta;
+        let k = cta.k;
+        let (thread_max, thread_invalid) = (scan.max.get(), scan.any_invalid.get());
         // no number has the key u32::MAX
         let reported = thread_invalid.select(k.constant(u32::MAX), key(thread_max));
-        let next = next();
-        let row_key = cta.max_by_groups(reported, || {
-            list.clear();
-            cta.clear_buckets();
-        });
+        let row_key = cta.max_by_groups(reported, || list.clear());
         let (row_invalid, row_max) = (row_key.eq(u32::MAX), of_key(row_key));
         let first_invalid = k.var("first_invalid", u32::MAX);
         k.when(row_invalid, || {
-            first_invalid.set(first_index(cta, row, thread_invalid, &is_invalid));
+            first_invalid.set(first_index(cta, row, thread_invalid, &|x| scan.is_invalid(x)));
         });
         let empty = match kind {
             RowKind::Logits => row_max.eq(f32::NEG_INFINITY),
@@ -87,13 +153,7 @@ impl<'k> RowStats<'k> {
         };
         let status = empty.select(EMPTY, VALID);
         let outcome = row_invalid.select(k.constant(INVALID_VALUE), status);
-        (Self { max: row_max, outcome, first_invalid: first_invalid.get(), thread_max }, next)
-    }
-
-    /// [`Self::with`] without loads.
-    #[track_caller]
-    pub(super) fn new<T: Number>(list: &CandidateList<'k>, row: &RowReader<'k, T>, kind: RowKind) -> Self {
-        Self::with(list, row, kind, || {}).0
+        Self { max: row_max, outcome, first_invalid: first_invalid.get(), thread_max, histogram }
     }
 
     /// First index of the maximum; reads the elements of the threads that hold it.
@@ -117,8 +177,8 @@ impl<'k> RowStats<'k> {
         k.when_else(
             wanted.le(cta.groups() * 3 / 4),
             || {
-                let entry = |group| (cta.group_key(group), k.constant(1_u64));
-                bound.set(cta.threshold_by_rank(wanted.to_u64(), k.constant(cta.groups()), entry).0);
+                cta.k.sync_threads();
+                bound.set(cta.bound_of_groups(wanted));
             },
             || {
                 let (found, _) = cta.threshold(wanted.to_u64(), |count| count(thread_key, k.constant(1_u64)));

@@ -118,9 +118,8 @@ pub fn sample<T: Number>(
         let is_row = row_id.get().lt(rows);
         let at = is_row.select(row_id.get(), 0).to_u64();
         let row = RowReader::new(&cta, Global::<T>::new(params.scores).at_wide(at * stride), vocab);
-        let (mut stats, loaded) = RowStats::with(&list, &row, kind, || requests.load(cta.row()));
+        let (mut stats, request) = RowStats::with_request(&list, &row, kind, || requests.load(cta.row()));
         stats.outcome = is_row.select(stats.outcome, NO_ROW);
-        let request = loaded.decode();
         let token = k.var("token", 0_u32);
         let drawn = match kind {
             RowKind::Logits => request.temperature.ne(0.0),

@@ -10,12 +10,12 @@ use super::{
     mass::{MassScale, Number, ScaledExp, part_of},
     request::SamplingRequest,
     row_filters::KeptMasses,
+    row_histogram::{RowHistogram, ThresholdRange},
     row_reader::RowReader,
     row_stats::{RowKind, RowStats},
-    weight_buckets::CountedBuckets,
 };
 use std::f32::consts::LN_2;
-use tilewright_ptx::build::{Value, Var};
+use tilewright_ptx::build::{Builder, Value, Var};
 
 /// Least weight of logits that [`WeightRule::separates`].
 const MIN_SEPARABLE_WEIGHT: f32 = 1.0 / (1_u128 << 100) as f32;
@@ -90,7 +90,7 @@ impl<'k> WeightRule<'k> {
     /// Exponents of such weights are at least -70. Subtraction and scaling move them by less than 2^-16, and `exp`
     /// errs by 1.1 ulp, so a distance of 2^-10 in the exponent keeps the order of weights.
     #[track_caller]
-    fn min_score(&self, bound: Value<'k, f32>) -> Value<'k, f32> {
+    pub(super) fn min_score(&self, bound: Value<'k, f32>) -> Value<'k, f32> {
         match self.kind {
             RowKind::Logits => bound - self.temperature * 2_f32.powi(-10),
             RowKind::Probs | RowKind::Scores => bound,
@@ -99,7 +99,7 @@ impl<'k> WeightRule<'k> {
 
     /// A number below which every score has a smaller weight than `weight`, if [`Self::separates`] it.
     #[track_caller]
-    fn score_below(&self, weight: Value<'k, f32>) -> Value<'k, f32> {
+    pub(super) fn score_below(&self, weight: Value<'k, f32>) -> Value<'k, f32> {
         match self.kind {
             RowKind::Logits => {
                 // the power of two at or below the weight
@@ -112,7 +112,7 @@ impl<'k> WeightRule<'k> {
 
     /// Whether [`Self::min_score`] holds for a bound with this weight.
     #[track_caller]
-    fn separates(&self, weight: Value<'k, f32>) -> Value<'k, bool> {
+    pub(super) fn separates(&self, weight: Value<'k, f32>) -> Value<'k, bool> {
         match self.kind {
             RowKind::Logits => weight.ge(MIN_SEPARABLE_WEIGHT),
             RowKind::Probs | RowKind::Scores => weight.builder().constant(true),
@@ -159,6 +159,41 @@ impl<'k> Filters<'k> {
     }
 }
 
+/// A [`ThresholdRange`], unknown unless set.
+#[derive(Debug, Clone, Copy)]
+struct RangeVars<'k> {
+    is_known: Var<'k, bool>,
+    lower: Var<'k, f32>,
+    upper: Var<'k, f32>,
+    has_upper: Var<'k, bool>,
+}
+
+impl<'k> RangeVars<'k> {
+    #[track_caller]
+    fn find(
+        k: &'k Builder,
+        stats: &RowStats<'k>,
+        range: impl FnOnce(RowHistogram<'k>) -> ThresholdRange<'k>,
+    ) -> Self {
+        let vars = Self {
+            is_known: k.var("range_is_known", false),
+            lower: k.var("lower", 0.0_f32),
+            upper: k.var("upper", 0.0_f32),
+            has_upper: k.var("has_upper", false),
+        };
+        if let Some(histogram) = stats.histogram {
+            k.when(histogram.is_counted, || {
+                let range = range(histogram);
+                vars.is_known.set(range.is_known);
+                vars.lower.set(range.lower);
+                vars.upper.set(range.upper);
+                vars.has_upper.set(range.is_known & range.has_upper);
+            });
+        }
+        vars
+    }
+}
+
 /// Weights of a valid row.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Weights<'k, T> {
@@ -167,8 +202,10 @@ pub(super) struct Weights<'k, T> {
     pub(super) mass_scale: MassScale<'k>,
     pub(super) request: SamplingRequest<'k>,
     filters: Filters<'k>,
-    /// Counted if top-p applies to all elements and top-k is off.
-    pub(super) counted: CountedBuckets<'k>,
+    /// Whether the list has an upper limit, and [`RowMasses::part`] is the mass above it.
+    pub(super) has_upper: Value<'k, bool>,
+    /// The limits of the listed weights.
+    pub(super) list_weights: [Value<'k, f32>; 2],
     pub(super) masses: RowMasses<'k>,
     /// Mass of the list, which may have been replaced.
     pub(super) listed_mass: Var<'k, u64>,
@@ -196,48 +233,57 @@ impl<'k, T: Number> Weights<'k, T> {
         let row_fits = list.holds(row.vocab);
         let wanted = filters.top_k.select(request.top_k, cta.groups() * 3 / 4);
         let (wanted, worthwhile) = RowStats::list_size(&cta, wanted);
-        let use_list = filters.any() & worthwhile & !row_fits;
+        let range = RangeVars::find(k, stats, |histogram| {
+            histogram.threshold_range((&rule, mass_scale), stats, &request, filters.top_k)
+        });
+        let use_list = filters.any() & (worthwhile | range.is_known.get()) & !row_fits;
         let limits = ListLimits {
             min_weight: k.var("least", row_fits.select(-1.0_f32, f32::INFINITY)),
             min_score: k.var("least_score", row_fits.select(f32::NEG_INFINITY, f32::INFINITY)),
             // without a list, too
             skips_rest: k.var("skips_rest", !use_list & !row_fits & !filters.needs_total()),
-            is_counted: filters.top_p & !filters.top_k & !row_fits,
-            counted: CountedBuckets::new(&cta, rule.max_weight(), row.vocab),
+            max_weight: k.var("above", f32::INFINITY),
+            skips_rest_by_element: range.is_known.get(),
         };
         let is_min_p_alone = filters.min_p & !filters.top_k & !filters.top_p;
         k.when(use_list & !is_min_p_alone, || {
-            let bound = stats.list_threshold(&cta, wanted);
-            let weight = rule.weight(k.constant(0), bound);
-            limits.min_weight.set(weight);
-            let separates = rule.separates(weight);
-            limits.min_score.set(separates.select(rule.min_score(bound), f32::NEG_INFINITY));
-            limits.skips_rest.set(!filters.needs_total() & separates);
+            let bound = k.var("bound", range.lower.get());
+            k.when(!range.is_known.get(), || bound.set(stats.list_threshold(&cta, wanted)));
+            limits.set_min_score(&rule, bound.get(), filters.needs_total());
+            // only where the lower limit holds for scores, too
+            k.when(range.has_upper.get() & limits.min_score.get().gt(f32::NEG_INFINITY), || {
+                limits.max_weight.set(rule.weight(k.constant(0), range.upper.get()));
+            });
         });
-        k.when(use_list & is_min_p_alone, || {
-            let weight = request.min_p * rule.max_weight();
-            limits.min_weight.set(weight);
-            let separates = rule.separates(weight);
-            limits.min_score.set(separates.select(rule.score_below(weight), f32::NEG_INFINITY));
-            limits.skips_rest.set(separates);
-        });
+        k.when(use_list & is_min_p_alone, || limits.set_min_weight(&rule, request.min_p * rule.max_weight()));
         let masses = limits.fill(&candidates, &rule, mass_scale, stats.thread_max);
         let count = list.count();
         let holds_top_k = !filters.top_k | count.ge(request.top_k);
         // without this share, top-p keeps all that a list of top-k has
         let holds_top_p = !(filters.top_p & filters.top_p_of_all)
             | filters.top_k
-            | masses.listed.ge(part_of(request.top_p, masses.total));
-        let suffices = use_list & count.le(LIST_CAPACITY) & holds_top_k & holds_top_p;
+            | masses.part.ge(part_of(request.top_p, masses.total));
+        let has_upper = limits.has_upper();
+        let suffices = use_list & count.le(LIST_CAPACITY) & holds_top_k & holds_top_p & !has_upper;
         candidates.listed.set(rule.greedy | row_fits | suffices);
-        let listed_mass = k.var("listed_mass", masses.listed);
+        let listed_mass = k.var("listed_mass", masses.part);
         let kept = KeptMasses {
             known: k.var("kept_is_known", !filters.any()),
             all: k.var("kept_mass", masses.total),
         };
-        let counted = limits.counted;
-        let weights =
-            Self { candidates, rule, mass_scale, request, filters, counted, masses, listed_mass, kept };
+        let list_weights = [limits.min_weight.get(), limits.max_weight.get()];
+        let weights = Self {
+            candidates,
+            rule,
+            mass_scale,
+            request,
+            filters,
+            has_upper,
+            list_weights,
+            masses,
+            listed_mass,
+            kept,
+        };
         k.when(filters.top_k & !candidates.listed.get(), || weights.list_top_k(stats));
         weights
     }

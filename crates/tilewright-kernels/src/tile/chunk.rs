@@ -7,7 +7,7 @@
 use super::number::{narrow, widen};
 use tilewright::Dtype;
 use tilewright_ptx::{
-    build::{Builder, Global, Value},
+    build::{Builder, Global, Value, Var},
     isa::memory::Access,
 };
 
@@ -128,6 +128,29 @@ impl<'k> Elements<'k> {
     }
 }
 
+/// A [`Chunk`] in variables.
+#[derive(Debug, Clone)]
+pub struct HeldChunk<'k> {
+    words: Vec<Var<'k, u32>>,
+    dtype: Dtype,
+    width: u32,
+}
+
+impl<'k> HeldChunk<'k> {
+    /// The chunk.
+    #[track_caller]
+    pub fn get(&self) -> Chunk<'k> {
+        let words = self.words.iter().map(|word| word.get()).collect();
+        Chunk { words, dtype: self.dtype, width: self.width }
+    }
+
+    /// Replaces it with a chunk of the same dtype and width.
+    #[track_caller]
+    pub fn set(&self, chunk: &Chunk<'k>) {
+        self.words.iter().zip(&chunk.words).for_each(|(word, &new)| word.set(new));
+    }
+}
+
 /// Adjacent elements of a dtype, in registers.
 #[derive(Debug, Clone)]
 pub struct Chunk<'k> {
@@ -137,6 +160,13 @@ pub struct Chunk<'k> {
 }
 
 impl<'k> Chunk<'k> {
+    /// The same in variables.
+    #[track_caller]
+    pub fn hold(&self) -> HeldChunk<'k> {
+        let of = |&word: &Value<'k, u32>| word.builder().var("word", word);
+        HeldChunk { words: self.words.iter().map(of).collect(), dtype: self.dtype, width: self.width }
+    }
+
     /// Rounds numbers to `dtype`; see [`tilewright::Element`] for out-of-range values.
     #[track_caller]
     pub fn of(dtype: Dtype, numbers: &[Value<'k, f32>]) -> Self {

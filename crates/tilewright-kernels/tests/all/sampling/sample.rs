@@ -166,6 +166,31 @@ fn clusters_draw_the_tokens_of_one_cta() {
     }
 }
 
+/// Rows whose filter ends among thousands of elements: normal logits, logits of few values, an element far above those that
+/// each thread reads first, and mass below the buckets of the histogram.
+#[test]
+fn filters_end_where_the_histogram_shows_or_not() {
+    let steps = |row, i| (bell(row, i) * 2.0).round() / 4.0;
+    let spike = |row, i: usize| if i == 19_000 { 40.0 } else { bell(row, i) / 6.0 };
+    let deep = |_, i: usize| if i == 9_000 { 0.0 } else { -17.5 - (i % 7) as f32 * 1e-3 };
+    let of = |row: usize| SamplingParams {
+        top_k: [None, None, Some(1_000), None][row % 4],
+        top_p: [0.9, 0.3, 1.0, 0.999_999][row % 4],
+        temperature: [1.0, 0.7][row / 4],
+        seed: row as u64,
+        ..SamplingParams::default()
+    };
+    let params: Vec<_> = (0..8).map(of).collect();
+    for (ctas, threads) in [(1, 128), (1, 1024), (2, 512), (8, 64)] {
+        let launch = Launch { of_row: RowCtas { ctas, threads }, seed: u64::from(ctas + threads) };
+        assert_drawn(&Rows::<f32>::new((8, 20_000), (1, 0), |row, i| bell(row, i) / 6.0), &params, launch);
+        assert_drawn(&Rows::<f32>::new((8, 20_000), (0, 1), steps), &params, launch);
+        assert_drawn(&Rows::<f32>::new((8, 20_000), (3, 0), spike), &params, launch);
+        assert_drawn(&Rows::<f32>::new((8, 20_000), (3, 0), deep), &params, launch);
+        assert_drawn(&Rows::<bf16>::new((8, 20_000), (3, 0), |row, i| bell(row, i) / 6.0), &params, launch);
+    }
+}
+
 /// All of the largest elements are in the range of one CTA: more than its part of the list holds, but fewer than the list.
 #[test]
 fn lists_of_clusters_overflow_in_one_part() {

@@ -1,0 +1,268 @@
+//! Histogram of a row's scores, counted in the first pass, and the scores around a threshold that it shows.
+//!
+//! 1. The first loads of a CTA give a preliminary maximum. Buckets begin [`OCTAVES_ABOVE`] octaves of weight above it.
+//! 2. The first pass counts the elements per bucket, one addition to shared memory per element.
+//! 3. Once the maximum of the row is known, the count of a bucket times the weight at its center estimates its mass. A prefix
+//!    sum over the buckets of all CTAs finds the bucket in which top-k or top-p ends.
+//!
+//! Results do not depend on these estimates: the second pass sums the exact masses above and in the bucket, and a row for which
+//! they show another threshold takes the slower path of `row_filters`. So does a row with elements above the buckets.
+
+use super::{
+    cta::{CtaCollectives, RELAXED},
+    mass::{MassScale, Number, key, of_key, part_of},
+    request::SamplingRequest,
+    row_reader::RowReader,
+    row_stats::{RowKind, RowStats},
+    weights::WeightRule,
+};
+use tilewright_ptx::{
+    build::{Shared, Value, Var},
+    isa::memory::AtomicOp,
+};
+
+/// Octaves of weight that the buckets of a row cover.
+const OCTAVES: u32 = 40;
+/// Octaves above the preliminary maximum.
+const OCTAVES_ABOVE: u32 = 16;
+/// Bits of a count in a sum; masses have the rest.
+const COUNT_BITS: u32 = 20;
+/// Maximum elements of a list that is ranked by counting, with a reserve for errors of the estimate.
+const MAX_LISTED: u64 = 384;
+/// Elements next to the bucket of the threshold that are listed on either side.
+const ELEMENTS_BESIDE: f32 = 64.0;
+/// Adding it rounds to an integer, which is in the low bits of the sum.
+const ROUND: f32 = 1.5 * (1 << 23) as f32;
+
+/// Histogram of the scores of a row.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RowHistogram<'k> {
+    cta: CtaCollectives<'k>,
+    kind: RowKind,
+    /// Whether this row is counted.
+    pub(super) is_counted: Value<'k, bool>,
+    /// Buckets per unit of [`Self::position`].
+    factor: Value<'k, f32>,
+    /// Its reciprocal.
+    inverse: Value<'k, f32>,
+    /// Added to a position in buckets: the bucket of this CTA.
+    offset: Var<'k, f32>,
+    counts: Shared<'k, u32>,
+    /// Counts of all CTAs, in two halves.
+    sums: [Shared<'k, u32>; 2],
+    /// The preliminary maximum of this CTA in buckets.
+    origin: Shared<'k, f32>,
+}
+
+/// The scores around the end of top-k or top-p.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ThresholdRange<'k> {
+    /// Whether the histogram shows it.
+    pub(super) is_known: Value<'k, bool>,
+    pub(super) lower: Value<'k, f32>,
+    /// Elements from here on are not listed.
+    pub(super) upper: Value<'k, f32>,
+    pub(super) has_upper: Value<'k, bool>,
+}
+
+impl<'k> RowHistogram<'k> {
+    #[track_caller]
+    pub(super) fn new<T: Number>(
+        cta: &CtaCollectives<'k>,
+        row: &RowReader<'k, T>,
+        kind: RowKind,
+        request: &SamplingRequest<'k>,
+    ) -> Self {
+        let k = cta.k;
+        let per_octave = Self::buckets(cta) as f32 / OCTAVES as f32;
+        let [factor, inverse] = match kind {
+            RowKind::Logits => {
+                let per_unit = per_octave * std::f32::consts::LOG2_E;
+                [k.constant(per_unit) / request.temperature, request.temperature * per_unit.recip()]
+            }
+            // the exponent and the leading digits of a weight
+            RowKind::Probs | RowKind::Scores => {
+                [per_octave * 2_f32.powi(-23), 2_f32.powi(23) / per_octave].map(|of| k.constant(of))
+            }
+        };
+        let is_drawn = match kind {
+            RowKind::Logits => request.temperature.ne(0.0),
+            RowKind::Probs | RowKind::Scores => k.constant(true),
+        };
+        Self {
+            cta: *cta,
+            kind,
+            is_counted: is_drawn
+                & request.is_histogram_used(cta, row.vocab)
+                & row.vocab.lt(1_u32 << COUNT_BITS),
+            factor,
+            inverse,
+            offset: k.var("offset", 0.0_f32),
+            counts: k.shared("histogram", Self::buckets(cta) as usize, 16),
+            sums: if cta.buckets() * 2 >= Self::buckets(cta) {
+                [cta.low, cta.high]
+            } else {
+                ["low", "high"].map(|half| k.shared(half, Self::buckets(cta) as usize / 2, 16))
+            },
+            origin: k.shared("origin", 1, 4),
+        }
+    }
+
+    /// Buckets per CTA.
+    fn buckets(cta: &CtaCollectives<'k>) -> u32 {
+        if cta.threads >= 512 { 4096 } else { 1024 }
+    }
+
+    /// The bucket of a score at the preliminary maximum.
+    fn origin_bucket(cta: &CtaCollectives<'k>) -> u32 {
+        Self::buckets(cta) - 1 - Self::buckets(cta) * OCTAVES_ABOVE / OCTAVES
+    }
+
+    /// A number in the order of scores, linear in the logarithm of the weight, or nearly so.
+    #[track_caller]
+    fn position(&self, x: Value<'k, f32>) -> Value<'k, f32> {
+        match self.kind {
+            RowKind::Logits => x,
+            RowKind::Probs | RowKind::Scores => (x + 0.0).reinterpret::<i32>().to_f32(),
+        }
+    }
+
+    /// The score at a position in buckets.
+    #[track_caller]
+    fn score_at(&self, in_buckets: Value<'k, f32>) -> Value<'k, f32> {
+        let position = in_buckets * self.inverse;
+        match self.kind {
+            RowKind::Logits => position,
+            RowKind::Probs | RowKind::Scores => {
+                // rounded to 2^8 units in the last place
+                let rounded = (position * 2_f32.powi(-8)).max(0.0).min(8_388_607.0) + 2_f32.powi(23);
+                (rounded.reinterpret::<u32>() << 8).reinterpret()
+            }
+        }
+    }
+
+    /// Clears the buckets and sets their range by the maximum of the threads' first elements.
+    #[track_caller]
+    pub(super) fn begin(&self, thread_max: Value<'k, f32>) {
+        let (k, cta) = (self.cta.k, &self.cta);
+        for bucket in (0..Self::buckets(cta)).step_by(cta.threads as usize) {
+            self.counts.at(k.thread() + bucket).store(0_u32);
+        }
+        let max = of_key(cta.max_of_cta(key(thread_max)));
+        let origin = round(self.position(max) * self.factor);
+        k.when(k.thread().eq(0), || self.origin.store(origin));
+        self.offset.set(k.constant(Self::origin_bucket(cta) as f32) - origin);
+    }
+
+    /// Counts an element.
+    #[track_caller]
+    pub(super) fn count(&self, x: Value<'k, f32>) {
+        let last = (Self::buckets(&self.cta) - 1) as f32;
+        // NaN becomes 0
+        let bucket = self.position(x).mul_add(self.factor, self.offset.get()).max(0.0).min(last);
+        let bucket = (bucket + ROUND).reinterpret::<u32>() - ROUND.to_bits();
+        self.counts.at(bucket).reduce(AtomicOp::AddU32, 1_u32, RELAXED);
+    }
+
+    /// The scores around the end of top-k, or of top-p of all elements. The row is counted.
+    #[track_caller]
+    pub(super) fn threshold_range(
+        &self,
+        (rule, mass_scale): (&WeightRule<'k>, MassScale<'k>),
+        stats: &RowStats<'k>,
+        request: &SamplingRequest<'k>,
+        is_top_k: Value<'k, bool>,
+    ) -> ThresholdRange<'k> {
+        let (k, cta, buckets) = (self.cta.k, &self.cta, Self::buckets(&self.cta));
+        let top = round(self.position(stats.max) * self.factor);
+        let is_above = k.var("is_above", false);
+        // the bucket of each CTA at the maximum
+        let tops: Vec<_> = cta
+            .of_all_ctas(self.origin)
+            .map(|origin| {
+                let bucket = top - origin.load() + Self::origin_bucket(cta) as f32;
+                is_above.set(is_above.get() | !bucket.lt((buckets - 1) as f32));
+                (bucket.max(0.0).min((buckets - 1) as f32) + ROUND).reinterpret::<u32>() - ROUND.to_bits()
+            })
+            .collect();
+        let counts = self.counts_of_thread(&tops);
+        let first = k.thread() * counts.len() as u32;
+        let top_score = top - first.reinterpret::<i32>().to_f32();
+        let first_weight = rule.normal_weight(self.score_at(top_score).min(stats.max));
+        let weight_of = |i: u32| match self.kind {
+            RowKind::Logits => first_weight * (-(i as f32) * OCTAVES as f32 / buckets as f32).exp2(),
+            RowKind::Probs | RowKind::Scores => {
+                rule.normal_weight(self.score_at(top_score - i as f32).min(stats.max))
+            }
+        };
+        let packed = |(i, &count): (u32, &Value<'k, u32>)| {
+            // at most 44 bits for the mass of a row
+            let mass = (mass_scale.mass(weight_of(i)) >> 19_u32).low().to_u64() * count.to_u64();
+            (mass << COUNT_BITS) + count.to_u64()
+        };
+        let sums: Vec<_> = (0..).zip(&counts).map(packed).collect();
+        let all = sums[1..].iter().fold(sums[0], |sum, &of| sum + of);
+        let (before, total) = cta.exclusive_sum_and_total(all);
+        let count = |sum: Value<'k, u64>| sum & ((1_u64 << COUNT_BITS) - 1);
+        let amount = |sum: Value<'k, u64>| is_top_k.select(count(sum), sum >> COUNT_BITS);
+        let target = is_top_k.select(request.top_k.to_u64(), part_of(request.top_p, total >> COUNT_BITS));
+        k.when(k.thread().eq(0), || cta.found_mass.store(0_u64));
+        let (below, before) = cta.broadcast(|publish| {
+            let mut before = before;
+            for (i, &of) in (0..).zip(&sums) {
+                let after = before + of;
+                k.when(amount(before).lt(target) & amount(after).ge(target), || {
+                    publish(first + i, before);
+                    cta.found_mass.store(of);
+                });
+                before = after;
+            }
+        });
+        let of_bucket = count(cta.found_mass.load());
+        let has_upper = !is_top_k & (count(before) + of_bucket).gt(MAX_LISTED);
+        let beside = k.constant(ELEMENTS_BESIDE) / of_bucket.low().max(1).reinterpret::<i32>().to_f32();
+        let beside = is_top_k.select(0.125, beside.max(0.125).min(8.0));
+        let center = top - below.reinterpret::<i32>().to_f32();
+        let score = |in_buckets| self.score_at(in_buckets).min(stats.max);
+        ThresholdRange {
+            is_known: of_bucket.ne(0) & !is_above.get(),
+            lower: score(center - 0.5 - beside),
+            upper: score(center + 0.5 + beside),
+            has_upper,
+        }
+    }
+
+    /// The counts of adjacent buckets over all CTAs, the highest first: those below the buckets `tops` of the CTAs.
+    #[track_caller]
+    fn counts_of_thread(&self, tops: &[Value<'k, u32>]) -> Vec<Value<'k, u32>> {
+        let (k, cta, buckets) = (self.cta.k, &self.cta, Self::buckets(&self.cta));
+        // adjacent threads read adjacent buckets of other CTAs, then each thread those that it sums, the highest first
+        let [low, high] = self.sums;
+        let half = buckets / 2;
+        for begin in (0..buckets).step_by(cta.threads as usize) {
+            let below = k.thread() + begin;
+            let of_cta = |(counts, &top): (Shared<'k, u32>, &Value<'k, u32>)| {
+                let there = below.lt(top); // without bucket 0
+                there.select(counts.at(there.select(top - below, 0)).load(), 0)
+            };
+            let count = cta.of_all_ctas(self.counts).zip(tops).map(of_cta);
+            let count = count.fold(k.constant(0_u32), |sum, count| sum + count);
+            let sums = if begin < half { low.at(below) } else { high.at(below - half) };
+            sums.store(count);
+        }
+        k.sync_threads();
+        let each = buckets / cta.threads;
+        let first = k.thread() * each;
+        let is_low = first.lt(half);
+        let of_thread = k.var("counts_address", low.at(first).address());
+        k.when(!is_low, || of_thread.set(high.at(first - half).address()));
+        let of_thread = Shared::<u32>::new(of_thread.get());
+        (0..each).step_by(4).flat_map(|i| of_thread.plus(i as usize).load_vector::<4>()).collect()
+    }
+}
+
+/// The nearest integer, if it is below 2^22.
+#[track_caller]
+fn round(x: Value<'_, f32>) -> Value<'_, f32> {
+    (x + ROUND) - ROUND
+}
