@@ -12,7 +12,7 @@ use tilewright_ptx::{
     build::{Builder, IntoOperand, Shared, Stored, Value, Var},
     isa::{
         memory::{AtomicOp, Order, Scope},
-        warp::{Shuffle, WarpReduction},
+        warp::WarpReduction,
     },
 };
 
@@ -59,7 +59,7 @@ pub(super) struct CtaCollectives<'k> {
     /// Maximum keys of groups of threads.
     group_keys: Shared<'k, u32>,
     /// Sums of the warps of this CTA.
-    scan_partials: Shared<'k, u64>,
+    pub(super) scan_partials: Shared<'k, u64>,
     /// Broadcast slot: a bucket or an index, and the sum before it.
     found: Shared<'k, u32>,
     before: Shared<'k, u64>,
@@ -164,7 +164,7 @@ impl<'k> CtaCollectives<'k> {
         self.row_threads() / 32
     }
 
-    fn warps(&self) -> u32 {
+    pub(super) fn warps(&self) -> u32 {
         self.threads / 32
     }
 
@@ -301,61 +301,6 @@ impl<'k> CtaCollectives<'k> {
         let lane = lane.min(31);
         let before = k.pack32(before.get().low().of_lane(lane), before.get().high().of_lane(lane));
         ((lane * each + at.get().of_lane(lane)).min(self.row_warps() - 1), before)
-    }
-
-    /// Sum over the warp, in every lane.
-    #[track_caller]
-    pub(super) fn warp_sum(&self, value: Value<'k, u64>) -> Value<'k, u64> {
-        let other = |x: Value<'k, u64>, mask: u32| {
-            self.k.pack32(x.low().shuffle_xor(mask), x.high().shuffle_xor(mask))
-        };
-        [16, 8, 4, 2, 1].into_iter().fold(value, |x, mask| x + other(x, mask))
-    }
-
-    /// Maximum over the threads of this CTA; a barrier must come between accesses to the sums of warps and it.
-    #[track_caller]
-    pub(super) fn max_of_cta(&self, key: Value<'k, u32>) -> Value<'k, u32> {
-        let k = self.k;
-        let of_warp = k.reduce_warp(WarpReduction::MaxU32, key);
-        k.when(k.lane().eq(0), || self.scan_partials.at(k.thread() >> 5).store(of_warp.to_u64()));
-        k.sync_threads();
-        let of_lane = self.scan_partials.at(k.lane().min(self.warps() - 1)).load();
-        k.reduce_warp(WarpReduction::MaxU32, of_lane.low())
-    }
-
-    /// Exclusive prefix sum over the threads of this CTA.
-    #[track_caller]
-    pub(super) fn exclusive_sum(&self, value: Value<'k, u64>) -> Value<'k, u64> {
-        self.exclusive_sum_and_total(value).0
-    }
-
-    /// [`Self::exclusive_sum`], and the sum over all threads of this CTA.
-    #[track_caller]
-    pub(super) fn exclusive_sum_and_total(&self, value: Value<'k, u64>) -> (Value<'k, u64>, Value<'k, u64>) {
-        let (k, lane) = (self.k, self.k.lane());
-        let through = self.warp_scan(value);
-        k.sync_threads();
-        k.when(lane.eq(31), || self.scan_partials.at(k.thread() >> 5).store(through));
-        k.sync_threads();
-        let of_warp = self.scan_partials.at(lane.min(self.warps() - 1)).load();
-        let of_warps = self.warp_scan(of_warp);
-        let warp = k.warp_index();
-        let previous = (warp.max(1) - 1).named("previous");
-        let of_lane =
-            |lane: Value<'k, u32>| k.pack32(of_warps.low().of_lane(lane), of_warps.high().of_lane(lane));
-        let before = warp.eq(0).select(0_u64, of_lane(previous)) + (through - value);
-        (before, of_lane(k.constant(self.warps() - 1)))
-    }
-
-    /// Inclusive prefix sum over lanes.
-    #[track_caller]
-    fn warp_scan(&self, value: Value<'k, u64>) -> Value<'k, u64> {
-        let (k, lane) = (self.k, self.k.lane());
-        [1_u32, 2, 4, 8, 16].into_iter().fold(value, |sum, distance| {
-            let of = |word: Value<'k, u32>| word.shuffle(Shuffle::Up, distance);
-            let other = k.pack32(of(sum.low()), of(sum.high()));
-            sum + lane.ge(distance).select(other, 0_u64)
-        })
     }
 
     /// Broadcasts `index` and the sum before it in this CTA, from its one thread that calls `publish`.

@@ -197,11 +197,11 @@ impl<'k> ListLimits<'k> {
                 all.add(mass);
                 above.add(weight.ge(max_weight).select(mass, 0_u64));
             }
-            let element = |(i, &value): (u32, &Value<'k, f32>)| {
+            let element = |i: u32, value: Value<'k, f32>| {
                 let is_listed = (value.reinterpret::<u32>() - least).lt(upper - least);
                 ListedElement { is_listed, index: first + i, value }
             };
-            let elements: Vec<_> = (0..).zip(&weights).map(element).collect();
+            let elements: Vec<_> = (0..).zip(&weights).map(|(i, &value)| element(i, value)).collect();
             let any = elements[1..].iter().fold(elements[0].is_listed, |any, of| any | of.is_listed);
             cta.k.when(any, || list.add(&elements));
         });

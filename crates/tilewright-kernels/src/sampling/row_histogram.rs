@@ -39,6 +39,7 @@ const ROUND: f32 = 1.5 * (1 << 23) as f32;
 pub(super) struct RowHistogram<'k> {
     cta: CtaCollectives<'k>,
     kind: RowKind,
+    vocab: Value<'k, u32>,
     /// Whether this row is counted.
     pub(super) is_counted: Value<'k, bool>,
     /// Buckets per unit of [`Self::position`].
@@ -92,6 +93,7 @@ impl<'k> RowHistogram<'k> {
         Self {
             cta: *cta,
             kind,
+            vocab: row.vocab,
             is_counted: is_drawn
                 & request.is_histogram_used(cta, row.vocab)
                 & row.vocab.lt(1_u32 << COUNT_BITS),
@@ -168,12 +170,13 @@ impl<'k> RowHistogram<'k> {
     #[track_caller]
     pub(super) fn threshold_range(
         &self,
-        (rule, mass_scale): (&WeightRule<'k>, MassScale<'k>),
+        rule: &WeightRule<'k>,
         stats: &RowStats<'k>,
         request: &SamplingRequest<'k>,
         is_top_k: Value<'k, bool>,
     ) -> ThresholdRange<'k> {
         let (k, cta, buckets) = (self.cta.k, &self.cta, Self::buckets(&self.cta));
+        let mass_scale = MassScale::new(self.vocab, rule.max_weight());
         let top = round(self.position(stats.max) * self.factor);
         let is_above = k.var("is_above", false);
         // the bucket of each CTA at the maximum
@@ -195,12 +198,12 @@ impl<'k> RowHistogram<'k> {
                 rule.normal_weight(self.score_at(top_score - i as f32).min(stats.max))
             }
         };
-        let packed = |(i, &count): (u32, &Value<'k, u32>)| {
+        let packed = |i: u32, count: Value<'k, u32>| {
             // at most 44 bits for the mass of a row
             let mass = (mass_scale.mass(weight_of(i)) >> 19_u32).low().to_u64() * count.to_u64();
             (mass << COUNT_BITS) + count.to_u64()
         };
-        let sums: Vec<_> = (0..).zip(&counts).map(packed).collect();
+        let sums: Vec<_> = (0..).zip(&counts).map(|(i, &count)| packed(i, count)).collect();
         let all = sums[1..].iter().fold(sums[0], |sum, &of| sum + of);
         let (before, total) = cta.exclusive_sum_and_total(all);
         let count = |sum: Value<'k, u64>| sum & ((1_u64 << COUNT_BITS) - 1);

@@ -234,7 +234,7 @@ impl<'k, T: Number> Weights<'k, T> {
         let wanted = filters.top_k.select(request.top_k, cta.groups() * 3 / 4);
         let (wanted, worthwhile) = RowStats::list_size(&cta, wanted);
         let range = RangeVars::find(k, stats, |histogram| {
-            histogram.threshold_range((&rule, mass_scale), stats, &request, filters.top_k)
+            histogram.threshold_range(&rule, stats, &request, filters.top_k)
         });
         let use_list = filters.any() & (worthwhile | range.is_known.get()) & !row_fits;
         let limits = ListLimits {
