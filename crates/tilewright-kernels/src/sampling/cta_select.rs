@@ -1,10 +1,7 @@
 //! Radix select, and histograms of masses in buckets.
 
 use super::cta::{CtaCollectives, RELAXED};
-use tilewright_ptx::{
-    build::{Shared, Value},
-    isa::memory::AtomicOp,
-};
+use tilewright_ptx::{build::Value, isa::memory::AtomicOp};
 
 impl<'k> CtaCollectives<'k> {
     /// Radix select: the largest key such that keys at or above it have a total mass of at least `target`, and the
@@ -101,9 +98,8 @@ impl<'k> CtaCollectives<'k> {
         let top = self.top_bucket();
         let of_bucket = |i| {
             let [low, high] = [self.low, self.high].map(|words| self.of_all_ctas(words.at(top - i)));
-            let of_cta =
-                |(low, high): (Shared<'k, u32>, Shared<'k, u32>)| self.k.pack32(low.load(), high.load());
-            low.zip(high).map(of_cta).fold(self.k.constant(0_u64), |sum, mass| sum + mass)
+            let of_ctas = low.zip(high).map(|(low, high)| self.k.pack32(low.load(), high.load()));
+            of_ctas.fold(self.k.constant(0_u64), |sum, mass| sum + mass)
         };
         (0..self.buckets() / self.threads).map(of_bucket).collect()
     }

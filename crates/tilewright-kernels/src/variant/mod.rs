@@ -34,13 +34,14 @@ mod apply;
 mod declared_variant;
 pub(crate) mod elementary;
 mod hoist;
+mod logit_forms;
 mod strip;
 
 pub use apply::Arithmetic;
 pub(crate) use declared_variant::DeclaredVariant;
 pub use declared_variant::PartialHook;
 pub(crate) use elementary::SoftCapped;
-pub(crate) use strip::BiasedLogits;
+pub(crate) use logit_forms::BiasedLogits;
 pub use strip::KeyPositions;
 
 use tilewright::attention::variant::{ExpressionVariant, Hook, Input, Variant, expression::Node};

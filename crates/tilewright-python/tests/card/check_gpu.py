@@ -261,6 +261,31 @@ def run_checks():
         assert (ranks < 40).all()
         return f"ranks up to {int(ranks.max())}"
 
+    @check("tokens of long rows are those of the CPU")
+    def _():
+        generator = torch.Generator().manual_seed(5)
+        normal = torch.randn(6, 128256, generator=generator)
+        rows = {"N(0, 1)": normal, "N(0, 3)": 3 * normal, "steps": (2 * normal).round() / 4, "equal": 0 * normal}
+        rows["peaked"] = torch.where(torch.arange(128256) % 997 == 3, 3 * normal + 12, normal - 3)
+        rows["half hidden"] = (3 * normal).masked_fill(normal < 0, -math.inf)
+        rows["float16, 151,936"] = (3 * torch.randn(6, 151936, generator=generator)).half()
+        filters = [{}, {"top_p": 0.9}, {"top_p": 0.5}, {"top_p": 0.999}, {"top_k": 50, "top_p": 0.9}, {"top_k": 1000, "top_p": 1.0},
+                   {"top_k": 20000, "top_p": 0.95}, {"top_k": 50, "top_p": 0.9, "filter_apply_order": "joint"}]
+        compared, different = 0, []
+        for (name, logits), which in ((row, which) for row in rows.items() for which in filters):
+            def draw(logits, which=which):
+                if not which:
+                    return ours.sampling.sampling_from_logits(logits, seed=7, offset=compared)
+                if "top_k" in which:
+                    return ours.sampling.top_k_top_p_sampling_from_logits(logits, seed=7, offset=compared, **which)
+                return ours.sampling.top_k_top_p_sampling_from_logits(logits, logits.shape[1], seed=7, offset=compared, **which)
+            tokens = [draw(logits.to(device)).cpu() for device in (DEVICE, "cpu")]
+            compared += len(logits)
+            if not torch.equal(*tokens):
+                different.append((name, which))
+        assert not different, different
+        return f"{compared} tokens"
+
     @check("sampling with parameters on the GPU")
     def _():
         logits = torch.randn(64, 32000, device=DEVICE)
