@@ -25,18 +25,21 @@ pub(super) fn all() -> Vec<KernelEntry> {
     [many_rows(), attentions(), latents(), latents_wgmma(), scalars(), plans].into_iter().flatten().collect()
 }
 
-/// Attention with `wgmma`, by head dims, and with a hook.
+/// Attention with `wgmma`, by head dims, and with hooks.
 fn many_rows() -> Vec<KernelEntry> {
     let of = |(qk, vo): (usize, usize), [q, o, kv]: [Dtype; 3], suffix: &str| {
         let dim = if qk == vo { format!("d{qk}") } else { format!("d{qk}_{vo}") };
         let name = format!("attention_wgmma_{dim}_{o}{suffix}");
-        let (any_mask, soft_cap) = (suffix == "_any_mask", suffix == "_soft_cap");
+        let (any_mask, hook) = (suffix == "_any_mask", suffix.to_owned());
         let out = if suffix == "_fp8_to_e4m3" { Dtype::E4m3 } else { o };
         let (entry, config) =
             (name.clone(), WgmmaConfig { q, o, out, kv, head_dim: HeadDim { qk, vo }, any_mask });
         let build = move || {
-            let variant =
-                if soft_cap { capped(&entry)? } else { recorded(&entry, ExpressionVariant::of(&Plain))? };
+            let variant = match hook.as_str() {
+                "_soft_cap" => capped(&entry)?,
+                "_alibi" => recorded(&entry, ExpressionVariant::of(&Alibi::new(32)))?,
+                _ => recorded(&entry, ExpressionVariant::of(&Plain))?,
+            };
             wgmma::attention(&entry, &config, &variant)
         };
         KernelEntry { name, archs: HOPPER, build: Box::new(build), problem: None, overlap: q == o }
@@ -45,6 +48,7 @@ fn many_rows() -> Vec<KernelEntry> {
     vec![
         of((128, 128), bf16, ""),
         of((128, 128), bf16, "_soft_cap"),
+        of((128, 128), bf16, "_alibi"),
         of((128, 128), bf16, "_any_mask"),
         of((128, 128), [Dtype::Bf16, Dtype::Bf16, e4m3], "_e4m3"),
         of((128, 128), [e4m3, Dtype::Bf16, e4m3], "_fp8"),

@@ -86,7 +86,6 @@ impl<'k> PartialHook<'k, '_> {
         match (node, operands.as_slice()) {
             (Node::Input(Input::Logit), _) => Some(Growth::Logit),
             (Node::Input(Input::Kv), _) => Some(Growth::Line),
-            (Node::Read { .. }, _) => None,
             (_, operands) if operands.iter().all(|growth| *growth == Growth::Same) => Some(Growth::Same),
             (Node::Apply(Op::Mul, _), [Growth::Line, Growth::Same] | [Growth::Same, Growth::Line])
             | (Node::Apply(Op::MulAdd, _), [Growth::Line, Growth::Same, Growth::Same | Growth::Line])
