@@ -249,10 +249,12 @@ mod tests {
             // a module that includes a file of another crate names its path
             let code = match module.strip_suffix("::") {
                 Some(module) => {
-                    let path = |line: &&str| line.trim_end().ends_with(&format!("/{module}.rs\"]"));
+                    let (first, inner) = module.split_once("::").unwrap_or((module, "mod"));
+                    let ends = [format!("/{first}.rs\"]"), format!("/{first}/mod.rs\"]")];
+                    let path = |line: &&str| ends.iter().any(|end| line.trim_end().ends_with(end.as_str()));
                     let line = code.lines().find(path).unwrap_or_else(|| panic!("{what}: no such module"));
                     let path = line.split('"').nth(1).and_then(|path| path.strip_prefix("../../../../"));
-                    read(path.unwrap_or_default())
+                    read(&path.unwrap_or_default().replace("mod.rs", &format!("{inner}.rs")))
                 }
                 None => code,
             };
