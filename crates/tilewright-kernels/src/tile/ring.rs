@@ -95,11 +95,18 @@ impl<'k> Cursor<'k> {
         self.ring.full.at(self.stage.get()).wait(self.turn.get());
     }
 
+    /// Consumer: the barrier that completes when the stage is empty.
+    #[track_caller]
+    pub(crate) fn empty(self) -> Barrier<'k> {
+        let _line = self.k.at_line(Location::caller());
+        self.ring.empty.at(self.stage.get())
+    }
+
     /// Consumer: releases the stage with one arrival.
     #[track_caller]
     pub fn release(self) {
         let _line = self.k.at_line(Location::caller());
-        self.ring.empty.at(self.stage.get()).arrive();
+        self.empty().arrive();
     }
 
     /// Moves to the next stage.

@@ -131,8 +131,7 @@ impl<'c, 'k> Consumer<'c, 'k> {
                     cursor.wait_full();
                     let stage = cursor.stage();
                     self.mask_by_words(|row, part| self.shared.mask_word(stage, row, part), logits);
-                    k.sync_warp();
-                    k.when(k.lane().eq(0), || cursor.release());
+                    self.release_from_warp(cursor.empty());
                     cursor.advance();
                 },
                 || self.mask_by_range(first, logits),
