@@ -9,7 +9,7 @@
 //! | `merge_deps` | merge numbers; `merge_deps[item.merge_deps_begin..item.merge_deps_end]` depend on an item |
 //! | `merges` | [`MergeItem`] |
 //! | `sources` | [`MergeSource`]; those of a merge in accumulation order |
-//! | `arrival_counters` `[merges]` | completed sources per merge: 0 before and after a run |
+//! | `arrival_counters` `[merges]` | arrivals per merge: 0 before and after a run |
 //! | `requests` | [`RequestRows`], in row order |
 //!
 //! Rows are query tokens, counted over the whole batch. The state of (row, query head `g` of the group) is in partial row
@@ -22,6 +22,12 @@ use tilewright_ptx::{
 
 /// Absent value: all bits are 1.
 pub const NONE: u32 = u32::MAX;
+
+/// Flag of [`WorkItem::merge_deps_begin`]: the range is one of `sources`. The item adds their states to its own and writes the output;
+/// all of them were written by an earlier launch. Kernels without this step have the partial row, and add all states in the end.
+pub const ADDS_SOURCES: u32 = 1 << 31;
+/// Maximum sources that an item adds.
+pub const MAX_ADDED: usize = 32;
 
 /// Declares a record: the host struct, which is converted to words, and its device form, which is loaded into registers. A name
 /// in parentheses is the register's name if it differs from the field's.
@@ -101,7 +107,7 @@ record! {
     kv_head: u32,
     /// The request of the rows, or [`NONE`]: the rows belong to several, and each is looked up in `requests`.
     request: u32,
-    /// The position of row `r` is `r + offset`; undefined if `request` is [`NONE`].
+    /// The position of row `r` is `r + offset`. If `request` is [`NONE`], the request of row `r` is `r + offset` where each has one row.
     offset: i32,
     /// The first key, counted from the segment's first.
     kv_begin: u32,
@@ -115,7 +121,7 @@ record! {
     base: u32,
     /// The first partial row, or [`NONE`]: the item writes the output itself.
     partial: u32,
-    /// The first entry of `merge_deps` of this item.
+    /// The first entry of `merge_deps` of this item, or of `sources` with the flag [`ADDS_SOURCES`].
     merge_deps_begin ("feed_begin"): u32,
     /// One past the last.
     merge_deps_end ("feed_end"): u32,
@@ -125,6 +131,29 @@ record! {
     mask_bit_low: u32,
     /// The high word of that index.
     mask_bit_high: u32,
+}
+
+/// The sources that an item adds.
+#[derive(Debug, Clone, Copy)]
+pub struct AddedRange<'k> {
+    /// Whether there are any.
+    pub exist: Value<'k, bool>,
+    /// The first one.
+    pub begin: Value<'k, u32>,
+    /// One past the last.
+    pub end: Value<'k, u32>,
+}
+
+impl<'k> WorkItemRegs<'k> {
+    /// The sources that the item adds.
+    #[track_caller]
+    pub fn added_sources(&self) -> AddedRange<'k> {
+        AddedRange {
+            exist: self.merge_deps_begin.ge(ADDS_SOURCES),
+            begin: self.merge_deps_begin & (ADDS_SOURCES - 1),
+            end: self.merge_deps_end,
+        }
+    }
 }
 
 record! {
@@ -142,6 +171,8 @@ record! {
     source_begin: u32,
     /// One past the last.
     source_end: u32,
+    /// Items that arrive; the other sources are complete before these begin.
+    arrivals: u32,
 }
 
 record! {
@@ -175,20 +206,26 @@ fn load_words<const N: usize, A: Scalar>(at: Pointer<'_, u32, A>) -> Vec<Value<'
     }
 }
 
-/// The request of `row` by binary search: the first whose end is beyond it, or the last.
+/// The request of `row`: the first whose end is beyond it, or the last. It is `guess`, or is found by binary search.
 #[track_caller]
 pub fn find_request<'k>(
     k: &'k Builder,
-    requests: Global<'k, u32>,
-    count: Value<'k, u32>,
+    (requests, count): (Global<'k, u32>, Value<'k, u32>),
     row: Value<'k, u32>,
+    guess: Value<'k, u32>,
 ) -> Value<'k, u32> {
     let _line = k.at_line(std::panic::Location::caller());
-    let (low, high) = (k.var::<u32>("low", 0), k.var::<u32>("high", count - 1));
+    let end = |request: Value<'k, u32>| requests.at_wide(request.to_u64() * RequestRows::WORDS as u64).load();
+    let last = count - 1;
+    let guess = guess.min(last);
+    let begin = end(guess.max(1) - 1).unless(guess.eq(0), 0);
+    let is_right = begin.le(row) & end(guess).gt(row);
+    let low = k.var::<u32>("low", is_right.select(guess, 0));
+    let high = k.var::<u32>("high", is_right.select(guess, last));
     k.loop_(|| {
         k.break_if(low.get().ge(high.get()));
         let middle = (low.get() + high.get()) >> 1;
-        let beyond = requests.at_wide(middle.to_u64() * RequestRows::WORDS as u64).load().gt(row);
+        let beyond = end(middle).gt(row);
         let (new_low, new_high) = (beyond.select(low.get(), middle + 1), beyond.select(middle, high.get()));
         low.set(new_low);
         high.set(new_high);
@@ -197,7 +234,7 @@ pub fn find_request<'k>(
 }
 
 /// Looks up the request of a row if its item has rows of several, that is, if the `known` request is [`NONE`]. Sets `offset`, and
-/// `request` if passed. Otherwise both keep their values.
+/// `request` if passed. Otherwise both keep their values. The sum of the row and the first `offset` is tried first.
 #[track_caller]
 pub fn look_up_request<'k>(
     k: &'k Builder,
@@ -207,7 +244,7 @@ pub fn look_up_request<'k>(
 ) {
     let _line = k.at_line(std::panic::Location::caller());
     k.when(known.eq(NONE), || {
-        let of = find_request(k, requests, count, row);
+        let of = find_request(k, (requests, count), row, row + offset.get().reinterpret::<u32>());
         if let Some(request) = request {
             request.set(of);
         }

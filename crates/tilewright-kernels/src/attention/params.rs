@@ -165,6 +165,17 @@ crate::params! {
     }
 }
 
+/// The point at which a kernel waits for the previous launch. If that one has runs, it has itself waited for all before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wait {
+    /// Before it reads anything but its first item.
+    AtStart,
+    /// At its end: its items run beside runs of other rows.
+    AtEnd,
+    /// Before its first merge, whose other states are those of runs.
+    BeforeMerges,
+}
+
 /// A window without a limit.
 pub const UNLIMITED: u32 = u32::MAX;
 

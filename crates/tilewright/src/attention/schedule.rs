@@ -292,6 +292,17 @@ impl Schedule {
         &self.items[self.worker_indptr[self.num_workers()] as usize..]
     }
 
+    /// The sources that arrive at a merge, and perform it. Where rows have both runs and other items, all runs are complete before
+    /// the others begin.
+    pub fn arrivals(&self, merge: &Merge) -> &[u32] {
+        let sources = &self.sources[merge.sources.start as usize..merge.sources.end as usize];
+        // sources are in the order of items, and runs are the last items
+        match sources.partition_point(|&item| item < self.worker_indptr[self.num_workers()]) {
+            0 => sources,
+            others => &sources[..others],
+        }
+    }
+
     /// Number of workers.
     pub fn num_workers(&self) -> usize {
         self.worker_indptr.len() - 1

@@ -20,7 +20,7 @@ use tilewright::{
 };
 use tilewright_kernels::attention::{
     body::{Bodies, MAX_SPLIT_KV_ROWS},
-    items::{MergeItem, MergeSource, NONE, RequestRows, WorkItem},
+    items::{ADDS_SOURCES, MAX_ADDED, MergeItem, MergeSource, NONE, RequestRows, WorkItem},
     params::{KvLayout, PlanArrays},
 };
 
@@ -184,7 +184,7 @@ pub(super) fn write(plan: &Plan, layout: &PlanLayout, words: &mut [u32]) {
     );
     let merges = rest[from(offsets.merges)].as_chunks_mut().0.iter_mut();
     for (to, merge) in merges.zip(&schedule.merges) {
-        *to = device_merge(merge).to_words();
+        *to = device_merge(schedule, merge).to_words();
     }
     let sources = rest[from(offsets.sources)].as_chunks_mut().0.iter_mut();
     for (to, &source) in sources.zip(&schedule.sources) {
@@ -204,13 +204,14 @@ fn write_requests(to: &mut [u32], plan: &Plan) {
     unused.fill(NONE);
 }
 
-fn device_merge(merge: &tilewright::attention::Merge) -> MergeItem {
+fn device_merge(schedule: &Schedule, merge: &tilewright::attention::Merge) -> MergeItem {
     MergeItem {
         kv_head: merge.kv_heads.start,
         qo_begin: merge.qo.start,
         qo_len: merge.qo.len() as u32,
         source_begin: merge.sources.start,
         source_end: merge.sources.end,
+        arrivals: schedule.arrivals(merge).len() as u32,
     }
 }
 
@@ -231,7 +232,9 @@ fn write_feeds(feeds: &mut [u32], items: &mut [u32], schedule: &Schedule) {
         }
         return;
     }
-    for &item in &schedule.sources {
+    let counted =
+        || schedule.merges.iter().zip(0..).filter(|(merge, _)| adding_item(schedule, merge).is_none());
+    for &item in counted().flat_map(|(merge, _)| schedule.arrivals(merge)) {
         items[item as usize][FEEDS.end - 1] += 1;
     }
     let mut next = 0;
@@ -241,13 +244,27 @@ fn write_feeds(feeds: &mut [u32], items: &mut [u32], schedule: &Schedule) {
         next += count;
     }
     // the end of each list advances as its merges are written
-    for (number, merge) in schedule.merges.iter().enumerate() {
-        for &item in &schedule.sources[merge.sources.start as usize..merge.sources.end as usize] {
+    for (merge, number) in counted() {
+        for &item in schedule.arrivals(merge) {
             let end = &mut items[item as usize][FEEDS.end - 1];
-            feeds[*end as usize] = number as u32;
+            feeds[*end as usize] = number;
             *end += 1;
         }
     }
+    for merge in &schedule.merges {
+        if let Some(item) = adding_item(schedule, merge) {
+            items[item as usize][FEEDS]
+                .copy_from_slice(&[ADDS_SOURCES | (merge.sources.start + 1), merge.sources.end]);
+        }
+    }
+}
+
+/// The item that adds the other sources of a merge: the only one that arrives, if all its rows are merged.
+fn adding_item(schedule: &Schedule, merge: &tilewright::attention::Merge) -> Option<u32> {
+    let &[number] = schedule.arrivals(merge) else { return None };
+    let item = &schedule.items[number as usize];
+    let has_all_rows = (&item.kv_heads, &item.qo) == (&merge.kv_heads, &merge.qo);
+    (has_all_rows && (2..=1 + MAX_ADDED).contains(&merge.sources.len())).then_some(number)
 }
 
 /// Writes the items, with no dependent merges yet.
@@ -280,10 +297,18 @@ fn write_items(to: &mut [u32], plan: &Plan) {
 
 /// The fields that all items of a segment share.
 fn item_of(plan: &Plan, segment: &Segment) -> WorkItem {
-    let offset = |request: u32| plan.requests().requests[request as usize].offset;
+    let requests = &plan.requests().requests;
+    // of several requests, the distance from rows to requests where each has one row
+    let offset = segment.request.map_or_else(
+        || {
+            requests.partition_point(|request| request.end <= segment.qo.start) as isize
+                - segment.qo.start as isize
+        },
+        |request| requests[request as usize].offset as isize,
+    );
     WorkItem {
         request: segment.request.unwrap_or(NONE),
-        offset: segment.request.map_or(0, offset) as i32,
+        offset: offset as i32,
         kv_len: segment.kv_len as u32,
         kv_start: segment.kv_start as u32,
         base: segment.base as u32,

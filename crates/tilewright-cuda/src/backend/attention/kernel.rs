@@ -131,9 +131,10 @@ fn cut_overhead(kernel: &KernelConfig, problem: &Problem) -> usize {
     CUT_OVERHEADS[usize::from(is_latent || problem.dtype_kv().size() == 1)]
 }
 
-/// Cost of a level of shared keys. 16 requests that share 2,048 tokens, 15 tiles per worker, took 40 µs with a level, and FlashInfer 31
-/// without; 64 requests, 62 tiles, took 56, and FlashInfer 85: [record](../../../../../benches/record/h200/attention-decode-2026-11-24.csv).
-const LEVEL_OVERHEAD: usize = 20;
+/// Cost of a level of shared keys. 16 requests that share 2,048 tokens, 15 tiles per worker, take 31 µs with a level on an H100, and 43
+/// without. The launch itself costs about 6 tiles by these figures:
+/// [record](../../../../../benches/record/h100/attention-cascades-2026-11-26.csv).
+const LEVEL_OVERHEAD: usize = 8;
 
 /// The granularity of `wgmma`. A section of keys and values leaves room in the L2 cache for other data.
 fn many_rows_tiling(limits: &Limits, problem: &Problem, config: &WgmmaConfig) -> ManyRows {

@@ -35,6 +35,7 @@ use tilewright_kernels::attention::{
     choose::KernelConfig,
     params::{
         AttentionParams, CacheTensor, KvLayout, PeTensors, PlanArrays, RowTensor, ScaleTensor, UNLIMITED,
+        Wait,
     },
 };
 use tilewright_ptx::sim::tensor::TensorMap;
@@ -78,7 +79,7 @@ impl<M: Machine> Gpu<M> {
         let context = RunContext { gpu: self, kernels, inputs, device_plan };
         match (&device_plan.runs, device_plan.items) {
             (Some(runs), Some(kind)) => context.launch_both(runs, kind, &call)?,
-            (Some(runs), None) => context.launch_runs(runs, &call)?,
+            (Some(runs), None) => context.launch_runs(runs, &call).map(drop)?,
             (None, Some(kind)) => context.launch_items(&context.workers(kind, &call))?,
             (None, None) => {}
         }
@@ -200,12 +201,12 @@ impl<M: Machine> RunContext<'_, M> {
     /// The launch of the plan's workers, alone.
     fn workers<'p>(&self, kind: Bodies, params: &'p AttentionParams) -> ItemLaunch<'p> {
         let part = self.kernels.part_of(kind);
-        ItemLaunch { part, workers: self.device_plan.workers, params, is_beside: false }
+        ItemLaunch { part, workers: self.device_plan.workers, params, wait: Wait::AtStart }
     }
 
     fn launch_items(&self, launch: &ItemLaunch<'_>) -> Result<()> {
         let (gpu, device_plan) = (self.gpu, self.device_plan);
-        let &ItemLaunch { part, workers, params, is_beside } = launch;
+        let &ItemLaunch { part, workers, params, wait } = launch;
         let (function, kernel) = self.select(part, params)?;
         let args = match kernel {
             KernelConfig::MlaWgmma(config) => {
@@ -213,7 +214,7 @@ impl<M: Machine> RunContext<'_, M> {
                 let maps = mla_maps(self.inputs, params, box_rows);
                 MlaWgmmaParams { box_rows, maps, large_merges: device_plan.large_merges }.all_args(params)
             }
-            KernelConfig::Mma(config) => mma::args(&config, params, is_beside),
+            KernelConfig::Mma(config) => mma::args(&config, params, wait),
             KernelConfig::Mla(_) | KernelConfig::Simt(_) => params.all_args(),
         };
         let grid = [workers * kernel.ctas_per_item(), 1, 1];
@@ -248,19 +249,22 @@ impl<M: Machine> RunContext<'_, M> {
         }))
     }
 
-    fn launch_runs(&self, runs: &DeviceRuns, params: &AttentionParams) -> Result<()> {
+    /// Launches runs. Returns when items of the same rows wait for them.
+    fn launch_runs(&self, runs: &DeviceRuns, params: &AttentionParams) -> Result<Wait> {
         let machine = &self.gpu.machine;
         let Some(RunLaunch { function, run_params, params }) = self.many_rows(runs, params)? else {
-            return self.launch_as_workers(runs, params);
+            self.launch_as_workers(runs, params)?;
+            return Ok(Wait::AtStart);
         };
-        machine.launch(&function, [run_params.ctas, 1, 1], &run_params.args(&params))
+        machine.launch(&function, [run_params.ctas, 1, 1], &run_params.args(&params))?;
+        Ok(Wait::BeforeMerges)
     }
 
     /// Launches each run like the items of a worker.
     fn launch_as_workers(&self, runs: &DeviceRuns, params: &AttentionParams) -> Result<()> {
         let params = &AttentionParams { plan: runs.as_workers, ..params.clone() };
         let (part, workers) = (self.kernels.part_of_refused_runs(), runs.count);
-        self.launch_items(&ItemLaunch { part, workers, params, is_beside: false })
+        self.launch_items(&ItemLaunch { part, workers, params, wait: Wait::AtStart })
     }
 
     /// Launches runs and items side by side: runs on some SMs, items on the others, then runs on those too. Each item is a worker, so
@@ -270,8 +274,8 @@ impl<M: Machine> RunContext<'_, M> {
         let with_others = |others| Ok(self.many_rows(runs, params)?.map(|launch| (launch, others)));
         let side_by_side = runs.others_as_workers.map_or(Ok(None), with_others)?;
         let Some((RunLaunch { function, run_params, params: of_runs }, others)) = side_by_side else {
-            self.launch_runs(runs, params)?;
-            return self.launch_items(&self.workers(kind, params));
+            let wait = self.launch_runs(runs, params)?;
+            return self.launch_items(&ItemLaunch { wait, ..self.workers(kind, params) });
         };
         // before any launch: without the second one, the ticket keeps its value
         let part = self.kernels.part_of(kind);
@@ -281,7 +285,7 @@ impl<M: Machine> RunContext<'_, M> {
         machine.launch(&function, [first.started, 1, 1], &first.args(&of_runs))?;
         let of_items = AttentionParams { plan: others, ..params.clone() };
         let (workers, params) = (runs.others, &of_items);
-        self.launch_items(&ItemLaunch { part, workers, params, is_beside: true })?;
+        self.launch_items(&ItemLaunch { part, workers, params, wait: Wait::AtEnd })?;
         let second = RunParams { is_second: true, ..first };
         match second.ctas - second.started {
             0 => Ok(()),
@@ -295,8 +299,7 @@ struct ItemLaunch<'p> {
     part: Part,
     workers: u32,
     params: &'p AttentionParams,
-    /// Whether the kernel runs beside the previous one.
-    is_beside: bool,
+    wait: Wait,
 }
 
 /// A launch of the kernel that draws runs.

@@ -49,6 +49,12 @@ fn prompts_run_beside_decode_steps_on_hopper() {
     flashinfer::prompts_beside_decode_steps(&[crate::staged::simulated_hopper()]);
 }
 
+/// Items that wait for runs of the same rows before their merges.
+#[test]
+fn levels_precede_own_keys_on_hopper() {
+    cascade::levels_precede_own_keys(&[crate::staged::simulated_hopper()]);
+}
+
 /// FP8 attention by the kernels that only Hopper has.
 #[test]
 fn queries_of_e4m3_on_hopper() {

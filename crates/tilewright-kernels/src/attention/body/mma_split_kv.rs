@@ -150,10 +150,9 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
         self.operands.store_queries(queries);
         self.current.store_next();
         k.sync_threads();
-        k.when(is_incomplete, || {
-            cursors.first_key.set(last_key);
-            self.look_up();
-        });
+        k.when(is_incomplete, || cursors.first_key.set(last_key));
+        // an item whose stages are all copied has no pending one: the first one of the next item is looked up now
+        k.when(is_incomplete | cursors.pending.count().eq(0), || self.look_up());
         self.cta.fetch_merges(self.current);
         self.rows.compute_unmasked_range(self.cta, self.current);
         self.operands.load_queries()
@@ -328,6 +327,7 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
     fn end(&self) {
         let (k, layout, lane) = (self.k, self.layout, self.k.lane());
         let (states, rows) = (self.cta.at::<f32>(layout.states), self.current.rows());
+        self.cta.wait_before_merges();
         // O overwrites the unit that was read last, or, if that is too small, the ring, which is empty then
         let sums_at = match layout.rows_in_free_units() {
             MAX_SPLIT_KV_ROWS.. => self.cursors.write.get(),

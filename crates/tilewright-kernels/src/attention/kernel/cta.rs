@@ -11,7 +11,7 @@ use super::{
 use crate::{
     attention::{
         items::{WorkItem, WorkItemRegs},
-        params::{AttentionParamRegs, KvLayout},
+        params::{AttentionParamRegs, KvLayout, Wait},
     },
     tile::{halves::halves, number::narrow},
 };
@@ -53,8 +53,8 @@ pub(crate) struct MmaCta<'k> {
     pub(crate) ctas_per_item: u32,
     /// The list of large merges, which another kernel performs, if there is one.
     pub(crate) large_merges: Option<Global<'k, u32>>,
-    /// Whether the kernel runs beside the previous one, if it can. That one has waited for all before it.
-    is_beside: Option<Value<'k, bool>>,
+    /// The [`Wait`] of the launch, if it is not always [`Wait::AtStart`].
+    wait: Option<Value<'k, u32>>,
     arena: Shared<'k, u32>,
 }
 
@@ -80,7 +80,7 @@ struct NextItem<'k> {
     /// Its words, then 1 if it exists, otherwise 0.
     words: Shared<'k, u32>,
     loaded: LoadedItem<'k>,
-    /// The numbers of the merges of the current item.
+    /// The numbers of the merges of the current item, or the words of the sources that it adds.
     merges: Var<'k, u32>,
 }
 
@@ -119,7 +119,7 @@ impl<'k> MmaCta<'k> {
             barrier: None,
             ctas_per_item: 1,
             large_merges: None,
-            is_beside: None,
+            wait: None,
             arena,
         }
     }
@@ -139,9 +139,21 @@ impl<'k> MmaCta<'k> {
         Self { large_merges: Some(list), ..self }
     }
 
-    /// The CTA of a kernel that may run beside the previous one.
-    pub(crate) fn beside(self, is_beside: Option<Value<'k, bool>>) -> Self {
-        Self { is_beside, ..self }
+    /// The CTA of a kernel that can follow runs, with the [`Wait`] of the launch.
+    pub(crate) fn with_wait(self, wait: Option<Value<'k, u32>>) -> Self {
+        Self { wait, ..self }
+    }
+
+    /// Whether a launch can follow one of runs.
+    pub(crate) fn can_follow_runs(&self) -> bool {
+        self.wait.is_some()
+    }
+
+    /// Waits for the runs whose states are merged.
+    pub(crate) fn wait_before_merges(&self) {
+        if let Some(wait) = self.wait {
+            self.k.when(wait.eq(Wait::BeforeMerges as u32), || self.k.wait_for_prerequisites());
+        }
     }
 
     /// The CTA with another dtype of products and outputs.
@@ -189,11 +201,11 @@ impl<'k> MmaCta<'k> {
             end.store(last);
         });
         // programmatic dependent launch: wait for the writes of the previous kernel
-        match self.is_beside {
-            Some(is_beside) => {
-                k.when(!is_beside, || k.wait_for_prerequisites());
+        match self.wait {
+            Some(wait) => {
+                k.when(wait.eq(Wait::AtStart as u32), || k.wait_for_prerequisites());
                 // the next kernel takes the SMs that have no items
-                k.when(is_beside, || k.launch_dependents());
+                k.when(wait.eq(Wait::AtEnd as u32), || k.launch_dependents());
             }
             None => k.wait_for_prerequisites(),
         }
@@ -204,7 +216,8 @@ impl<'k> MmaCta<'k> {
             let current = CurrentItem::new(self, hooks, words, scale);
             // the number of items begun is one more than `index - first`, and the last one was begun first
             let loaded = self.load_item(index, (index + 1).lt(end.load()));
-            let next = NextItem { words: next_words, loaded, merges: current.load_merges() };
+            let merges = arrival::load_words_of(self, &current.load());
+            let next = NextItem { words: next_words, loaded, merges };
             let current = CurrentItem { next: Some(next), ..current };
             body(&current);
             // other kernels would compete for the SMs earlier: products prefetch their weights
@@ -223,9 +236,9 @@ impl<'k> MmaCta<'k> {
             });
             k.sync_threads();
         });
-        if let Some(is_beside) = self.is_beside {
+        if let Some(wait) = self.wait {
             // the next kernel waits for this one alone
-            k.when(is_beside & k.cta().eq(0), || k.wait_for_prerequisites());
+            k.when(wait.ne(Wait::AtStart as u32) & k.cta().eq(0), || k.wait_for_prerequisites());
         }
     }
 
@@ -240,7 +253,10 @@ impl<'k> MmaCta<'k> {
 
     /// Fetches the records of merges for [`arrive_and_merge`](Self::arrive_and_merge).
     pub(crate) fn fetch_merges(&self, current: &CurrentItem<'k>) {
-        arrival::fetch_records(self, current.next.map_or_else(|| current.load_merges(), |next| next.merges));
+        match current.next {
+            Some(next) => arrival::fetch_words_of(self, &current.load(), next.merges),
+            None => arrival::fetch_records(self, current.load_merges()),
+        }
     }
 
     /// Arrives at the merges that depend on an item, and performs those that it completes.

@@ -83,7 +83,8 @@ impl<'k> FirstItem<'k> {
         piece.write(k, p);
         k.when(is_cut, || {
             let zero = k.constant(0_u32);
-            let words = [head, q_tile.begin, q_tile.rows, source, source + num_cuts + 1, zero, zero, zero];
+            let sources = num_cuts + 1;
+            let words = [head, q_tile.begin, q_tile.rows, source, source + sources, sources, zero, zero];
             store(p.merges.at(at_first.units * MergeItem::WORDS as u32), &words);
         });
     }

@@ -11,7 +11,7 @@ use tilewright_kernels::attention::{
         mma::{self, MmaConfig, attention_with},
         wgmma::{self, WgmmaConfig},
     },
-    params::{AttentionParams, KvLayout, UNLIMITED},
+    params::{AttentionParams, KvLayout, UNLIMITED, Wait},
 };
 use tilewright_ptx::{ir::Kernel, sim::Arg, verify::Invalid};
 
@@ -142,10 +142,10 @@ impl Case {
         [Bodies::Both, Bodies::SplitKv].into_iter().take(1 + usize::from(few)).map(kernel).collect()
     }
 
-    /// The arguments of a kernel with workers, which runs beside another kernel if the seed is odd.
+    /// The arguments of a kernel with workers, which waits for the previous launch at a point that depends on the seed.
     pub(crate) fn args(&self, call: &AttentionParams, seed: u64) -> Vec<Arg> {
-        let is_beside = seed % 2 == 1;
-        if self.latent { call.all_args() } else { mma::args(&self.config(Bodies::Both), call, is_beside) }
+        let wait = [Wait::AtStart, Wait::AtEnd, Wait::BeforeMerges][(seed % 3) as usize];
+        if self.latent { call.all_args() } else { mma::args(&self.config(Bodies::Both), call, wait) }
     }
 
     pub(crate) fn config(&self, bodies: Bodies) -> MmaConfig {

@@ -525,6 +525,7 @@ impl Schedule {
             qo_len: rows.end - rows.start,
             source_begin,
             source_end: self.sources.len() as u32,
+            arrivals: sources.len() as u32,
         });
     }
 

@@ -138,7 +138,8 @@ fn merge(items: &mut [WorkItem], arrays: &mut Arrays) {
         }
         let source_end = (arrays.sources.len() / MergeSource::WORDS) as u32;
         if source_begin < source_end {
-            let merge = MergeItem { kv_head, qo_begin: row, qo_len: 1, source_begin, source_end };
+            let arrivals = source_end - source_begin;
+            let merge = MergeItem { kv_head, qo_begin: row, qo_len: 1, source_begin, source_end, arrivals };
             arrays.merges.extend(merge.to_words());
             arrays.num_merges += 1;
         }

@@ -13,7 +13,8 @@ fn records_are_words_in_the_order_of_their_fields() {
     let item = WorkItem { qo_begin: 1, offset: -2, partial: NONE, mask_bit_high: 3, ..WorkItem::default() };
     let words = item.to_words();
     assert_eq!((words[0], words[4], words[10], words[15]), (1, u32::MAX - 1, NONE, 3));
-    assert_eq!(MergeItem { source_end: 7, ..MergeItem::default() }.to_words(), [0, 0, 0, 0, 7, 0, 0, 0]);
+    let merge = MergeItem { source_end: 7, arrivals: 2, ..MergeItem::default() };
+    assert_eq!(merge.to_words(), [0, 0, 0, 0, 7, 2, 0, 0]);
     assert_eq!((WorkItem::BYTES, MergeItem::BYTES, MergeSource::BYTES, RequestRows::BYTES), (64, 32, 8, 8));
 }
 
@@ -45,18 +46,21 @@ fn records_round_trip_to_registers() {
 fn find_request_finds_the_owner_of_a_row() {
     let kernel = Builder::kernel("request", 32, |k| {
         let (requests, out) = (k.global::<u32>("requests"), k.global::<u32>("out"));
-        out.at(k.thread()).store(find_request(k, requests, k.param("count"), k.thread()));
+        let (requests, row) = ((requests, k.param("count")), k.thread());
+        // a guess for all rows, one per row, and one beyond all requests
+        for (at, guess) in [k.constant(2), row - 1, row + 100].into_iter().enumerate() {
+            out.at(row * 3).plus(at).store(find_request(k, requests, row, guess));
+        }
     })
     .unwrap();
     let ends = [3_u32, 3, 4, 20, 32];
     let words: Vec<u32> = ends.iter().flat_map(|&end| RequestRows { end, offset: 0 }.to_words()).collect();
     let mut memory = Memory::new();
-    let (requests, out) = (memory.alloc_from(&words), memory.alloc(128));
+    let (requests, out) = (memory.alloc_from(&words), memory.alloc(3 * 128));
     let args = [Arg::U64(requests), Arg::U64(out), Arg::U32(ends.len() as u32)];
     Launch { kernel: &kernel, grid: [1, 1, 1], args: &args, seed: 0 }.run(&mut memory).unwrap();
-    let expected: Vec<u32> =
-        (0..32).map(|row| ends.iter().position(|&end| end > row).unwrap() as u32).collect();
-    assert_eq!(memory.read::<u32>(out, 32).unwrap(), expected);
+    let expected = (0..32).map(|row| [ends.iter().position(|&end| end > row).unwrap() as u32; 3]);
+    assert_eq!(memory.read::<u32>(out, 96).unwrap(), expected.flatten().collect::<Vec<_>>());
 }
 
 #[test]

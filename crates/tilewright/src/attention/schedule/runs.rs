@@ -3,7 +3,8 @@
 //! 1. Segments whose largest query tile sees more keys come first.
 //! 2. Pairs of segment and KV head form sections whose keys and values stay in the device's cache together.
 //! 3. In a section the units with most keys come first, so that the last units drawn are small.
-//! 4. A unit is cut along its keys only if it costs more than half of a worker's share, into equal pieces.
+//! 4. A unit is cut along its keys only if it costs more than half of a worker's share, into equal pieces. Units of like cost that
+//!    have all workers to themselves are cut into the number of pieces that ends first.
 
 use super::{Schedule, ScheduleInputs, Split, WorkItem, check_items, cut::RowTile};
 use crate::Result;
@@ -13,6 +14,8 @@ use std::{cmp::Reverse, ops::Range};
 const MIN_PIECE: usize = 8;
 /// Fixed cost of an item, in KV tiles.
 const OVERHEAD: usize = 1;
+/// Cost of the start and the end of an item, while no other work fills them, in KV tiles; also the minimum length of a piece then.
+const EXPOSED: usize = 2;
 
 /// A segment of many rows, and its query tiles in row order.
 struct ManyRowSegment {
@@ -45,7 +48,11 @@ pub(super) fn append(
     let units: usize = segments.iter().map(|segment| segment.kv_heads.len() * segment.tiles.len()).sum();
     check_items(inputs.operator, schedule.items.len().saturating_add(units))?;
     let cost: usize = segments.iter().map(ManyRowSegment::cost).sum();
-    let cutter = RunCutter { inputs, kv_tokens: many.kv_tokens, share: cost.div_ceil(many.workers.max(1)) };
+    // without levels, other items run beside the runs
+    let alone = schedule.items.is_empty() || segments.iter().any(|segment| segment.shared);
+    let pieces = if alone { pieces_of_like_units(&segments, units, many.workers.max(1)) } else { None };
+    let share = cost.div_ceil(many.workers.max(1));
+    let cutter = RunCutter { inputs, kv_tokens: many.kv_tokens, share, pieces };
     check_items(
         inputs.operator,
         schedule.items.len() + segments.iter().map(|of| cutter.items(of)).sum::<usize>(),
@@ -102,6 +109,17 @@ fn sections(segments: &[ManyRowSegment], resident_keys: usize) -> Vec<Vec<RunUni
     sections
 }
 
+/// The number of pieces per unit after which equal workers end first; `None` if the units differ by more than an eighth.
+fn pieces_of_like_units(segments: &[ManyRowSegment], units: usize, workers: usize) -> Option<usize> {
+    let tiles = || segments.iter().flat_map(|segment| &segment.tiles).map(|tile| tile.kv_tiles.1 as usize);
+    let (longest, shortest) = (tiles().max()?, tiles().min()?);
+    if 8 * shortest < 7 * longest {
+        return None;
+    }
+    let end = |pieces: usize| (units * pieces).div_ceil(workers) * (longest.div_ceil(pieces) + EXPOSED);
+    (1..=(longest / EXPOSED).max(1)).min_by_key(|&pieces| end(pieces))
+}
+
 impl ManyRowSegment {
     /// Cost of all units.
     fn cost(&self) -> usize {
@@ -123,6 +141,8 @@ struct RunCutter<'a> {
     kv_tokens: usize,
     /// Cost per worker.
     share: usize,
+    /// Pieces per unit, if units are cut alike.
+    pieces: Option<usize>,
 }
 
 impl RunCutter<'_> {
@@ -139,7 +159,7 @@ impl RunCutter<'_> {
             Split::Fixed { tokens } => tokens.div_ceil(self.kv_tokens).max(1),
             Split::Balanced => {
                 let most = (self.share / 2).max(MIN_PIECE);
-                tiles.div_ceil(tiles.div_ceil(most).max(1)).max(1)
+                tiles.div_ceil(self.pieces.unwrap_or(tiles.div_ceil(most)).max(1)).max(1)
             }
         };
         match self.inputs.split {

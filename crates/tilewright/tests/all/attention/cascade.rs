@@ -12,7 +12,7 @@ use tilewright::{
     Attention, Backend, Batch, Dtype, HeadDim, Heads, KvCache, KvLayout, Mask, PageTable, Plan, Problem,
     Workspace,
     attention::{
-        BitOrder, Level, PackedMask, Split, packbits,
+        BitOrder, Level, Merge, PackedMask, Split, packbits,
         variant::{Alibi, Both, RotaryEmbedding, SoftCap},
     },
     reference::{
@@ -251,6 +251,36 @@ fn levels_agree_with_the_oracle<B: Backend + Clone>(backends: &[B]) {
     }
 }
 
+/// Levels of many rows, which Hopper computes in a launch of their own, before own keys in one piece or several, and beside prompts
+/// and levels of few rows.
+pub(super) fn levels_precede_own_keys<B: Backend + Clone>(backends: &[B]) {
+    let families = [
+        (vec![(1, 20); 20], vec![(0..20, 10)]),
+        ([vec![(1, 5); 4], vec![(1, 900), (2, 0), (30, 40), (1, 64)]].concat(), vec![(0..8, 12), (0..3, 5)]),
+    ];
+    for (number, (lens, shared)) in families.into_iter().enumerate() {
+        let family = Family { page_size: 16, lens, shared };
+        let heads = Heads { qo: 8, kv: 2 };
+        let problem = Problem::builder(heads, HeadDim::same(64)).dtypes(Dtype::Bf16, Dtype::Bf16);
+        let problem = problem.mask([Mask::Full, Mask::Causal][number]).build().expect("it is sound");
+        let pool = family.pool(problem, number as u64);
+        for (backend, split) in
+            backends.iter().flat_map(|b| [Split::Balanced, Split::Fixed { tokens: 128 }].map(|s| (b, s)))
+        {
+            pool.judge(&family, backend, split, |plan, given| {
+                let schedule = plan.schedule();
+                let of_runs = |at: &u32| schedule.runs().contains(&schedule.items[*at as usize]);
+                let is_mixed = |merge: &Merge| {
+                    let sources = &schedule.sources[merge.sources.start as usize..merge.sources.end as usize];
+                    sources.iter().any(of_runs) && !sources.iter().all(of_runs)
+                };
+                let expected = given && plan.tiling().many_rows.is_some();
+                assert!(!expected || schedule.merges.iter().any(is_mixed), "{plan:?}");
+            });
+        }
+    }
+}
+
 /// RoPE, ALiBi and a soft cap depend on positions, which count through all levels.
 fn variant_positions_count_through_all_levels<B: Backend + Clone>(backends: &[B]) {
     let window = Mask::Window { left: 70, right: Some(0) };
@@ -403,6 +433,7 @@ crate::judge_backends!(
     pages_under_a_packed_mask_are_not_shared,
     partial_pages_are_not_shared,
     levels_agree_with_the_oracle,
+    levels_precede_own_keys,
     variant_positions_count_through_all_levels,
     random_families_agree_with_the_oracle,
     a_long_prefix_becomes_a_level_and_is_read_once,

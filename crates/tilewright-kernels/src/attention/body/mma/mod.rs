@@ -27,18 +27,18 @@ use super::{
 use crate::{
     attention::{
         kernel::{cta::MmaCta, row_hooks::RowHooks},
-        params::AttentionParams,
+        params::{AttentionParams, Wait},
     },
     variant::Hooks,
 };
 use tilewright::attention::variant::ExpressionVariant;
 use tilewright_ptx::{build::Builder, ir::Kernel, sim::Arg, verify::Invalid};
 
-/// The arguments of the kernel in order. On Hopper, the kernel may run beside the previous one: items of few rows beside runs.
-pub fn args(config: &MmaConfig, params: &AttentionParams, is_beside: bool) -> Vec<Arg> {
-    let is_beside = (config.device.arch == wgmma::ARCH).then_some(Arg::U32(u32::from(is_beside)));
+/// The arguments of the kernel in order. On Hopper, the kernel can follow runs, and `wait` says when it waits for them.
+pub fn args(config: &MmaConfig, params: &AttentionParams, wait: Wait) -> Vec<Arg> {
+    let wait = (config.device.arch == wgmma::ARCH).then_some(Arg::U32(wait as u32));
     let mut args = params.args(false);
-    args.extend(is_beside);
+    args.extend(wait);
     args.extend_from_slice(&params.variant);
     args
 }
@@ -83,8 +83,7 @@ fn recorded(name: &str, config: &MmaConfig, hooks: Option<&Hooks<'_>>) -> Result
             false,
             layout.cta,
         );
-        let is_beside = (config.device.arch == wgmma::ARCH).then(|| k.param::<u32>("is_beside").ne(0));
-        let cta = cta.beside(is_beside);
+        let cta = cta.with_wait((config.device.arch == wgmma::ARCH).then(|| k.param::<u32>("wait")));
         let hooks = RowHooks::new(&cta, hooks, true);
         let cursors = RingCursors::new(&cta, layout.split_kv.stage_keys);
         cta.run(&hooks, |current| {

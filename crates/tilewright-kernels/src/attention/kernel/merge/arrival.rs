@@ -4,15 +4,15 @@
 //! sources written and adds them in plan order, so the result is deterministic.
 //!
 //! Merge records are fetched to shared memory while the item is processed, so that an arrival is a single access to memory. The
-//! sources of the first merge are loaded while the arrivals are counted.
+//! sources of the first merge are loaded while the arrivals are counted. An item that adds sources itself does not arrive.
 
 use crate::attention::{
-    items::{MergeItem, MergeItemRegs, MergeSourceRegs, NONE, WorkItemRegs},
+    items::{MAX_ADDED, MergeItem, MergeItemRegs, MergeSource, MergeSourceRegs, NONE, WorkItemRegs},
     kernel::cta::MmaCta,
     params::AttentionParamRegs,
 };
 use tilewright_ptx::{
-    build::{Shared, Value, Var},
+    build::{Global, Shared, Value, Var},
     isa::{
         memory::{AtomicOp, Order, Scope},
         sync::Fence,
@@ -30,7 +30,7 @@ pub fn max_fused_states(dim: usize) -> usize {
 }
 
 /// The word of a record that holds the number of its merge.
-const NUMBER: usize = 5;
+const NUMBER: usize = 6;
 
 /// This lane's state among the 32 of a merge from `first` on; that of the last source in lanes beyond it.
 #[derive(Debug, Clone, Copy)]
@@ -73,15 +73,64 @@ pub(crate) fn load_numbers<'k>(cta: &MmaCta<'k>, first: Value<'k, u32>, end: Val
     number
 }
 
+/// Loads the words of the sources that an item adds, one per thread; else as [`load_numbers`].
+pub(crate) fn load_words_of<'k>(cta: &MmaCta<'k>, item: &WorkItemRegs<'k>) -> Var<'k, u32> {
+    if !cta.can_follow_runs() {
+        return load_numbers(cta, item.merge_deps_begin, item.merge_deps_end);
+    }
+    let (k, added, plan) = (cta.k, item.added_sources(), &cta.params.plan);
+    let words = MergeSource::WORDS as u32;
+    let shift = added.exist.select(words.trailing_zeros(), 0);
+    let limit = added.exist.select(MAX_ADDED as u32 * words, RECORDS as u32);
+    let (first, end) = (added.begin << shift, added.end << shift);
+    let array = added.exist.select(plan.sources.address(), plan.merge_deps.address());
+    let word = k.var("merge", NONE);
+    let at = first + k.thread();
+    k.when(k.thread().lt(limit) & at.lt(end), || word.set(Global::<u32>::new(array).at(at).load()));
+    word
+}
+
+/// The `at`th stored source.
+fn added_source<'k>(cta: &MmaCta<'k>, at: Value<'k, u32>) -> Shared<'k, u32> {
+    cta.at::<u32>(cta.layout.merges).at(at * MergeSource::WORDS as u32)
+}
+
+/// The partial row of a packed row of an item in its `at`th stored source.
+pub(crate) fn added_row<'k>(
+    cta: &MmaCta<'k>,
+    item: &WorkItemRegs<'k>,
+    (at, row): (Value<'k, u32>, Value<'k, u32>),
+) -> Value<'k, u32> {
+    let [partial, qo_begin] = added_source(cta, at).load_vector();
+    let (token, in_group) = cta.params.group.divide(row);
+    partial + (item.qo_begin + token - qo_begin) * cta.params.group.by + in_group
+}
+
 /// Fetches the records of these merges.
 pub(crate) fn fetch_records<'k>(cta: &MmaCta<'k>, number: Var<'k, u32>) {
     let (k, number) = (cta.k, number.get());
-    k.when(number.ne(NONE), || {
-        let merge = MergeItemRegs::load(k, cta.params.plan.merges, number);
-        let record = record(cta, k.thread());
-        record.store_vector([merge.kv_head, merge.qo_begin, merge.qo_len, merge.source_begin]);
-        record.plus(4).store_vector([merge.source_end, number, k.constant(0), k.constant(0)]);
+    k.when(number.ne(NONE), || fetch_record(cta, number));
+}
+
+/// Fetches the records of these merges, or stores the words of the sources that an item adds.
+pub(crate) fn fetch_words_of<'k>(cta: &MmaCta<'k>, item: &WorkItemRegs<'k>, word: Var<'k, u32>) {
+    let (k, word) = (cta.k, word.get());
+    if !cta.can_follow_runs() {
+        return k.when(word.ne(NONE), || fetch_record(cta, word));
+    }
+    k.when(word.ne(NONE), || {
+        let store = || cta.at::<u32>(cta.layout.merges).at(k.thread()).store(word);
+        k.when_else(item.added_sources().exist, store, || fetch_record(cta, word));
     });
+}
+
+/// Fetches the record of merge `number`.
+fn fetch_record<'k>(cta: &MmaCta<'k>, number: Value<'k, u32>) {
+    let k = cta.k;
+    let merge = MergeItemRegs::load(k, cta.params.plan.merges, number);
+    let record = record(cta, k.thread());
+    record.store_vector([merge.kv_head, merge.qo_begin, merge.qo_len, merge.source_begin]);
+    record.plus(4).store_vector([merge.source_end, merge.arrivals, number, k.constant(0)]);
 }
 
 /// Arrives at the merges that depend on an item, and calls `merge` with each that it completes and its first 32 sources. The first
@@ -144,7 +193,7 @@ fn record<'k>(cta: &MmaCta<'k>, at: Value<'k, u32>) -> Shared<'k, u32> {
 /// Arrives at a merge; returns whether this was the last source. The counter wraps to 0 then.
 fn arrive<'k>(cta: &MmaCta<'k>, record: Shared<'k, u32>) -> Value<'k, bool> {
     let merge = MergeItemRegs::load_shared(cta.k, record);
-    let last = (merge.source_end - merge.source_begin) * cta.ctas_per_item - 1;
+    let last = merge.arrivals * cta.ctas_per_item - 1;
     let counter = cta.params.plan.arrival_counters.at(record.plus(NUMBER).load());
     counter.atomic(AtomicOp::Inc, last, (Order::AcqRel, Scope::Gpu)).eq(last)
 }

@@ -13,7 +13,7 @@ use crate::{
         items::MergeItemRegs,
         kernel::{
             cta::MmaCta,
-            epilogue::{SoftmaxStats, output_row, store_lse, store_vec4},
+            epilogue::{SoftmaxStats, add_weighted, output_row, store_lse, store_vec4},
             partition::divide,
             query_row::QueryHead,
             row_hooks::RowHooks,
@@ -131,13 +131,6 @@ fn write_row<'k>(hooks: &RowHooks<'k, '_>, states: &PartialStates<'_, 'k>, reduc
         let values = epilogue.apply_output(|| chunk << 2, values);
         store_vec4(cta, output_row(cta, head), chunk, values);
     });
-}
-
-/// Adds weighted values; those of an empty state must not contribute, even if they are NaN.
-fn add_weighted<'k>(sums: &[Var<'k, f32>; 4], values: [Value<'k, f32>; 4], weight: Value<'k, f32>) {
-    for (sum, value) in sums.iter().zip(values) {
-        sum.set(value.mul_add(weight, sum.get()).unless(weight.eq(0.0), sum.get()));
-    }
 }
 
 /// The sum of states.
