@@ -260,7 +260,7 @@ impl<M: Machine> Backend for Gpu<M> {
 
     fn describe_attention(&self, _: &Problem, built: Option<&Opaque>) -> String {
         match AttentionKernels::<M>::of(built) {
-            Some(kernels) => format!("{}: {}", self.describe(), kernels.choice),
+            Some(kernels) => format!("{}: {}", self.describe(), kernels.parts.choice),
             None => self.describe(),
         }
     }

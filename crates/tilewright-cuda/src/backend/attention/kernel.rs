@@ -11,20 +11,18 @@ use crate::{
 };
 use std::sync::OnceLock;
 use tilewright::{
-    Opaque, Problem, Result,
-    attention::{
-        ManyRows, Tiling,
-        variant::{ExpressionVariant, Hook, Variant},
-    },
+    Error, Opaque, Problem, Result,
+    attention::{ManyRows, Tiling, variant::ExpressionVariant},
 };
 use tilewright_kernels::attention::{
     body::{
-        Bodies, DeviceLimits, MAX_SPLIT_KV_ROWS, mla_wgmma,
+        Bodies, DeviceLimits, MAX_SPLIT_KV_ROWS,
         mma::KV_TOKENS,
         simt::MAX_HEAD_DIM,
         wgmma::{self, WgmmaConfig},
     },
-    choose::{Alignment, Body, Choice, ChoiceInput, KernelConfig, choose},
+    choose::{Alignment, ChoiceInput, KernelConfig, choose},
+    operator::{OperatorKernels, Part},
     params::KvLayout,
 };
 
@@ -35,34 +33,6 @@ const SEGMENT_OVERHEAD: usize = 3;
 /// Cost of a cut, in KV tiles: with 16-bit caches of heads, and otherwise.
 const CUT_OVERHEADS: [usize; 2] = [3, 6];
 
-/// A kernel of an operator.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Part {
-    /// Items of few rows.
-    SplitKv,
-    /// Items of any number of rows.
-    Both,
-    /// Runs whose rows see ranges of keys.
-    ManyRows,
-    /// Runs with any mask.
-    ManyRowsAnyMask,
-    /// Large merges of `mla_wgmma`.
-    LargeMerges,
-    /// Tensors that the chosen kernel does not accept.
-    Unaligned,
-}
-
-impl Part {
-    const ALL: [Self; 6] = [
-        Self::SplitKv,
-        Self::Both,
-        Self::ManyRows,
-        Self::ManyRowsAnyMask,
-        Self::LargeMerges,
-        Self::Unaligned,
-    ];
-}
-
 /// The kernels of an operator. No run loads one: compiling takes up to a second, and a run may be captured.
 ///
 /// Planning loads those of the plan's items, runs and merges, for tensors of any alignment, in parallel: the first plan takes as
@@ -72,27 +42,18 @@ impl Part {
 pub(in crate::backend) struct AttentionKernels<M: Machine> {
     problem: Problem,
     variant: ExpressionVariant,
-    /// The body for aligned tensors, with the reasons why it is no faster one.
-    pub(in crate::backend) choice: Choice,
-    /// The kernel for tensors of any alignment.
-    pub(super) unaligned: KernelConfig,
-    /// By [`Part`].
+    pub(in crate::backend) parts: OperatorKernels,
+    /// By part.
     pub(super) functions: [OnceLock<M::Function>; Part::ALL.len()],
     pub(super) tables: VariantTables,
 }
 
-fn input<'a>(
-    limits: &Limits,
-    problem: &'a Problem,
-    variant: Option<&'a ExpressionVariant>,
-    alignment: Alignment,
-) -> ChoiceInput<'a> {
-    let device = DeviceLimits {
+fn device(limits: &Limits) -> DeviceLimits {
+    DeviceLimits {
         arch: limits.arch,
         shared_per_cta: limits.shared_per_cta as usize,
         shared_per_sm: limits.shared_per_sm as usize,
-    };
-    ChoiceInput { problem, variant, device, alignment }
+    }
 }
 
 pub(in crate::backend) fn tiling(limits: &Limits, problem: &Problem) -> Result<Tiling> {
@@ -106,7 +67,8 @@ pub(in crate::backend) fn tiling(limits: &Limits, problem: &Problem) -> Result<T
             "a GPU cannot do this: {name} = {value} is above {most}"
         );
     }
-    let choice = choose(&input(limits, problem, None, Alignment::Vectors));
+    let (variant, alignment) = (None, Alignment::Vectors);
+    let choice = choose(&ChoiceInput { problem, variant, device: device(limits), alignment });
     let (kernel, many_rows) = (choice.kernel, choice.many_rows);
     let workers = (limits.multiprocessors * kernel.ctas_per_sm() / kernel.ctas_per_item()).max(1) as usize;
     Ok(Tiling {
@@ -156,12 +118,10 @@ impl<M: Machine> AttentionKernels<M> {
         problem: &Problem,
         variant: &ExpressionVariant,
     ) -> Result<Self> {
-        let choose = |alignment| choose(&input(&gpu.limits, problem, Some(variant), alignment));
         Ok(Self {
             problem: *problem,
             variant: variant.clone(),
-            choice: choose(Alignment::Vectors),
-            unaligned: choose(Alignment::Elements).kernel,
+            parts: OperatorKernels::new(problem, variant, device(&gpu.limits)),
             functions: Default::default(),
             tables: VariantTables::upload(gpu, variant)?,
         })
@@ -193,7 +153,8 @@ impl<M: Machine> AttentionKernels<M> {
 
     /// Loads kernels in parallel: each takes up to a second to compile.
     fn load_parts(&self, gpu: &Gpu<M>, parts: impl IntoIterator<Item = Part>) -> Result<()> {
-        let is_missing = |part: &Part| self.functions[*part as usize].get().is_none() && self.has(*part);
+        let is_missing =
+            |part: &Part| self.functions[*part as usize].get().is_none() && self.parts.part(*part).is_some();
         let missing: Vec<Part> = parts.into_iter().filter(is_missing).collect();
         match missing[..] {
             [] => Ok(()),
@@ -204,21 +165,12 @@ impl<M: Machine> AttentionKernels<M> {
         }
     }
 
-    /// Whether the operator has this kernel.
-    fn has(&self, part: Part) -> bool {
-        let Choice { body, many_rows, .. } = &self.choice;
-        match part {
-            Part::Both => true,
-            Part::SplitKv => *body != Body::Simt && self.problem.heads().group() <= MAX_SPLIT_KV_ROWS,
-            Part::ManyRows | Part::ManyRowsAnyMask => many_rows.is_some(),
-            Part::LargeMerges => *body == Body::MlaWgmma,
-            Part::Unaligned => *body != Body::Simt,
-        }
-    }
-
     /// The kernel of items; one for any number of rows supports all.
     pub(super) fn part_of(&self, items: Bodies) -> Part {
-        if items == Bodies::SplitKv && self.has(Part::SplitKv) { Part::SplitKv } else { Part::Both }
+        match items {
+            Bodies::SplitKv if self.parts.part(Part::SplitKv).is_some() => Part::SplitKv,
+            _ => Part::Both,
+        }
     }
 
     /// The kernel of runs with tensors that `wgmma` does not accept, which are executed like items: caches of 8 bits with scales of
@@ -227,57 +179,12 @@ impl<M: Machine> AttentionKernels<M> {
         if self.problem.dtype_kv().size() == 1 { Part::Both } else { Part::Unaligned }
     }
 
-    /// The configuration of a kernel for runs.
-    pub(super) fn many_rows(&self, part: Part) -> Option<WgmmaConfig> {
-        let config = self.choice.many_rows?;
-        Some(WgmmaConfig { any_mask: config.any_mask || part == Part::ManyRowsAnyMask, ..config })
-    }
-
-    /// Loads a kernel.
+    /// Loads a kernel; [`Part::Both`] if the operator does not have this part.
     pub(super) fn load(&self, gpu: &Gpu<M>, part: Part) -> Result<M::Function> {
-        let (kernel, problem, variant) = (self.choice.kernel, &self.problem, &self.variant);
-        let items = |kernel: KernelConfig| {
-            let name = kernel_name(&kernel, problem, variant);
-            gpu.kernel(LOAD, &name, |name| kernel.record(name, variant))
-        };
-        let function = match (part, self.many_rows(part), kernel) {
-            (Part::ManyRows | Part::ManyRowsAnyMask, Some(config), _) => {
-                let masks = if config.any_mask { "_masks" } else { "" };
-                let name = format!("{}_wgmma{masks}", kernel_name(&kernel, problem, variant));
-                gpu.kernel(LOAD, &name, |name| wgmma::attention(name, &config, variant))
-            }
-            (Part::LargeMerges, _, KernelConfig::MlaWgmma(config)) => {
-                let (dtype, dim) = (problem.dtype_o(), problem.head_dim());
-                let out = problem.dtype_out();
-                let name = format!("attention_{dtype}_d{}_{}_mla_large_merges_{out}", dim.qk, dim.vo);
-                gpu.kernel(LOAD, &name, |name| mla_wgmma::large_merges(name, &config))
-            }
-            (Part::SplitKv, ..) => items(kernel.with_bodies(Bodies::SplitKv)),
-            (Part::Unaligned, ..) => items(self.unaligned),
-            _ => items(kernel.with_bodies(Bodies::Both)),
-        }?;
+        let kernel = self.parts.part(part).or_else(|| self.parts.part(Part::Both));
+        let kernel = kernel.ok_or_else(|| Error::new(LOAD, "the operator has no kernel"))?;
+        let variant = &self.variant;
+        let function = gpu.kernel(LOAD, &kernel.name(variant), |name| kernel.record(name, variant))?;
         Ok(self.functions[part as usize].get_or_init(|| function).clone())
-    }
-}
-
-fn kernel_name(kernel: &KernelConfig, problem: &Problem, variant: &ExpressionVariant) -> String {
-    let (dim, o, kv) = (problem.head_dim(), problem.dtype_o(), problem.dtype_kv());
-    let fp8 = if problem.dtype_q() == o { "" } else { "fp8_" };
-    let narrow = if problem.dtype_out() == o { "" } else { "_to_e4m3" };
-    let shape = format!("{fp8}{o}_{kv}_d{}_{}{narrow}", dim.qk, dim.vo);
-    let plain = variant.has_softmax() && !Hook::ALL.into_iter().any(|hook| variant.is_live(hook));
-    let hooks = if plain { String::new() } else { format!("_{:016x}", variant.fingerprint()) };
-    let few = |bodies| if bodies == Bodies::SplitKv { "_few" } else { "" };
-    match kernel {
-        KernelConfig::Mma(config) => format!("attention_{shape}{}{hooks}", few(config.bodies)),
-        KernelConfig::MlaWgmma(config) => {
-            format!("attention_{shape}_mla_wgmma{}{hooks}", config.q_rows())
-        }
-        KernelConfig::Mla(config) => {
-            format!("attention_{shape}_latent{}{}{hooks}", config.q_rows(), few(config.bodies))
-        }
-        KernelConfig::Simt(config) => {
-            format!("attention_scalar_{shape}{}{hooks}", if config.mla { "_latent" } else { "" })
-        }
     }
 }

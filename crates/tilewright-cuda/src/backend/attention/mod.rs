@@ -18,7 +18,7 @@ use crate::machine::Machine;
 use device_plan::DevicePlan;
 use flatten::DeviceRuns;
 use hooks::VariantBuffers;
-use kernel::{AttentionKernels, Part};
+use kernel::AttentionKernels;
 use tilewright::{
     Error, Mask, Result, Scale, View,
     attention::{AttentionRun, Inputs},
@@ -33,6 +33,7 @@ use tilewright_kernels::attention::{
         wgmma::{RunParams, WgmmaConfig, kv_map},
     },
     choose::KernelConfig,
+    operator::Part,
     params::{
         AttentionParams, CacheTensor, KvLayout, PeTensors, PlanArrays, RowTensor, ScaleTensor, UNLIMITED,
         Wait,
@@ -177,9 +178,9 @@ impl<M: Machine> RunContext<'_, M> {
     /// The kernel for items and parameters, and its configuration; tensor-core kernels require alignment, for example.
     fn select(&self, part: Part, params: &AttentionParams) -> Result<(M::Function, KernelConfig)> {
         let kernels = self.kernels;
-        let (part, kernel) = match kernels.choice.kernel {
+        let (part, kernel) = match kernels.parts.choice.kernel {
             kernel if part != Part::Unaligned && kernel.accepts(params) => (part, kernel),
-            _ => (Part::Unaligned, kernels.unaligned),
+            _ => (Part::Unaligned, kernels.parts.unaligned),
         };
         Ok((self.loaded(part)?, kernel))
     }
@@ -187,7 +188,7 @@ impl<M: Machine> RunContext<'_, M> {
     /// The kernel for runs, and its configuration; `None` if they are executed like items of workers.
     fn select_many_rows(&self, params: &AttentionParams) -> Result<Option<(M::Function, WgmmaConfig)>> {
         let parts = [Part::ManyRows, Part::ManyRowsAnyMask].into_iter();
-        let mut configs = parts.filter_map(|part| Some((part, self.kernels.many_rows(part)?)));
+        let mut configs = parts.filter_map(|part| Some((part, self.kernels.parts.many_rows(part)?)));
         let selected = configs.find(|(_, config)| config.accepts(params));
         selected.map(|(part, config)| Ok((self.loaded(part)?, config))).transpose()
     }

@@ -1,6 +1,6 @@
 //! Distributions: softmax and the renormalizing filters are requests without other parameters.
 
-use super::{kind_of, name_of, top_k::top_k_mask, vocab_of, with_elements};
+use super::{kind_of, top_k::top_k_mask, vocab_of};
 use crate::{
     backend::{Gpu, geometry::address},
     machine::Machine,
@@ -9,7 +9,7 @@ use tilewright::{
     Operator, Result, View,
     sampling::{Filter, SamplingDistribution, SamplingParams, ScoreFilter, Scores, TensorDistribution},
 };
-use tilewright_kernels::sampling::{self, RequestSources, SampleConfig, cta_threads};
+use tilewright_kernels::sampling::{RequestSources, SampleConfig, SamplingKernel, cta_threads};
 use tilewright_ptx::sim::Arg;
 
 pub(in crate::backend) fn distribution<M: Machine>(
@@ -62,10 +62,8 @@ fn run<M: Machine>(
         return Ok(());
     }
     let config = SampleConfig { kind, threads: cta_threads(vocab) };
-    let name = format!("distribution_{}_{}_{}_{}", name_of(kind), view.dtype(), out.dtype(), config.threads);
-    let kernel = with_elements!(operator, view.dtype(), T => with_elements!(operator, out.dtype(), O => {
-        gpu.kernel(operator, &name, |name| sampling::distribution::<T, O>(name, config))
-    }))?;
+    let dtypes = [view.dtype(), out.dtype()];
+    let kernel = gpu.sampling_kernel(operator, SamplingKernel::Distribution(config, dtypes))?;
     let args = [
         Arg::U64(address(&view)),
         Arg::U64(address(out)),

@@ -1,6 +1,6 @@
 //! Logits edits: the host groups entries by row and token, so that one thread updates each logit.
 
-use super::{vocab_of, with_elements};
+use super::vocab_of;
 use crate::{
     backend::{Gpu, geometry::address},
     machine::Machine,
@@ -10,7 +10,7 @@ use tilewright::{
     Operator, Result, View,
     sampling::{Bias, History, LogitsEdit, LogitsEditing, Penalties, TokenBitmask},
 };
-use tilewright_kernels::sampling::{EDIT_THREADS, TOKENS_PER_MASK_THREAD, add_bias, mask_tokens, penalise};
+use tilewright_kernels::sampling::{EDIT_THREADS, SamplingKernel, TOKENS_PER_MASK_THREAD};
 use tilewright_ptx::sim::Arg;
 
 /// Row, token, and two words whose meaning depends on the kernel.
@@ -26,7 +26,7 @@ struct EditTarget<'a> {
 
 pub(in crate::backend) fn edit_logits<M: Machine>(gpu: &Gpu<M>, operator: LogitsEditing<'_>) -> Result<()> {
     let (name, view) = (operator.name(), operator.logits.as_view());
-    let [rows, vocab] = [view.shape()[0], view.shape()[1]];
+    let ([rows, vocab], dtype) = ([view.shape()[0], view.shape()[1]], view.dtype());
     let logits = EditTarget { operator: name, view, rows, vocab: vocab_of(name, vocab)? };
     match &operator.edit {
         LogitsEdit::Bitmask(bitmask) => mask(gpu, &logits, bitmask),
@@ -34,11 +34,11 @@ pub(in crate::backend) fn edit_logits<M: Machine>(gpu: &Gpu<M>, operator: Logits
             let entries = occurrences(history, vocab);
             let padded = |p: &Penalties| [p.repetition, p.presence, p.frequency, 0.0].map(f32::to_bits);
             let words: Vec<u32> = penalties.iter().flat_map(padded).collect();
-            run(gpu, &logits, "penalise", &entries, &words)
+            run(gpu, &logits, SamplingKernel::Penalise(dtype), &entries, &words)
         }
         LogitsEdit::Bias(bias) => {
             let (entries, biases) = groups(bias);
-            run(gpu, &logits, "add_bias", &entries, &biases)
+            run(gpu, &logits, SamplingKernel::AddBias(dtype), &entries, &biases)
         }
     }
 }
@@ -53,9 +53,7 @@ fn mask<M: Machine>(gpu: &Gpu<M>, logits: &EditTarget<'_>, bitmask: &TokenBitmas
     }
     let count = chosen.len() as u32;
     let dtype = logits.view.dtype();
-    let kernel = with_elements!(logits.operator, dtype, T => {
-        gpu.kernel(logits.operator, &format!("mask_tokens_{dtype}"), mask_tokens::<T>)
-    })?;
+    let kernel = gpu.sampling_kernel(logits.operator, SamplingKernel::MaskTokens(dtype))?;
     let (words, _uploaded) = gpu.integers(logits.operator, "bitmask", bitmask.words)?;
     // without a list of rows the launch allocates nothing after the first call, so that a graph can record it
     let (rows, _uncached) = match bitmask.rows {
@@ -77,24 +75,18 @@ fn mask<M: Machine>(gpu: &Gpu<M>, logits: &EditTarget<'_>, bitmask: &TokenBitmas
     gpu.machine.launch(&kernel, grid, &args)
 }
 
-/// Runs the named kernel with its entries and values.
+/// Runs a kernel with its entries and values.
 fn run<M: Machine>(
     gpu: &Gpu<M>,
     logits: &EditTarget<'_>,
-    edit: &str,
+    kernel: SamplingKernel,
     entries: &[EditEntry],
     numbers: &[u32],
 ) -> Result<()> {
     if entries.is_empty() {
         return Ok(());
     }
-    let dtype = logits.view.dtype();
-    let kernel = with_elements!(logits.operator, dtype, T => {
-        gpu.kernel(logits.operator, &format!("{edit}_{dtype}"), |name| match edit {
-            "penalise" => penalise::<T>(name),
-            _ => add_bias::<T>(name),
-        })
-    })?;
+    let kernel = gpu.sampling_kernel(logits.operator, kernel)?;
     let count = entries.len() as u32;
     let entries = gpu.upload_words(entries.iter().flatten().copied())?;
     let numbers = gpu.upload_words(numbers.iter().copied())?;

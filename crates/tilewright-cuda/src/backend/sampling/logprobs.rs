@@ -1,6 +1,6 @@
 //! Log-probabilities: the device computes ranks and sums, the host takes logarithms in f64.
 
-use super::{error_of, row_error, threads_of_large, vocab_of, with_elements};
+use super::{error_of, row_error, vocab_of};
 use crate::{
     backend::{Gpu, geometry::address},
     machine::Machine,
@@ -9,7 +9,9 @@ use tilewright::{
     Result,
     sampling::{LogprobQuery, Logprobs, TokenLogprob},
 };
-use tilewright_kernels::sampling::{self, LOGPROBS_WORDS, RowKind, mass_bits};
+use tilewright_kernels::sampling::{
+    LOGPROBS_WORDS, RowKind, SamplingKernel, large_kernel_threads, mass_bits,
+};
 use tilewright_ptx::sim::Arg;
 
 const OPERATOR: &str = "sampling.logprobs";
@@ -21,11 +23,8 @@ pub(in crate::backend) fn logprobs<M: Machine>(gpu: &Gpu<M>, operator: LogprobQu
     if rows == 0 {
         return Ok(());
     }
-    let threads = threads_of_large(vocab);
-    let name = format!("logprobs_{}_{threads}", logits.dtype());
-    let kernel = with_elements!(OPERATOR, logits.dtype(), T => {
-        gpu.kernel(OPERATOR, &name, |name| sampling::logprobs::<T>(name, threads))
-    })?;
+    let threads = large_kernel_threads(vocab);
+    let kernel = gpu.sampling_kernel(OPERATOR, SamplingKernel::Logprobs(logits.dtype(), threads))?;
     let most = choices.iter().map(|choice| choice.top_n).max().unwrap_or(0) as usize;
     let (requests, _uploaded) = gpu.upload_requests(params)?;
     let choice_words = gpu.upload_words(choices.iter().flat_map(|choice| [choice.token, choice.top_n]))?;

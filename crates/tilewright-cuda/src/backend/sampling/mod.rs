@@ -25,38 +25,8 @@ use tilewright::{
     tensor::DeviceMemory,
 };
 use tilewright_kernels::sampling::{
-    INVALID_VALUE, RequestSources, RowKind, VALID, cta_threads, request_words,
+    INVALID_VALUE, RequestSources, RowKind, SamplingKernel, VALID, request_words,
 };
-
-/// Evaluates an expression with the element type of a dtype that kernels compute with.
-macro_rules! with_elements {
-    ($operator:expr, $dtype:expr, $T:ident => $body:expr) => {
-        match $dtype {
-            tilewright::Dtype::F32 => {
-                type $T = f32;
-                $body
-            }
-            tilewright::Dtype::F16 => {
-                type $T = half::f16;
-                $body
-            }
-            tilewright::Dtype::Bf16 => {
-                type $T = half::bf16;
-                $body
-            }
-            other => Err(tilewright::Error::new(
-                $operator,
-                format!("elements are {other}, expected f32, f16 or bf16"),
-            )),
-        }
-    };
-}
-use with_elements;
-
-/// Threads of the CTA of a row for kernels with more than 64 registers per thread.
-fn threads_of_large(vocab: usize) -> u32 {
-    cta_threads(vocab).min(512)
-}
 
 /// The vocabulary size as a kernel argument.
 fn vocab_of(operator: &'static str, vocab: usize) -> Result<u32> {
@@ -76,15 +46,6 @@ fn kind_of(scores: &Scores<'_>) -> RowKind {
     }
 }
 
-/// The name of a kind within kernel names.
-fn name_of(kind: RowKind) -> &'static str {
-    match kind {
-        RowKind::Logits => "logits",
-        RowKind::Probs => "probs",
-        RowKind::Scores => "scores",
-    }
-}
-
 /// The error of a row's outcome, if any.
 fn row_error(kind: RowKind, outcome: &[u32]) -> Option<String> {
     let (numbers, nothing) = match kind {
@@ -101,6 +62,10 @@ fn row_error(kind: RowKind, outcome: &[u32]) -> Option<String> {
 }
 
 impl<M: Machine> Gpu<M> {
+    fn sampling_kernel(&self, operator: &'static str, kernel: SamplingKernel) -> Result<M::Function> {
+        self.kernel(operator, &kernel.name(), |name| kernel.record(name))
+    }
+
     fn upload_words(&self, words: impl IntoIterator<Item = u32>) -> Result<DeviceMemory> {
         self.upload(bytemuck::cast_slice(&words.into_iter().collect::<Vec<u32>>()))
     }

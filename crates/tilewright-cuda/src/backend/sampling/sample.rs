@@ -1,6 +1,6 @@
 //! Token sampling: one launch. With parameters on the host, one copy of the outcomes of all rows follows.
 
-use super::{error_of, kind_of, name_of, row_error, vocab_of, with_elements};
+use super::{error_of, kind_of, row_error, vocab_of};
 use crate::{
     backend::{Gpu, geometry::address},
     machine::Machine,
@@ -11,7 +11,7 @@ use tilewright::{
     tensor::{DeviceMemory, Integers},
 };
 use tilewright_kernels::sampling::{
-    self, ParamSource, ROW_OUTCOME_WORDS, RequestSources, RowCtas, SampleParams, request_flags,
+    ParamSource, ROW_OUTCOME_WORDS, RequestSources, RowCtas, SampleParams, SamplingKernel, request_flags,
 };
 
 pub(in crate::backend) fn sample<M: Machine>(gpu: &Gpu<M>, operator: TokenSampling<'_>) -> Result<()> {
@@ -80,10 +80,7 @@ fn launch<M: Machine>(
 ) -> Result<()> {
     let (view, kind, limits) = (scores.view(), kind_of(scores), &gpu.limits);
     let of_row = RowCtas::choose([tokens, view.shape()[1]], limits.arch, limits.multiprocessors);
-    let name = format!("sample_{}_{}_{}x{}", name_of(kind), view.dtype(), of_row.ctas, of_row.threads);
-    let kernel = with_elements!(operator, view.dtype(), T => {
-        gpu.kernel(operator, &name, |name| sampling::sample::<T>(name, kind, of_row))
-    })?;
+    let kernel = gpu.sampling_kernel(operator, SamplingKernel::Sample(kind, view.dtype(), of_row))?;
     gpu.machine.launch(&kernel, [tokens as u32 * of_row.ctas, 1, 1], &params.all_args())
 }
 

@@ -1,6 +1,6 @@
 //! Chain speculative sampling: one launch with one CTA per request. With tokens and counts on the host, one copy of each follows.
 
-use super::{error_of, kind_of, name_of, row_error, threads_of_large, vocab_of, with_elements};
+use super::{error_of, kind_of, row_error, vocab_of};
 use crate::{
     backend::{Gpu, geometry::address},
     machine::Machine,
@@ -9,7 +9,9 @@ use tilewright::{
     Result, View,
     sampling::{ChainCounts, ChainOutput, ChainVerification, Scores, TensorChain},
 };
-use tilewright_kernels::sampling::{self, CHAIN_OUTCOME_WORDS, RequestSources, RowKind, SampleConfig};
+use tilewright_kernels::sampling::{
+    CHAIN_OUTCOME_WORDS, RequestSources, RowKind, SampleConfig, SamplingKernel, large_kernel_threads,
+};
 use tilewright_ptx::sim::Arg;
 
 const OPERATOR: &str = "sampling.chain_speculative_sampling";
@@ -69,12 +71,9 @@ fn launch<M: Machine>(
     let (view, kind) = (target.view(), kind_of(target));
     let [batch, positions, vocab] = [view.shape()[0], view.shape()[1], view.shape()[2]];
     let columns = vocab_of(OPERATOR, vocab)?;
-    let config = SampleConfig { kind, threads: threads_of_large(vocab) };
-    let (of_draft, of_target) = (drafts.dtype(), view.dtype());
-    let name = format!("chain_{}_{of_draft}_{of_target}_{}", name_of(kind), config.threads);
-    let kernel = with_elements!(OPERATOR, of_draft, D => with_elements!(OPERATOR, of_target, T => {
-        gpu.kernel(OPERATOR, &name, |name| sampling::chain::<D, T>(name, config))
-    }))?;
+    let config = SampleConfig { kind, threads: large_kernel_threads(vocab) };
+    let dtypes = [drafts.dtype(), view.dtype()];
+    let kernel = gpu.sampling_kernel(OPERATOR, SamplingKernel::Chain(config, dtypes))?;
     let stride = |strides: &[usize], axis: usize| Arg::U64(strides[axis] as u64);
     let args = [
         Arg::U64(address(drafts)),

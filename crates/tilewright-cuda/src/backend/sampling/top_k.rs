@@ -1,6 +1,6 @@
 //! Top-k: the `k` largest elements per row, and masking of all others to -inf.
 
-use super::{threads_of_large, vocab_of, with_elements};
+use super::vocab_of;
 use crate::{
     backend::{Gpu, geometry::address},
     machine::Machine,
@@ -10,7 +10,7 @@ use tilewright::{
     sampling::{IndexMapping, ScoreFilter, TensorTopKMask, TieBreak, TopKSelection, TopKTransform},
     tensor::{DeviceMemory, Indices, IndicesMut},
 };
-use tilewright_kernels::sampling::{self, LAST_FIRST, SORTED};
+use tilewright_kernels::sampling::{LAST_FIRST, SORTED, SamplingKernel, large_kernel_threads};
 use tilewright_ptx::sim::Arg;
 
 pub(in crate::backend) fn top_k<M: Machine>(gpu: &Gpu<M>, operator: TopKSelection<'_>) -> Result<()> {
@@ -21,11 +21,8 @@ pub(in crate::backend) fn top_k<M: Machine>(gpu: &Gpu<M>, operator: TopKSelectio
     if rows == 0 {
         return Ok(());
     }
-    let threads = threads_of_large(vocab);
-    let name = format!("top_k_{}_{threads}", scores.dtype());
-    let kernel = with_elements!(OPERATOR, scores.dtype(), T => {
-        gpu.kernel(OPERATOR, &name, |name| sampling::top_k::<T>(name, threads))
-    })?;
+    let threads = large_kernel_threads(vocab);
+    let kernel = gpu.sampling_kernel(OPERATOR, SamplingKernel::TopK(scores.dtype(), threads))?;
     let sorted = if top_k.sorted { SORTED } else { 0 };
     let last_first = if top_k.ties == TieBreak::Highest { LAST_FIRST } else { 0 };
     let indices = Written::new(gpu, OPERATOR, "indices", indices)?;
@@ -53,11 +50,9 @@ pub(in crate::backend) fn top_k_transform<M: Machine>(
     if rows == 0 {
         return Ok(());
     }
-    let threads = threads_of_large(max_len as usize);
-    let name = format!("top_k_transform_{}_{threads}", scores.dtype());
-    let kernel = with_elements!(operator_name, scores.dtype(), T => {
-        gpu.kernel(operator_name, &name, |name| sampling::top_k_transform::<T>(name, threads))
-    })?;
+    let threads = large_kernel_threads(max_len as usize);
+    let kernel =
+        gpu.sampling_kernel(operator_name, SamplingKernel::TopKTransform(scores.dtype(), threads))?;
     let mut uploaded = Vec::new();
     let mut array = |name: &str, indices: Option<Indices<'_>>| {
         let Some(indices) = indices else { return Ok(Arg::U64(0)) };
@@ -148,11 +143,8 @@ fn launch_mask<M: Machine>(
     if rows == 0 {
         return Ok(());
     }
-    let threads = threads_of_large(vocab);
-    let name = format!("top_k_mask_{}_{threads}", x.dtype());
-    let kernel = with_elements!(operator_name, x.dtype(), T => {
-        gpu.kernel(operator_name, &name, |name| sampling::top_k_mask::<T>(name, threads))
-    })?;
+    let threads = large_kernel_threads(vocab);
+    let kernel = gpu.sampling_kernel(operator_name, SamplingKernel::TopKMask(x.dtype(), threads))?;
     let args = [
         Arg::U64(address(x)),
         Arg::U64(counts),

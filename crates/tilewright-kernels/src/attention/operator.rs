@@ -1,0 +1,188 @@
+//! Kernels of an attention operator: which parts it has, and the name and the text of each, for backends, lists and bundles.
+//!
+//! Equal names imply equal text for one target. A name has the body, its dtypes, head dims and tile rows, the architecture where the
+//! text depends on it, and the fingerprint of the hooks.
+
+use super::{
+    body::{
+        Bodies, DeviceLimits, MAX_SPLIT_KV_ROWS,
+        mla_wgmma::{self, MlaWgmmaConfig},
+        wgmma::{self, WgmmaConfig},
+    },
+    choose::{Alignment, Body, Choice, ChoiceInput, KernelConfig, choose},
+};
+use tilewright::{
+    Dtype, HeadDim, Problem,
+    attention::variant::{ExpressionVariant, Hook, Variant},
+};
+use tilewright_ptx::{ir::Kernel, verify::Invalid};
+
+/// A kernel of an operator.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Part {
+    /// Items of few rows.
+    SplitKv,
+    /// Items of any number of rows.
+    Both,
+    /// Runs whose rows see ranges of keys.
+    ManyRows,
+    /// Runs with any mask.
+    ManyRowsAnyMask,
+    /// Large merges of `mla_wgmma`.
+    LargeMerges,
+    /// Tensors that the chosen kernel does not accept.
+    Unaligned,
+}
+
+impl Part {
+    /// All parts.
+    pub const ALL: [Self; 6] = [
+        Self::SplitKv,
+        Self::Both,
+        Self::ManyRows,
+        Self::ManyRowsAnyMask,
+        Self::LargeMerges,
+        Self::Unaligned,
+    ];
+}
+
+/// A kernel in one configuration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum AttentionKernel {
+    /// Of work items.
+    Items(KernelConfig),
+    /// Of runs of many rows, by `wgmma`.
+    Runs(WgmmaConfig),
+    /// Of large merges after `mla_wgmma`.
+    LargeMerges(MlaWgmmaConfig),
+}
+
+/// The kernels of an operator: those of a problem and a variant on a device.
+#[derive(Debug, Clone)]
+pub struct OperatorKernels {
+    problem: Problem,
+    /// The body for aligned tensors, with the reasons why it is no faster one.
+    pub choice: Choice,
+    /// The kernel for tensors of any alignment.
+    pub unaligned: KernelConfig,
+}
+
+impl OperatorKernels {
+    /// Chooses the kernels.
+    pub fn new(problem: &Problem, variant: &ExpressionVariant, device: DeviceLimits) -> Self {
+        let choose = |alignment| choose(&ChoiceInput { problem, variant: Some(variant), device, alignment });
+        let (choice, unaligned) = (choose(Alignment::Vectors), choose(Alignment::Elements).kernel);
+        Self { problem: *problem, choice, unaligned }
+    }
+
+    /// The kernel of a part; `None` if the operator has no such part.
+    pub fn part(&self, part: Part) -> Option<AttentionKernel> {
+        let items = |bodies| AttentionKernel::Items(self.choice.kernel.with_bodies(bodies));
+        let is_simt = self.choice.body == Body::Simt;
+        match part {
+            Part::Both => Some(items(Bodies::Both)),
+            Part::SplitKv if is_simt || self.problem.heads().group() > MAX_SPLIT_KV_ROWS => None,
+            Part::SplitKv => Some(items(Bodies::SplitKv)),
+            Part::ManyRows | Part::ManyRowsAnyMask => self.many_rows(part).map(AttentionKernel::Runs),
+            Part::LargeMerges => match self.choice.kernel {
+                KernelConfig::MlaWgmma(config) => Some(AttentionKernel::LargeMerges(config)),
+                _ => None,
+            },
+            Part::Unaligned => (!is_simt).then_some(AttentionKernel::Items(self.unaligned)),
+        }
+    }
+
+    /// The configuration of a kernel for runs.
+    pub fn many_rows(&self, part: Part) -> Option<WgmmaConfig> {
+        let config = self.choice.many_rows?;
+        Some(WgmmaConfig { any_mask: config.any_mask || part == Part::ManyRowsAnyMask, ..config })
+    }
+
+    /// All kernels, each once.
+    pub fn all(&self) -> Vec<AttentionKernel> {
+        let mut all = Vec::new();
+        for kernel in Part::ALL.into_iter().filter_map(|part| self.part(part)) {
+            if !all.contains(&kernel) {
+                all.push(kernel);
+            }
+        }
+        all
+    }
+}
+
+impl AttentionKernel {
+    /// The name, which is the entry of the PTX.
+    pub fn name(&self, variant: &ExpressionVariant) -> String {
+        let is_plain = variant.has_softmax() && !Hook::ALL.into_iter().any(|hook| variant.is_live(hook));
+        let hooks = if is_plain { String::new() } else { format!("_{:016x}", variant.fingerprint()) };
+        format!("attention_{}{hooks}", self.configuration())
+    }
+
+    fn configuration(&self) -> String {
+        let few = |bodies| if bodies == Bodies::SplitKv { "_few" } else { "" };
+        match self {
+            Self::Items(KernelConfig::Mma(config)) => {
+                let shape = shape([config.q, config.o, config.out, config.kv], config.head_dim);
+                format!("{shape}{}_sm{}", few(config.bodies), config.device.arch)
+            }
+            Self::Items(KernelConfig::MlaWgmma(config)) => {
+                let shape = latent_shape(config.dtype, config.out, config.head_dim);
+                format!("{shape}_mla_wgmma{}", config.q_rows())
+            }
+            Self::Items(KernelConfig::Mla(config)) => {
+                let shape = latent_shape(config.dtype, config.out, config.head_dim);
+                let few = few(config.bodies);
+                format!("{shape}_latent{}{few}_sm{}", config.q_rows(), config.device.arch)
+            }
+            Self::Items(KernelConfig::Simt(config)) => {
+                let (q, o, (qk, vo)) = (config.dtype_q, config.dtype_o, config.head_dim);
+                let dim = HeadDim { qk: qk as usize, vo: vo as usize };
+                let latent = if config.mla { "_latent" } else { "" };
+                format!("scalar_{}{latent}", shape([q, q, o, config.dtype_kv], dim))
+            }
+            Self::Runs(config) => {
+                let shape = shape([config.q, config.o, config.out, config.kv], config.head_dim);
+                format!("{shape}_wgmma{}", if config.any_mask { "_masks" } else { "" })
+            }
+            Self::LargeMerges(config) => {
+                let shape = latent_shape(config.dtype, config.out, config.head_dim);
+                format!("{shape}_mla_large_merges")
+            }
+        }
+    }
+
+    /// Records the kernel.
+    ///
+    /// # Errors
+    /// With the reasons of the body, if it does not support the configuration or the variant.
+    pub fn record(&self, name: &str, variant: &ExpressionVariant) -> Result<Kernel, Invalid> {
+        match self {
+            Self::Items(config) => config.record(name, variant),
+            Self::Runs(config) => wgmma::attention(name, config, variant),
+            Self::LargeMerges(config) => mla_wgmma::large_merges(name, config),
+        }
+    }
+
+    /// The only architecture that the kernel is for; `None` if it is for all.
+    pub fn arch(&self) -> Option<u32> {
+        match self {
+            Self::Items(KernelConfig::Mma(config)) => Some(config.device.arch),
+            Self::Items(KernelConfig::Mla(config)) => Some(config.device.arch),
+            Self::Items(KernelConfig::Simt(_)) => None,
+            Self::Items(KernelConfig::MlaWgmma(_)) | Self::Runs(_) | Self::LargeMerges(_) => {
+                Some(wgmma::ARCH)
+            }
+        }
+    }
+}
+
+/// The part of a name with the dtypes of queries, products, outputs and caches, and the head dims.
+fn shape([q, o, out, kv]: [Dtype; 4], dim: HeadDim) -> String {
+    let fp8 = if q == o { "" } else { "fp8_" };
+    let to = if out == o { String::new() } else { format!("_to_{out}") };
+    format!("{fp8}{o}_{kv}_d{}_{}{to}", dim.qk, dim.vo)
+}
+
+fn latent_shape(dtype: Dtype, out: Dtype, dim: HeadDim) -> String {
+    shape([dtype, dtype, out, dtype], dim)
+}
