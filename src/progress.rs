@@ -96,7 +96,7 @@ mod tests {
             let loading = bar("to the GPU", 123_456_789_012).unwrap();
             loading.set_position(98_765_432_109);
             let assembling = count("assembling", 162).unwrap();
-            assembling.set_message("attention_d128_bf16_bf16_sm80_hooks for sm_120");
+            assembling.set_message("attention_bf16_bf16_d128_128_few_sm120 for sm_120");
             let generating = tokens(false).unwrap();
             generating.set_position(123_456_789_012_345);
             add_token(&generating);

@@ -8,23 +8,23 @@ use tilewright_cuda::cache::{Assembler, Ptxas, make_bundle};
 
 const EXAMPLES: &str = "\
 Examples:
-  All kernels for Hopper, with the ptxas on PATH:
+  The kernels of common models for Hopper, with the ptxas on PATH:
     tilewright kernels bundle kernels-sm90 --arch sm_90
 
   Some kernels for all their architectures, with a ptxas from pip (needs no GPU):
-    pip install nvidia-cuda-nvcc==13.0.88
-    tilewright kernels bundle kernels 'rmsnorm*' --ptxas .../site-packages/nvidia/cu13/bin/ptxas";
+    pip install nvidia-cuda-nvcc-cu12==12.9.86
+    tilewright kernels bundle kernels 'rmsnorm*' --ptxas .../site-packages/nvidia/cuda_nvcc/bin/ptxas";
 
 /// Compile kernels ahead of time into a separate folder
 ///
 /// A program that opens the folder loads kernels from it before it assembles any; assembling can also be disabled.
-/// ptxas assembles for any GPU. Without ptxas, the driver assembles for this machine's GPU only.
+/// ptxas assembles for any GPU. A driver loads code of its own CUDA major version and of older ones. Without ptxas, the driver assembles for this machine's GPU only.
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES)]
 pub(crate) struct BundleArgs {
     /// Output folder; must be empty or not exist
     folder: PathBuf,
-    /// Kernels by name or prefix, as in gemm* [default: all]
+    /// Kernels by name or prefix, as in gemm* [default: those that engines load for common models; '*': all]
     #[arg(value_name = "NAME")]
     names: Vec<String>,
     /// Comma-separated architectures, as in 80,90 or sm_80,sm_90 [default: all that a kernel supports]
@@ -74,7 +74,7 @@ impl BundleArgs {
 }
 
 const HELP: &str =
-    "`pip install nvidia-cuda-nvcc==13.0.88` brings a ptxas, which --ptxas names; it needs no GPU";
+    "`pip install nvidia-cuda-nvcc-cu12==12.9.86` brings a ptxas, which --ptxas names; it needs no GPU";
 
 fn no_assembler(ptxas: &dyn std::fmt::Display, gpu: &Report) -> Report {
     miette!(help = HELP, "kernels bundle: nothing can assemble: {ptxas}; {gpu}")

@@ -1,6 +1,6 @@
 //! `tilewright kernels list`: cached kernels, and all kernels of this version.
 
-use super::{cache, folder, kernel_count, size, targets};
+use super::{cache, folder, kernel_count, selection, size, targets};
 use clap::Args;
 use miette::{IntoDiagnostic, Result};
 use serde::Serialize;
@@ -53,7 +53,7 @@ struct KnownKernel {
 
 pub(super) fn run(arguments: &ListArgs) -> Result<String> {
     let cache = cache()?;
-    let known = tilewright_kernels::all().into_iter();
+    let known = selection::known().into_iter();
     let report = KernelList {
         folder: folder(&cache)?.to_owned(),
         cached: cache.list().into_diagnostic()?.into_iter().map(CachedKernel::from).collect(),

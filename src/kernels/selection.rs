@@ -3,18 +3,29 @@
 use super::targets;
 use crate::text_error::TextError;
 use miette::{IntoDiagnostic, Report, Result, bail};
+use std::collections::BTreeSet;
 use tilewright_cuda::cache::Source;
-use tilewright_kernels::{KernelEntry, all};
+use tilewright_kernels::{KernelEntry, all, common};
 
-/// The kernels with these names, or with the prefix of a name that ends in `*`; all kernels for no names. Each once, in catalog
-/// order.
+/// All kernels: those of tests, then those that only engines load, each once.
+pub(super) fn known() -> Vec<KernelEntry> {
+    let mut known = all();
+    let names: BTreeSet<String> = known.iter().map(|kernel| kernel.name.clone()).collect();
+    known.extend(common().into_iter().filter(|kernel| !names.contains(&kernel.name)));
+    known
+}
+
+/// The kernels with these names, or with the prefix of a name that ends in `*`; for no names, those that engines load for common
+/// models. Each once.
 pub(super) fn select(names: &[String]) -> Result<Vec<KernelEntry>> {
-    let known = all();
+    if names.is_empty() {
+        return Ok(common());
+    }
+    let known = known();
     if let Some(unknown) = names.iter().find(|name| !known.iter().any(|kernel| matches(name, &kernel.name))) {
         return Err(unknown_kernel(unknown, &known));
     }
-    let chosen =
-        |kernel: &KernelEntry| names.is_empty() || names.iter().any(|name| matches(name, &kernel.name));
+    let chosen = |kernel: &KernelEntry| names.iter().any(|name| matches(name, &kernel.name));
     Ok(known.into_iter().filter(chosen).collect())
 }
 
@@ -67,9 +78,10 @@ mod tests {
 
     #[test]
     fn names_and_prefixes_select_kernels() {
-        assert_eq!(names(&[]).len(), tilewright_kernels::all().len());
-        assert_eq!(names(&["attention_wgmma_d128_bf16"]), ["attention_wgmma_d128_bf16"]);
-        let gemms = names(&["gemm*", "gemm_sm80"]);
+        assert_eq!(names(&[]).len(), tilewright_kernels::common().len());
+        assert!(names(&["*"]).len() > tilewright_kernels::all().len());
+        assert_eq!(names(&["attention_bf16_bf16_d128_128_wgmma"]), ["attention_bf16_bf16_d128_128_wgmma"]);
+        let gemms = names(&["gemm*", "gemm_sm80_128_bf16_bf16_pairs"]);
         assert!(gemms.len() > 1 && gemms.iter().all(|name| name.starts_with("gemm")), "{gemms:?}");
         assert!(select(&["gemm".to_owned()]).is_err(), "a prefix needs `*`");
     }

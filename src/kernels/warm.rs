@@ -9,7 +9,7 @@ use tilewright_cuda::cache::{Assembler, Mode, Source};
 /// Assemble kernels for this machine's GPU into the cache
 #[derive(Args)]
 pub(crate) struct WarmArgs {
-    /// Kernels by name or prefix, as in gemm* [default: all that this GPU can run]
+    /// Kernels by name or prefix, as in gemm* [default: those that engines load for common models on this GPU]
     #[arg(value_name = "NAME")]
     names: Vec<String>,
 }

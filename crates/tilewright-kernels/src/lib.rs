@@ -30,4 +30,4 @@ pub mod sampling;
 pub mod tile;
 pub mod variant;
 
-pub use all::{KernelEntry, all, golden_texts};
+pub use all::{KernelEntry, all, common, golden_texts};

@@ -203,8 +203,8 @@ mod tests {
         assert_eq!(selected(&[]).len(), kernels.iter().map(|kernel| kernel.archs.len()).sum::<usize>());
         let quick = selected(&["--quick"]);
         assert!(kernels.iter().all(|kernel| quick.iter().any(|(name, _)| *name == kernel.name)));
-        let named = selected(&["--quick", "rmsnorm_bf16"]);
-        let names = ["rmsnorm_bf16", "rmsnorm_bf16_to_e4m3_bf16_8_128x4_scaled"];
+        let named = selected(&["--quick", "rmsnorm_bf16_"]);
+        let names = ["rmsnorm_bf16_bf16_8_128x4", "rmsnorm_bf16_to_e4m3_bf16_8_128x4_scaled"];
         let expected: Vec<_> =
             names.iter().flat_map(|name| [80, 90].map(|arch| ((*name).to_owned(), arch))).collect();
         assert_eq!(named, expected);

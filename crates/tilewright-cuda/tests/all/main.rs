@@ -38,6 +38,7 @@ pub(crate) use judge_one_arithmetic;
 
 #[path = "../../../tilewright/tests/all/arrays.rs"]
 mod arrays;
+mod bundles;
 #[path = "../../../tilewright/tests/all/chi_square.rs"]
 mod chi_square;
 mod conformance;

@@ -1,6 +1,6 @@
 //! Elementwise and cache operators of a layer.
 
-use super::{ALL, KernelEntry, entry, entry_with, named_entry};
+use super::{ALL, KernelEntry, entry, entry_with};
 use crate::{
     activation::{Activation, ActivationConfig, act_and_mul},
     append::{self, AppendConfig},
@@ -83,27 +83,22 @@ fn layers(dtype: Dtype) -> Vec<KernelEntry> {
         slot_mapping: append::SlotMappingKind::Numbers,
         scaled: dtype != cache,
     };
-    let named = |name: &str| format!("{name}_{dtype}");
     let activation_config = |activation| ActivationConfig { activation, dtypes: (dtype, dtype), width };
     vec![
-        named_entry(named("rmsnorm"), norm(None), norm::norm),
-        named_entry(named("fused_add_rmsnorm"), norm(Some(dtype)), norm::norm),
-        named_entry(named("rope"), rope_config(RopeStyle::Neox, Angles::Table), rope::rope),
-        named_entry(
-            named("rope_interleaved"),
-            rope_config(RopeStyle::Interleaved, Angles::Table),
-            rope::rope,
-        ),
-        named_entry(named("rope_turns"), rope_config(RopeStyle::Neox, Angles::Turns), rope::rope),
-        named_entry(named("rope_append"), rope_append_config(None), rope::append::rope_append),
-        named_entry(named("norm_rope_append"), rope_append_config(Some(dtype)), rope::append::rope_append),
-        named_entry(named("silu_and_mul"), activation_config(Activation::Silu), act_and_mul),
-        named_entry(named("gelu_and_mul"), activation_config(Activation::Gelu), act_and_mul),
-        named_entry(named("gelu_tanh_and_mul"), activation_config(Activation::GeluTanh), act_and_mul),
-        named_entry(named("append"), to(dtype), append::append),
-        named_entry(named("append_e4m3"), to(Dtype::E4m3), append::append),
-        named_entry(named("merge_state"), merged(MergeKind::Pair), merge::merge),
-        named_entry(named("merge_states"), merged(MergeKind::Strided), merge::merge),
+        entry(norm(None), NormConfig::name, norm::norm),
+        entry(norm(Some(dtype)), NormConfig::name, norm::norm),
+        entry(rope_config(RopeStyle::Neox, Angles::Table), RopeConfig::name, rope::rope),
+        entry(rope_config(RopeStyle::Interleaved, Angles::Table), RopeConfig::name, rope::rope),
+        entry(rope_config(RopeStyle::Neox, Angles::Turns), RopeConfig::name, rope::rope),
+        entry(rope_append_config(None), RopeAppendConfig::name, rope::append::rope_append),
+        entry(rope_append_config(Some(dtype)), RopeAppendConfig::name, rope::append::rope_append),
+        entry(activation_config(Activation::Silu), ActivationConfig::name, act_and_mul),
+        entry(activation_config(Activation::Gelu), ActivationConfig::name, act_and_mul),
+        entry(activation_config(Activation::GeluTanh), ActivationConfig::name, act_and_mul),
+        entry(to(dtype), AppendConfig::name, append::append),
+        entry(to(Dtype::E4m3), AppendConfig::name, append::append),
+        entry(merged(MergeKind::Pair), merge::MergeConfig::name, merge::merge),
+        entry(merged(MergeKind::Strided), merge::MergeConfig::name, merge::merge),
     ]
 }
 
@@ -166,9 +161,9 @@ fn others() -> Vec<KernelEntry> {
     };
     let copied = |to| rows::CopyRowsConfig { dtypes: (bf16, to), width: chunk::max_width(&[bf16, to]) };
     let mut all = vec![
-        named_entry("merge_state_f32".to_owned(), merged(MergeKind::Pair), merge::merge),
-        named_entry("merge_state_masked_f32".to_owned(), merged(MergeKind::MaskedPair), merge::merge),
-        named_entry("merge_states_f32".to_owned(), merged(MergeKind::Strided), merge::merge),
+        entry(merged(MergeKind::Pair), merge::MergeConfig::name, merge::merge),
+        entry(merged(MergeKind::MaskedPair), merge::MergeConfig::name, merge::merge),
+        entry(merged(MergeKind::Strided), merge::MergeConfig::name, merge::merge),
     ];
     all.extend(
         [norm(4, RowPartition::for_chunks(1024)), norm(1, RowPartition::for_chunks(100)), norm(4, None)]

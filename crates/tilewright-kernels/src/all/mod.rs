@@ -3,6 +3,7 @@
 //! A kernel that is not in this list is not tested by the gate. Names are unique and equal the PTX entry names.
 
 mod attention;
+mod common;
 mod layers;
 mod products;
 mod sampling;
@@ -29,7 +30,7 @@ type Build = Box<dyn Fn() -> Result<Kernel, Invalid> + Send + Sync>;
 
 /// A kernel in one configuration.
 pub struct KernelEntry {
-    /// Unique name, such as `attention_wgmma_d128_bf16`.
+    /// Unique name, such as `attention_bf16_bf16_d128_128_wgmma`.
     pub name: String,
     /// Target architectures, as in `sm_90`: a subset of 80, 86, 89, 90, 100, 120.
     pub archs: &'static [u32],
@@ -57,8 +58,14 @@ pub fn all() -> Vec<KernelEntry> {
     [attention::all(), products::all(), layers::all(), sampling::all()].into_iter().flatten().collect()
 }
 
+/// The kernels that engines load for common models, for all architectures: what a bundle has by default.
+pub fn common() -> Vec<KernelEntry> {
+    common::all()
+}
+
 /// Kernels with golden PTX in `golden/`: few, because a change in shared code changes every file.
-const GOLDEN: [&str; 3] = ["gemm_sm80", "rmsnorm_bf16", "merge_state_f32"];
+const GOLDEN: [&str; 3] =
+    ["gemm_sm80_128_bf16_bf16_pairs", "rmsnorm_bf16_bf16_8_128x4", "merge_state_f32_4_32x1"];
 
 /// Names and expected content of the golden files: PTX for the first architecture, without source lines.
 ///
@@ -89,14 +96,10 @@ fn entry<C: Copy + Send + Sync + 'static>(
     name: fn(C) -> String,
     build: fn(&str, C) -> Result<Kernel, Invalid>,
 ) -> KernelEntry {
-    named_entry(name(config), config, build)
+    entry_with(name(config), ALL, move |name| build(name, config))
 }
 
-/// Same, with an explicit short name, as recorded in benchmark tables.
-fn named_entry<C: Copy + Send + Sync + 'static>(
-    name: String,
-    config: C,
-    build: fn(&str, C) -> Result<Kernel, Invalid>,
-) -> KernelEntry {
-    entry_with(name, ALL, move |name| build(name, config))
+/// The list of one architecture.
+fn only(arch: u32) -> &'static [u32] {
+    ALL.iter().position(|known| *known == arch).map_or(&[], |at| &ALL[at..=at])
 }

@@ -1,16 +1,14 @@
 //! Matrix products.
 
-use super::{HOPPER, KernelEntry, entry, entry_with, named_entry};
+use super::{ALL, HOPPER, KernelEntry, entry_with};
 use crate::gemm::{Epilogue, GemmKernel, dot, skinny, sm80, sm90, tiles};
 use tilewright::Dtype;
-use tilewright_ptx::{ir::Kernel, verify::Invalid};
 
 pub(super) fn all() -> Vec<KernelEntry> {
     let (bf16, f32, f16) = (Dtype::Bf16, Dtype::F32, Dtype::F16);
     let epilogue = |bias, out| Epilogue { bias, out, paired: true, grouped: false };
     let sm90 = |tile_columns: usize, epilogue| {
-        let config = sm90::Sm90Config { elements: bf16, tile_columns, epilogue };
-        entry_with(config.name(), HOPPER, move |name| sm90::gemm(name, config))
+        entry_of(GemmKernel::Sm90(sm90::Sm90Config { elements: bf16, tile_columns, epilogue }))
     };
     let matrix = |elements, large, epilogue| GemmKernel::Sm80(sm80::Sm80Config { elements, large, epilogue });
     let skinny = |rows, warps| {
@@ -36,13 +34,17 @@ pub(super) fn all() -> Vec<KernelEntry> {
         }),
         GemmKernel::Tiles(tiles::TilesConfig { x: f16, weight: f32, width: 1, epilogue: grouped }),
     ];
-    let build: fn(&str, GemmKernel) -> Result<Kernel, Invalid> = |name, choice| choice.kernel(name);
-    let large = matrix(bf16, true, epilogue(None, bf16));
     let mut all = vec![
-        named_entry("gemm_sm80".to_owned(), large, build),
+        entry_of(matrix(bf16, true, epilogue(None, bf16))),
         sm90(128, epilogue(None, f32)),
         sm90(256, epilogue(Some(bf16), bf16)),
     ];
-    all.extend(choices.map(|choice| entry(choice, GemmKernel::name, build)));
+    all.extend(choices.map(entry_of));
     all
+}
+
+/// The entry of a kernel for its architectures.
+pub(super) fn entry_of(kernel: GemmKernel) -> KernelEntry {
+    let archs = if matches!(kernel, GemmKernel::Sm90(_)) { HOPPER } else { ALL };
+    entry_with(kernel.name(), archs, move |name| kernel.kernel(name))
 }
