@@ -1,7 +1,7 @@
 //! A GPU as a machine: a stream, and the kernel cache with the driver as its assembler.
 
 use crate::{
-    cache::{Assembler, Cache, CacheError, Code, Settings, Source},
+    cache::{Assembler, BundleContent, Cache, CacheError, Code, Settings, Source},
     checks::checks_from_environment,
     driver::{
         self, Context, CublasLt, DriverError, ErrorKind as DriverErrorKind, Executable, Function, Graph,
@@ -214,6 +214,16 @@ impl Driver {
     /// Its context.
     pub fn context(&self) -> &Context {
         &self.context
+    }
+}
+
+impl Driver {
+    /// The reason why the driver refuses a kernel of a bundle; `None` if it loads one, or the bundle has none for this GPU.
+    pub fn refusal(&self, bundle: &BundleContent) -> Option<String> {
+        let arch = self.context.properties().arch;
+        let targets = [format!("sm_{arch}"), format!("sm_{arch}a")];
+        let code = bundle.samples.iter().find(|code| targets.contains(&code.target))?;
+        driver::load(&self.context, &code.kernel, &code.cubin).err().map(|why| why.to_string())
     }
 }
 

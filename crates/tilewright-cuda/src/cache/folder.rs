@@ -9,6 +9,7 @@ use super::{
     lookup::KernelKey,
 };
 use std::{
+    ffi::OsStr,
     fs::{self, File},
     io::{self, ErrorKind, Read, Write},
     path::{Path, PathBuf},
@@ -138,10 +139,8 @@ impl Folder {
         let mut entries = Vec::new();
         for file in self.files()? {
             let file = file?;
-            let name = file.file_name();
-            let key = name.to_str().and_then(|name| KernelKey::parse(name.strip_suffix(SUFFIX)?));
             // another process may have evicted it since the folder was read
-            let (Some(key), Ok(found)) = (key, file.metadata()) else { continue };
+            let (Some(key), Ok(found)) = (key_of(&file.file_name()), file.metadata()) else { continue };
             if found.is_file() {
                 entries.push(EntryFile { key, bytes: found.len(), used: found.modified()? });
             }
@@ -150,9 +149,14 @@ impl Folder {
         Ok(entries)
     }
 
-    /// Whether there is no entry.
-    pub(super) fn is_empty(&self) -> io::Result<bool> {
-        Ok(self.entry_files()?.is_empty())
+    /// Whether any file has the name of an entry.
+    pub(super) fn has_entry_file(&self) -> io::Result<bool> {
+        for file in self.files()? {
+            if key_of(&file?.file_name()).is_some() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// The files of the folder; none if it does not exist.
@@ -214,6 +218,11 @@ impl Folder {
         }
         Ok(())
     }
+}
+
+/// The key in the name of an entry.
+fn key_of(name: &OsStr) -> Option<KernelKey> {
+    KernelKey::parse(name.to_str()?.strip_suffix(SUFFIX)?)
 }
 
 /// Age of `at`; zero if it is in the future.

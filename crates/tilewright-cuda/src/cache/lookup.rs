@@ -3,7 +3,10 @@
 //! The key is a hash of everything that determines the machine code, so equal keys imply equal code. It contains no kernel name,
 //! version or file time, so entries never become stale.
 
-use super::{Assembler, Cache, CacheError, Code, MissingKernel, Mode, Origin, Result, folder::Lookup};
+use super::{
+    Assembler, Cache, CacheError, Code, MissingKernel, Mode, Origin, Result,
+    folder::{Folder, Lookup},
+};
 use std::{
     collections::HashMap,
     fmt,
@@ -11,7 +14,7 @@ use std::{
 };
 use tilewright_ptx::{
     ir::Kernel,
-    text::{code_lines, ptx},
+    text::{code_lines, ptx, without_source_lines},
     verify::Invalid,
 };
 
@@ -77,6 +80,13 @@ impl Source {
     /// Its PTX.
     pub fn ptx(&self) -> &str {
         &self.ptx
+    }
+
+    /// The same without lines of the source, which determine no instruction and make up most of the machine code's size. It has the same
+    /// key.
+    #[must_use]
+    pub fn without_source_lines(&self) -> Self {
+        Self { ptx: without_source_lines(&self.ptx), ..self.clone() }
     }
 
     /// Its key independent of the assembler, as bundles use it.
@@ -152,8 +162,8 @@ impl Cache {
     }
 
     /// Passes a kernel's machine code to `load` and returns its result. If `load` rejects code from a bundle or from the cache,
-    /// and `invalid` attributes the error to the code (for example a driver older than the code), the kernel is assembled and
-    /// loaded again.
+    /// and `invalid` attributes the error to the code (for example a driver older than the code), the next source is used: the cache
+    /// after bundles, then the assembler.
     ///
     /// # Errors
     /// Errors of [`code`](Self::code), and of `load`.
@@ -165,31 +175,56 @@ impl Cache {
         invalid: impl Fn(&E) -> bool,
     ) -> std::result::Result<T, E> {
         let key = source.key().assembled_by(assembler.identity());
-        let (code, origin) = self.single_flight.run_once(key, || self.find(source, key, assembler))?;
-        let why = match load(&code) {
-            Err(why) if origin != Origin::Assembler && invalid(&why) => {
-                format!("the device refused it: {why}")
-            }
-            outcome => return outcome,
-        };
-        self.single_flight.forget(key, &code);
-        let (code, _) = self.single_flight.run_once(key, || {
-            self.invalidate(origin, key, source.name(), &why);
-            self.assemble(source, key, assembler, &[why])
-        })?;
-        load(&code)
+        let mut found = self.single_flight.run_once(key, || self.find(source, key, assembler))?;
+        loop {
+            let (code, origin) = &found;
+            let why = match load(code) {
+                Err(why) if *origin != Origin::Assembler && invalid(&why) => {
+                    format!("the device refused it: {why}")
+                }
+                outcome => return outcome,
+            };
+            self.single_flight.forget(key, code);
+            let next = || {
+                self.invalidate(*origin, key, source.name(), &why);
+                let mut searched = vec![why.clone()];
+                if *origin == Origin::Bundle
+                    && let Some(code) = self.look_up(source, key, Origin::Cache, &mut searched)
+                {
+                    return Ok((code, Origin::Cache));
+                }
+                self.assemble(source, key, assembler, &searched)
+            };
+            found = self.single_flight.run_once(key, next)?;
+        }
     }
 
     fn find(&self, source: &Source, key: KernelKey, assembler: &dyn Assembler) -> Result<FoundCode> {
         let mut searched = Vec::new();
-        let bundles = self.bundles.iter().map(|bundle| (bundle, source.key(), Origin::Bundle));
-        let folder = self.folder.iter().map(|folder| (folder, key, Origin::Cache));
-        for (folder, key, origin) in bundles.chain(folder) {
+        for (key, origin) in [(source.key(), Origin::Bundle), (key, Origin::Cache)] {
+            if let Some(code) = self.look_up(source, key, origin, &mut searched) {
+                return Ok((code, origin));
+            }
+        }
+        self.assemble(source, key, assembler, &searched)
+    }
+
+    /// Looks up the code under `key` in the bundles or in the cache; adds the folders without it to `searched`.
+    fn look_up(
+        &self,
+        source: &Source,
+        key: KernelKey,
+        origin: Origin,
+        searched: &mut Vec<String>,
+    ) -> Option<Arc<Code>> {
+        let folders: &[Folder] =
+            if origin == Origin::Bundle { &self.bundles } else { self.folder.as_slice() };
+        for folder in folders {
             let using = origin == Origin::Cache && self.settings.mode == Mode::ReadWrite;
             let damage = match folder.lookup(key, using) {
                 Lookup::Found(code) => {
                     self.counts[origin as usize].fetch_add(1, Relaxed);
-                    return Ok((Arc::new(code), origin));
+                    return Some(Arc::new(code));
                 }
                 Lookup::Damaged(why) => {
                     self.invalidate(origin, key, source.name(), &why);
@@ -199,7 +234,7 @@ impl Cache {
             };
             searched.push(format!("{}{damage}", folder.path().display()));
         }
-        self.assemble(source, key, assembler, &searched)
+        None
     }
 
     fn assemble(
@@ -227,11 +262,18 @@ impl Cache {
         Ok((Arc::new(code), Origin::Assembler))
     }
 
-    /// Counts an invalid entry. Removes it from the cache folder if that is writable; warns if it is in a bundle.
+    /// Counts an invalid entry. Removes it from the cache folder if that is writable; warns if it is in a bundle that was
+    /// configured explicitly.
     fn invalidate(&self, origin: Origin, key: KernelKey, kernel: &str, why: &str) {
         self.counts[3].fetch_add(1, Relaxed);
         match (&self.folder, origin) {
-            (_, Origin::Bundle) => self.warn_once(&format!("kernel {kernel} of a bundle is not used: {why}")),
+            (_, Origin::Bundle) => {
+                let text = format!("kernel {kernel} of a bundle is not used: {why}");
+                if !self.settings.bundles.is_empty() {
+                    self.warn_once(&text);
+                }
+                let _ = self.refusal.set(text); // the first one is kept
+            }
             (Some(folder), _) if self.settings.mode == Mode::ReadWrite => folder.remove(key),
             _ => {}
         }
@@ -316,6 +358,9 @@ mod tests {
         assert_eq!(key("sm_80", TEXT), key("sm_80", &moved));
         let configured = Source::new("k", "sm_80", TEXT).configured("causal");
         assert_eq!(configured.key(), key("sm_80", TEXT));
+        let short = configured.without_source_lines();
+        assert_eq!(short.ptx(), ".version 7.0\n.target sm_80\n    ret;\n");
+        assert_eq!(key("sm_80", short.ptx()), short.key());
     }
 
     #[test]

@@ -30,6 +30,7 @@
 //! - The cache never causes a failure. If the folder is unreadable or read-only, the disk is full or an entry is damaged, kernels
 //!   are assembled and one warning gives the reason.
 //! - A process assembles a kernel once, even if several threads request it; different kernels are assembled in parallel.
+//! - If the device rejects code of a bundle, the folder's code is used, else the assembler's.
 //! - The key requires the PTX, so a warm start records and prints its kernels, which takes milliseconds. A key from a kernel's
 //!   configuration alone would be stale when the code that records the kernel changes, which a library cannot detect.
 
@@ -39,27 +40,29 @@ mod error;
 mod folder;
 mod footprint;
 mod lookup;
+mod own_file;
 pub(crate) mod parallel;
 mod ptxas;
 mod settings;
 
 pub use crate::device::Driver;
-pub use bundle::make_bundle;
+pub use bundle::{BundleContent, make_bundle};
 pub use entry::Code;
 pub use error::{CacheError, MissingKernel, Result};
 pub use folder::CacheEntry;
 pub use footprint::Footprint;
 pub use lookup::{KernelKey, Source};
 pub use ptxas::Ptxas;
-pub use settings::{DEFAULT_LIMIT, Mode, Settings, VARIABLE};
+pub use settings::{BUNDLE_FOLDER, DEFAULT_LIMIT, Mode, Settings, VARIABLE};
 
 use crate::Function;
 use folder::Folder;
 use lookup::SingleFlight;
 use std::{
     collections::HashMap,
+    path::Path,
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, OnceLock,
         atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
     },
 };
@@ -96,7 +99,7 @@ pub struct Counts {
     pub cached: usize,
     /// From the assembler.
     pub assembled: usize,
-    /// Entries that were damaged or rejected by the device. They are also counted as assembled.
+    /// Entries that were damaged or rejected by the device. Their kernels are also counted at the source that served them.
     pub invalid: usize,
 }
 
@@ -111,6 +114,7 @@ pub struct Cache {
     pub(crate) functions: Mutex<HashMap<(usize, KernelKey), Function>>,
     counts: [AtomicUsize; 4],
     warned: AtomicBool,
+    refusal: OnceLock<String>,
 }
 
 impl Cache {
@@ -118,13 +122,15 @@ impl Cache {
     /// is requested.
     ///
     /// # Errors
-    /// If a bundle is not a folder with kernels.
+    /// If a bundle is not a folder with kernels. An optional one is then ignored.
     pub fn open(settings: Settings) -> Result<Self> {
-        let bundles = settings.bundles.iter().map(|path| bundle::open(path)).collect::<Result<_>>()?;
+        let mut bundles =
+            settings.bundles.iter().map(|path| bundle::open(path)).collect::<Result<Vec<_>>>()?;
+        bundles.extend(settings.optional_bundle.as_ref().and_then(|path| bundle::open(path).ok()));
         let folder = settings.folder.clone().filter(|_| settings.mode != Mode::Off).map(Folder::new);
         let (counts, warned) = (Default::default(), AtomicBool::new(false));
-        let (single_flight, functions) = Default::default();
-        Ok(Self { settings, folder, bundles, single_flight, functions, counts, warned })
+        let (single_flight, functions, refusal) = Default::default();
+        Ok(Self { settings, folder, bundles, single_flight, functions, counts, warned, refusal })
     }
 
     /// The settings of [`open`](Self::open).
@@ -163,6 +169,16 @@ impl Cache {
         let [bundled, cached, assembled, invalid] =
             [0, 1, 2, 3].map(|at: usize| self.counts[at].load(Relaxed));
         Counts { bundled, cached, assembled, invalid }
+    }
+
+    /// The first reason why a kernel of a bundle was not used, if any was not.
+    pub fn bundle_refusal(&self) -> Option<&str> {
+        self.refusal.get().map(String::as_str)
+    }
+
+    /// The folders of the bundles that are in use, in the order of their search.
+    pub fn bundles(&self) -> impl Iterator<Item = &Path> {
+        self.bundles.iter().map(Folder::path)
     }
 
     /// Reads all entries of the folder, the most recently used first; none if the folder does not exist.

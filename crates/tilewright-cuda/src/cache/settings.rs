@@ -1,6 +1,9 @@
 //! Settings of the kernel cache.
 
-use super::error::{CacheError, Result};
+use super::{
+    error::{CacheError, Result},
+    own_file,
+};
 use std::{
     ffi::{OsStr, OsString},
     num::NonZero,
@@ -10,7 +13,11 @@ use std::{
 /// The environment variable that selects the cache folder.
 pub const VARIABLE: &str = "TILEWRIGHT_CACHE";
 const EXPECTED: &str =
-    "an absolute path, `read-only`, `read-only:` with an absolute path behind it, or `off`";
+    "an absolute path, `read-only`, `read-only:` with an absolute path behind it, `off` or `jit`";
+/// The value of [`VARIABLE`] without any stored machine code.
+const JIT: &str = "jit";
+/// The name of the bundle beside a program or library.
+pub const BUNDLE_FOLDER: &str = "tilewright-kernels";
 /// Default maximum size of the folder; see [`Settings::limit`].
 pub const DEFAULT_LIMIT: u64 = 1 << 30;
 /// Default maximum number of kernels assembled in parallel; see [`Settings::workers`].
@@ -35,6 +42,8 @@ pub struct Settings {
     pub(super) mode: Mode,
     pub(super) limit: u64,
     pub(super) bundles: Vec<PathBuf>,
+    /// A bundle that is used if it exists, after the others.
+    pub(super) optional_bundle: Option<PathBuf>,
     pub(super) assemble: bool,
     pub(super) workers: usize,
     pub(super) warn: fn(&str),
@@ -51,15 +60,25 @@ impl Settings {
         Self::new(None, Mode::Off)
     }
 
-    /// Reads `TILEWRIGHT_CACHE`: an absolute path, `off`, `read-only` or `read-only:PATH`. If it is unset, the folder is
+    /// Reads `TILEWRIGHT_CACHE`: an absolute path, `off`, `read-only`, `read-only:PATH` or `jit`. If it is unset, the folder is
     /// `$XDG_CACHE_HOME/tilewright/kernels`, by default `~/.cache/tilewright/kernels`.
+    ///
+    /// The bundle beside the program, or beside the library that contains this crate, is used if there is one: the folder
+    /// [`BUNDLE_FOLDER`]. With `jit`, the driver assembles every kernel.
     ///
     /// # Errors
     /// If the variable has any other value.
     pub fn from_environment() -> Result<Self> {
         let caches = std::env::var_os("XDG_CACHE_HOME");
         let home = std::env::home_dir();
-        Self::parse(std::env::var_os(VARIABLE).as_deref(), default_folder(caches, home.as_deref()))
+        let value = std::env::var_os(VARIABLE);
+        let settings = Self::parse(value.as_deref(), default_folder(caches, home.as_deref()))?;
+        match own_file::folder() {
+            Some(folder) if value.is_none_or(|value| value != JIT) => {
+                Ok(settings.optional_bundle(folder.join(BUNDLE_FOLDER)))
+            }
+            _ => Ok(settings),
+        }
     }
 
     /// As [`Self::from_environment`], with the variable's `value` and the default folder.
@@ -73,7 +92,7 @@ impl Settings {
             return cached_in(path.to_owned(), Mode::ReadWrite);
         }
         match value.to_str() {
-            Some("off") => return Ok(Self::off()),
+            Some("off" | JIT) => return Ok(Self::off()),
             Some("read-only") => return in_default(Mode::ReadOnly),
             Some(text) => {
                 let folder = text.strip_prefix("read-only:").map(Path::new).filter(|path| path.is_absolute());
@@ -91,7 +110,8 @@ impl Settings {
         let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
         let warn = |text: &str| eprintln!("tilewright: {text}");
         let (limit, workers) = (DEFAULT_LIMIT, cores.min(DEFAULT_WORKERS));
-        Self { folder, mode, limit, bundles: Vec::new(), assemble: true, workers, warn }
+        let (bundles, optional_bundle) = (Vec::new(), None);
+        Self { folder, mode, limit, bundles, optional_bundle, assemble: true, workers, warn }
     }
 
     /// Reads the folder's entries and never writes to it.
@@ -112,6 +132,17 @@ impl Settings {
     pub fn bundle(mut self, folder: impl Into<PathBuf>) -> Self {
         self.bundles.push(folder.into());
         self
+    }
+
+    /// Sets the bundle that is used if it exists, after the others. Its entries never cause a warning.
+    pub fn optional_bundle(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.optional_bundle = Some(folder.into());
+        self
+    }
+
+    /// The folder of the optional bundle, which may not exist.
+    pub fn optional_bundle_folder(&self) -> Option<&Path> {
+        self.optional_bundle.as_deref()
     }
 
     /// Never assembles: a kernel in no bundle and not in the folder is an error that names it.
@@ -170,6 +201,7 @@ mod tests {
         assert_eq!(parse("read-only"), Ok((at("/usual"), Mode::ReadOnly)));
         assert_eq!(parse("read-only:/k"), Ok((at("/k"), Mode::ReadOnly)));
         assert_eq!(parse("off"), Ok((None, Mode::Off)));
+        assert_eq!(parse("jit"), Ok((None, Mode::Off)));
         assert_eq!(Settings::parse(None, None).unwrap().mode, Mode::Off);
     }
 

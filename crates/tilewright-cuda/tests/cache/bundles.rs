@@ -2,7 +2,7 @@
 
 use crate::{Fake, Refusal, files, keep_warning, kernel, machine_code, warnings_about};
 use std::{fs, path::Path};
-use tilewright_cuda::cache::{Cache, Code, Counts, Settings, Source, make_bundle};
+use tilewright_cuda::cache::{BundleContent, Cache, Code, Counts, Settings, Source, make_bundle};
 
 fn bundle(path: &Path, kernels: &[Source]) {
     let bytes = make_bundle(path, kernels, &Fake::new("ptxas"), 2, &|_| {}).unwrap();
@@ -68,15 +68,90 @@ fn a_damaged_bundle_warns_and_is_not_changed() {
     assert!(why.to_string().ends_with("b (it is no kernel of ours)"), "{why}");
 }
 
+/// Rejects code of ptxas, as a driver that is too old for it.
+fn load(code: &Code) -> Result<String, Refusal> {
+    match code.assembler.as_str() {
+        "ptxas" => Err(Refusal("CUDA_ERROR_NO_BINARY_FOR_GPU".to_owned())),
+        other => Ok(other.to_owned()),
+    }
+}
+
+#[test]
+fn the_cache_serves_kernels_of_a_bundle_that_the_driver_refuses() {
+    let folder = tempfile::tempdir().unwrap();
+    let [path, cached] = ["b", "cached"].map(|name| folder.path().join(name));
+    bundle(&path, &[kernel(10)]);
+    // an optional bundle: nothing is printed
+    let open = || Cache::open(crate::quiet(&cached).optional_bundle(&path)).unwrap();
+    let first = open();
+    let fake = Fake::new("driver 525");
+    assert_eq!(first.load(&kernel(10), &fake, load, |_| true).unwrap(), "driver 525");
+    assert_eq!(first.counts(), Counts { bundled: 1, assembled: 1, invalid: 1, ..Counts::default() });
+    let text =
+        "kernel kernel_10 of a bundle is not used: the device refused it: CUDA_ERROR_NO_BINARY_FOR_GPU";
+    assert_eq!(first.bundle_refusal(), Some(text));
+    let second = open();
+    assert_eq!(second.load(&kernel(10), &fake, load, |_| true).unwrap(), "driver 525");
+    assert_eq!(second.counts(), Counts { bundled: 1, cached: 1, invalid: 1, ..Counts::default() });
+    assert_eq!(fake.calls(), 1, "it was assembled once");
+}
+
+#[test]
+fn an_optional_bundle_may_be_missing_or_damaged() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("b");
+    let fake = Fake::new("driver 580");
+    let open = || Cache::open(Settings::off().optional_bundle(&path).warn(|text| panic!("{text}"))).unwrap();
+    let missing = open();
+    assert_eq!(missing.bundles().count(), 0);
+    missing.code(&kernel(11), &fake).unwrap();
+    assert_eq!((missing.counts().assembled, missing.bundle_refusal()), (1, None));
+    bundle(&path, &[kernel(11)]);
+    open().code(&kernel(11), &fake).unwrap();
+    assert_eq!(fake.calls(), 1);
+    fs::write(path.join(&files(&path)[0]), "damaged").unwrap();
+    let damaged = open();
+    assert_eq!(damaged.code(&kernel(11), &fake).unwrap().assembler, "driver 580");
+    assert!(damaged.bundle_refusal().unwrap().ends_with("it is no kernel of ours"));
+    let content = BundleContent::read(&path).unwrap();
+    assert_eq!((content.kernels, content.damaged), (0, 1));
+}
+
+#[test]
+fn an_entry_of_another_kernel_or_text_is_not_used() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("b");
+    bundle(&path, &[kernel(12)]);
+    // the same name and target with another text, as of another version
+    let newer = Source::new("kernel_12", "sm_90a", ".target sm_90a\n add 13;\n ret;\n");
+    // the file of the old text under the key of the new one
+    fs::copy(path.join(&files(&path)[0]), path.join(format!("{}.kernel", newer.key()))).unwrap();
+    let cache = Cache::open(Settings::off().optional_bundle(&path)).unwrap();
+    let fake = Fake::new("driver 580");
+    assert_eq!(cache.code(&newer, &fake).unwrap().cubin, machine_code("driver 580", &newer));
+    assert!(cache.bundle_refusal().unwrap().ends_with("it is another kernel's"));
+    assert_eq!(cache.code(&kernel(12), &fake).unwrap().assembler, "ptxas");
+    let content = BundleContent::read(&path).unwrap();
+    assert_eq!((content.kernels, content.damaged, content.samples.len()), (1, 1, 1));
+    assert_eq!(content.targets.into_iter().collect::<Vec<_>>(), ["sm_90a"]);
+}
+
+#[test]
+fn bundles_have_no_lines_of_the_source() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = ".target sm_80\n    .loc 1 5 3\n    ret;\n.file 1 \"a.rs\"\n";
+    let source = Source::new("kernel_13", "sm_80", text);
+    bundle(folder.path(), std::slice::from_ref(&source));
+    let cache = Cache::open(Settings::off().bundle(folder.path()).refuse_to_assemble()).unwrap();
+    let code = cache.code(&source, &Fake::new("driver 580")).unwrap();
+    assert_eq!(code.cubin, machine_code("ptxas", &source.without_source_lines()));
+}
+
 #[test]
 fn code_of_a_bundle_that_the_driver_is_too_old_for_is_assembled() {
     let folder = tempfile::tempdir().unwrap();
     bundle(folder.path(), &[kernel(9)]);
     let cache = Cache::open(Settings::off().bundle(folder.path()).warn(keep_warning)).unwrap();
-    let load = |code: &Code| match code.assembler.as_str() {
-        "ptxas" => Err(Refusal("CUDA_ERROR_NO_BINARY_FOR_GPU".to_owned())),
-        other => Ok(other.to_owned()),
-    };
     let loaded = cache.load(&kernel(9), &Fake::new("driver 525"), load, |_| true);
     assert_eq!(loaded.unwrap(), "driver 525");
     let text = "kernel kernel_9 of a bundle is not used: the device refused it: CUDA_ERROR_NO_BINARY_FOR_GPU";
