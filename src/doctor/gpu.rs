@@ -5,7 +5,11 @@ use std::{
     fmt,
     path::{Path, PathBuf},
 };
-use tilewright_cuda::{CHECK_VARIABLE, Context, cache::Settings, checks_from_environment};
+use tilewright_cuda::{
+    CHECK_VARIABLE, Context,
+    cache::{Driver, Settings},
+    checks_from_environment,
+};
 
 const LIBRARY: &str = "libcuda.so.1";
 /// Folders of distributions and containers, for libraries missing from the loader's cache.
@@ -67,6 +71,11 @@ pub(super) fn find() -> Gpu {
         Err(why) => (None, Some(why.to_string())),
     };
     Gpu { driver: library(), backend: device.is_some(), device, why, cache }
+}
+
+/// The driver of the first GPU, if usable.
+pub(super) fn first_driver() -> Option<Driver> {
+    Some(Driver::of(&Context::open(0).ok()?))
 }
 
 /// The checked mode, for display.

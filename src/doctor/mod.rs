@@ -1,5 +1,6 @@
 //! `tilewright doctor`: reports the machine's hardware and the selected backend.
 
+mod bundle;
 mod gpu;
 mod memory;
 
@@ -27,6 +28,9 @@ pub(crate) struct DoctorArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// Bundle of machine code to check, as that of a Python wheel [default: the one beside the program]
+    #[arg(long, value_name = "FOLDER")]
+    bundle: Option<PathBuf>,
 }
 
 /// The result of the checks.
@@ -41,6 +45,7 @@ struct DoctorReport {
     memory: Option<memory::Memory>,
     roofline: Rates,
     gpu: gpu::Gpu,
+    bundle: bundle::Bundle,
     model: Model,
 }
 
@@ -61,7 +66,7 @@ struct Model {
 
 /// Runs the checks and formats the report.
 pub(crate) fn run(arguments: &DoctorArgs) -> Result<String> {
-    let report = DoctorReport::collect();
+    let report = DoctorReport::collect(arguments);
     if arguments.json {
         return Ok(serde_json::to_string_pretty(&report).into_diagnostic()? + "\n");
     }
@@ -69,7 +74,7 @@ pub(crate) fn run(arguments: &DoctorArgs) -> Result<String> {
 }
 
 impl DoctorReport {
-    fn collect() -> Self {
+    fn collect(arguments: &DoctorArgs) -> Self {
         let cpu = Cpu::new();
         let roofline = cpu.measure_roofline();
         let folder = crate::model_folder::shipped();
@@ -87,6 +92,7 @@ impl DoctorReport {
                 gigaflops_per_second: roofline.flops_per_second / 1e9,
             },
             gpu: gpu::find(),
+            bundle: bundle::find(arguments.bundle.as_deref()),
             model: Model { folder, missing },
         }
     }
@@ -107,6 +113,7 @@ impl fmt::Display for DoctorReport {
         row("roofline", &format_args!("{bytes:.1} GB/s read, {flops:.1} GFLOP/s in f32, measured now"))?;
         row("GPU", &self.gpu)?;
         row("kernels", &self.gpu.cache())?;
+        row("bundle", &self.bundle)?;
         row("checks", &gpu::checks())?;
         row("model", &self.model)
     }

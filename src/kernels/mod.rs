@@ -19,7 +19,8 @@ use tilewright_cuda::cache::{Cache, Settings, VARIABLE};
 /// List, warm, inspect, bundle and clear compiled GPU kernels
 ///
 /// The GPU driver JIT-compiles kernels at their first use and caches them in ~/.cache/tilewright/kernels. Set
-/// TILEWRIGHT_CACHE to another folder, to `read-only`, to `read-only:FOLDER`, or to `off`.
+/// TILEWRIGHT_CACHE to another folder, to `read-only`, to `read-only:FOLDER`, to `off`, or to `jit`, which also ignores the bundle
+/// beside the program.
 #[derive(Subcommand)]
 pub(crate) enum KernelsCommand {
     List(list::ListArgs),

@@ -43,6 +43,7 @@ fn the_report_has_hardware_and_backend() {
     let gpu = row("GPU");
     assert!(gpu.ends_with("; the CPU backend will run") || gpu.contains(", sm_"), "{report}");
     assert!(row("kernels").ends_with("tilewright/kernels"), "{report}");
+    assert!(row("bundle").starts_with("none; `tilewright kernels bundle` makes "), "{report}");
     assert!(row("checks").starts_with("off (TILEWRIGHT_CHECK=1 "), "{report}");
     assert!(row("model").ends_with("models/tilewright-small"), "{report}");
 }
@@ -62,6 +63,8 @@ fn json_has_the_same_findings() {
     assert_eq!(gpu["backend"], !gpu["device"].is_null());
     assert_eq!(gpu["why"].is_null(), !gpu["device"].is_null(), "exactly one of the two: {gpu}");
     assert!(gpu.get("driver").is_some());
+    assert_eq!(report["bundle"]["kernels"], 0);
+    assert!(report["bundle"]["why"].as_str().unwrap().ends_with("it is no bundle: there is no such folder"));
     assert_eq!(report["model"]["missing"], serde_json::json!([]));
     #[cfg(target_os = "linux")]
     assert!(report["memory"]["total"].as_u64().unwrap() >= report["memory"]["available"].as_u64().unwrap());

@@ -105,6 +105,14 @@ fn a_bundle_is_built_without_a_gpu_and_listed_like_a_cache() {
     let rmsnorm = entries.iter().find(|entry| entry["kernel"] == norm).unwrap();
     assert!(rmsnorm["registers"].as_u64() > Some(16) && rmsnorm["stack_bytes"] == 0, "{rmsnorm}");
 
+    let doctor = Command::new(env!("CARGO_BIN_EXE_tilewright"))
+        .args(["doctor", "--bundle", bundle])
+        .env("NO_COLOR", "1")
+        .output()
+        .unwrap();
+    let line = format!("bundle        {bundle}: 4 kernels for sm_80, sm_90 by ptxas 1");
+    assert!(printed(&doctor).contains(&line), "{}", printed(&doctor));
+
     let why = error_text(&kernels("off", &two), 1);
     assert!(why.ends_with("it is not empty; a bundle is made in a folder of its own"), "{why}");
     let other = folder.path().join("other");
