@@ -1,9 +1,10 @@
 //! Devices by name, and their queues: a backend bound to a stream.
 
 use crate::{backend::AnyBackend, errors::raised};
-use pyo3::prelude::*;
+use pyo3::{prelude::*, types::PyDict};
 use std::{
     collections::{BTreeMap, HashMap},
+    path::Path,
     sync::{Arc, Mutex, PoisonError},
 };
 use tilewright::{Backend, Cpu, Error, ErrorKind, Result};
@@ -66,6 +67,21 @@ impl Device {
     #[getter]
     fn name(&self) -> &str {
         &self.name
+    }
+
+    /// The sources of the loaded kernels: folders, numbers of kernels, and the reason why the bundle is not used. `None` for devices
+    /// whose kernels are not compiled.
+    fn kernel_sources<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
+        let DeviceMachine::Gpu { cache, .. } = &self.machine else { return Ok(None) };
+        let (sources, counts) = (PyDict::new(py), cache.counts());
+        let text = |path: &Path| path.to_string_lossy().into_owned();
+        sources.set_item("bundle", cache.bundles().next().map(text))?;
+        sources.set_item("folder", cache.settings().folder().map(text))?;
+        sources.set_item("bundled", counts.bundled)?;
+        sources.set_item("cached", counts.cached)?;
+        sources.set_item("assembled", counts.assembled)?;
+        sources.set_item("refusal", cache.bundle_refusal())?;
+        Ok(Some(sources))
     }
 
     /// A description of the hardware.

@@ -232,7 +232,23 @@ def checked() -> dict:
     return {"stream": stream, "addresses": {"short": short.address, "host": on_host.ctypes.data}, **parts}
 
 
-SCENARIOS = {"checked": checked, "decode_step": decode_step, "streams": streams}
+def sources() -> dict:
+    """The sources of the kernels of a first step, and its calls."""
+    enter_context()
+    device = None
+
+    def first():
+        nonlocal device
+        step = Step()
+        device = step.attention.device
+        _device._devices[0] = device  # one cache for all operators
+        for part in ("append", "rmsnorm", "apply_rope", "run", "sample"):
+            getattr(step, part)()
+
+    return {"calls": calls(first), "sources": device.kernel_sources()}
+
+
+SCENARIOS = {"sources": sources, "checked": checked, "decode_step": decode_step, "streams": streams}
 
 if __name__ == "__main__":
     json.dump(SCENARIOS[sys.argv[1]](), sys.stdout)

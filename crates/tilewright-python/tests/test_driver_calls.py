@@ -3,11 +3,13 @@ skipped."""
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import tilewright
 from tilewright import _core
 
 DOUBLE = Path(_core.__file__).resolve().with_name("libtilewright_driver_double.so")
@@ -24,6 +26,7 @@ UPLOAD = ["cuCtxGetCurrent", "cuStreamIsCapturing", "cuThreadExchangeStreamCaptu
 def on_double(tmp_path):
     """Runs a scenario of ``driver_calls.py`` with the double as the driver; returns the calls of its parts."""
     for name in ("libcuda.so", "libcuda.so.1"):
+        (tmp_path / name).unlink(missing_ok=True)
         (tmp_path / name).symlink_to(DOUBLE)
 
     def run(scenario: str, **variables) -> dict:
@@ -34,6 +37,61 @@ def on_double(tmp_path):
         return json.loads(done.stdout)
 
     return run
+
+
+@pytest.fixture
+def with_bundle(tmp_path):
+    """A copy of the package with a bundle beside its extension, made by the command line with the double as the assembler."""
+    program = DOUBLE.with_name("tilewright")
+    if not program.exists():
+        pytest.skip("the command line is not built")
+    package = tmp_path / "installed" / "tilewright"
+    shutil.copytree(Path(tilewright.__file__).parent, package, ignore=shutil.ignore_patterns("_core*.so", "__pycache__"))
+    shutil.copy(Path(_core.__file__).resolve(), package / Path(_core.__file__).name)
+    bundle = package / "tilewright-kernels"
+    environment = {"LD_LIBRARY_PATH": str(tmp_path), "TILEWRIGHT_CACHE": "jit", "PATH": ""}
+    for name in ("libcuda.so", "libcuda.so.1"):
+        (tmp_path / name).unlink(missing_ok=True)
+        (tmp_path / name).symlink_to(DOUBLE)
+    patterns = ["attention_f16_f16_d128_128*", "attention_scalar_f16_f16_d128_128", "append*", "rmsnorm*", "rope*", "sample*"]
+    subprocess.run([program, "kernels", "bundle", bundle, *patterns], env=environment, check=True, capture_output=True)
+    return package.parent
+
+
+def test_an_installed_package_loads_kernels_from_its_bundle(with_bundle, on_double, tmp_path):
+    """Without a setting. Other kernels are compiled, and kept in the cache."""
+    found = on_double("sources", PYTHONPATH=str(with_bundle))
+    sources = found["sources"]
+    assert sources["bundle"] == str(with_bundle / "tilewright" / "tilewright-kernels")
+    assert sources["folder"] == str(tmp_path / "kernels")
+    assert sources["refusal"] is None
+    # five of attention; append, norm and RoPE. Those of bound sinks and of a small vocabulary are no common ones
+    assert (sources["bundled"], sources["cached"]) == (8, 0)
+    others = len(list((tmp_path / "kernels").glob("*.kernel")))
+    assert sources["assembled"] == others == 6
+    # kernels with setmaxnreg are loaded as text
+    assert names(found["calls"]).count("cuLinkCreate_v2") == others - 2
+
+    again = on_double("sources", PYTHONPATH=str(with_bundle))
+    assert "cuLinkCreate_v2" not in names(again["calls"])
+    assert (again["sources"]["bundled"], again["sources"]["cached"]) == (8, others)
+
+    compiled = on_double("sources", PYTHONPATH=str(with_bundle), TILEWRIGHT_CACHE="jit")["sources"]
+    assert (compiled["bundle"], compiled["folder"], compiled["bundled"], compiled["cached"]) == (None, None, 0, 0)
+    assert compiled["assembled"] == 8 + others
+
+
+def test_a_damaged_bundle_costs_time_only(with_bundle, on_double):
+    for kernel in (with_bundle / "tilewright" / "tilewright-kernels").iterdir():
+        kernel.write_bytes(kernel.read_bytes()[:-1])
+    sources = on_double("sources", PYTHONPATH=str(with_bundle))["sources"]
+    assert (sources["bundled"], sources["cached"]) == (0, 0)
+    assert sources["assembled"] == 14
+    assert sources["refusal"].endswith("its checksum is wrong")
+
+
+def test_devices_of_the_host_compile_nothing():
+    assert tilewright.Device("cpu").kernel_sources() is None
 
 
 def names(calls: list) -> list:

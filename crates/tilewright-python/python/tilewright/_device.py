@@ -30,6 +30,12 @@ class Device:
         """The hardware."""
         return self._core.describe()
 
+    def kernel_sources(self) -> "dict | None":
+        """The sources of the kernels loaded so far: the folders ``bundle`` and ``folder``, or None, the numbers of kernels that were
+        ``bundled``, ``cached`` and ``assembled`` by the driver, and ``refusal``, the reason why a bundled kernel was not used. None for
+        devices of the host."""
+        return self._core.kernel_sources()
+
     def queue(self) -> "_core.Queue":
         """The queue of the current stream."""
         stream = self.current_stream()
