@@ -20,6 +20,7 @@ mod tree;
 mod types;
 mod walks;
 mod wheel;
+mod wheel_kernels;
 
 use std::{
     path::{Path, PathBuf},
@@ -43,8 +44,8 @@ Tasks:
   conformance   attention against its oracle on every instruction set of this machine, with the number of cases; --all runs the
                 full product of the factors
   fuzz          runs the readers of files on mutated inputs: --seconds N per target, --seed N, names of targets
-  wheel         the Python wheel for manylinux_2_28 in target/wheels, at most 12 MB, and that of tilewright-as-flashinfer; needs
-                Python 3 and its package registry; `wheel aarch64` builds for that processor
+  wheel         the Python wheel for manylinux_2_28 in target/wheels, at most 12 MB, with machine code for sm_90, and that of
+                tilewright-as-flashinfer; needs Python 3 and its package registry; `wheel aarch64` builds for that processor
   sdist         the Python source distribution in target/wheels/sdist; `pip wheel` builds it with Rust
   python-tests  runs the Python tests on the library of the development profile; prints why if it cannot
   torch-tests   our tests that need torch, and a seeded sample of FlashInfer's on the CPU, with torch in target/python-torch;

@@ -1,7 +1,7 @@
 //! The Python package: `cargo xtask wheel` builds its wheels, `cargo xtask python-tests` tests it in an environment of its own, and
 //! `cargo xtask flashinfer-tests` runs FlashInfer's own tests against it.
 
-use crate::{cargo::cargo, target};
+use crate::{cargo::cargo, target, wheel_kernels};
 use std::{
     ffi::OsStr,
     fs, io,
@@ -18,7 +18,7 @@ const AS_FLASHINFER: &str = "crates/tilewright-python/as-flashinfer";
 pub(crate) const TEST_TOOLS: [&str; 4] =
     ["numpy>=1.24", "pytest>=8", "mypy>=1.13", "apache-tvm-ffi==0.1.15.post2"];
 /// The tools of wheels, and the linker of released ones: it links with the symbols of an older glibc than that of the machine.
-const WHEEL_TOOLS: [&str; 3] = [BUILDER, "hatchling>=1.25,<2", "ziglang==0.17.1"];
+const WHEEL_TOOLS: [&str; 4] = [BUILDER, "hatchling>=1.25,<2", "ziglang==0.17.1", "wheel>=0.45"];
 const BUILDER: &str = "maturin>=1.9,<2";
 /// The oldest systems of released wheels: glibc 2.28, as in RHEL 8 and Debian 10.
 const SYSTEMS: &str = "manylinux_2_28";
@@ -96,6 +96,7 @@ pub(crate) fn build(root: &Path, processor: Option<&str>) -> Result<(), String> 
     }
     let python = environment(root, &WHEEL_TOOLS)?;
     let wheel = released(root, &python, processor)?;
+    wheel_kernels::add(root, &target(root), &python, &wheel)?;
     let bytes = fs::metadata(&wheel).map_err(|why| why.to_string())?.len();
     println!("{}: {:.1} MB", wheel.display(), bytes as f64 / 1e6);
     if bytes > LIMIT {
@@ -261,7 +262,7 @@ fn wheel(
 }
 
 /// Runs a command with its output; an error if it fails.
-fn run(command: &mut Command) -> Result<(), String> {
+pub(crate) fn run(command: &mut Command) -> Result<(), String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let words: Vec<_> = command.get_args().map(OsStr::to_string_lossy).take(4).collect();
     let spelled = format!("{name} {}", words.join(" "));
