@@ -3,8 +3,8 @@
 //! A kernel that is not in this list is not tested by the gate. Names are unique and equal the PTX entry names.
 
 mod attention;
-mod common;
 mod layers;
+mod model_kernels;
 mod products;
 mod sampling;
 
@@ -60,7 +60,7 @@ pub fn all() -> Vec<KernelEntry> {
 
 /// The kernels that engines load for common models, for all architectures: what a bundle has by default.
 pub fn common() -> Vec<KernelEntry> {
-    common::all()
+    model_kernels::all()
 }
 
 /// Kernels with golden PTX in `golden/`: few, because a change in shared code changes every file.
