@@ -1,7 +1,7 @@
 """Replay drivers of vLLM 0.33.0 and SGLang 0.5.23: the calls that the engines make to an attention backend, step by step.
 
 The order of calls and the shapes, dtypes and devices of their arguments were read from the engines' model runners and attention
-layers. Each step has random queries, keys and values; outputs are compared with attention from its definition (``dense.py``).
+layers. Each step has random queries, keys and values; outputs are compared with attention from its definition.
 """
 
 import dataclasses
@@ -86,34 +86,40 @@ class Driver:
 
     def _error(self, layer, new, inputs, output) -> float:
         """The largest error of a layer, relative to outputs above 1."""
-        at, worst = 0, 0.0
+        at, errors = 0, []
         q, k, v = inputs
         for request, count in new:
             rows = slice(at, at + count)
-            past = self.history.setdefault((request, layer), ([], []))
-            for parts, x, scale in zip(past, (k, v), self.case.scales):
-                parts.append(self._rounded(x[rows], scale))
-            keys, values = (numpy.concatenate(parts) for parts in past)
-            expected = self._expected(layer, q[rows].float().cpu().numpy(), keys, values)
-            actual = output[rows].double().cpu().numpy().reshape(expected.shape)
-            error = numpy.abs(actual - expected) / numpy.maximum(1.0, numpy.abs(expected))
-            worst, at = max(worst, float(error.max()) if not numpy.isnan(error).any() else math.inf), at + count
-        return worst
+            added = [self._rounded(x[rows], scale) for x, scale in zip((k, v), self.case.scales)]
+            past = self.history.get((request, layer))
+            both = added if past is None else [torch.cat(parts) for parts in zip(past, added)]
+            self.history[request, layer] = both
+            expected = self.expected(layer, q[rows].double(), *both)
+            actual = output[rows].double().reshape(expected.shape)
+            errors.append(((actual - expected).abs() / expected.abs().clamp(min=1.0)).max())
+            at += count
+        worst = float(torch.stack(errors).max())  # NaN if one is
+        return math.inf if math.isnan(worst) else worst
 
-    def _rounded(self, x, scale) -> numpy.ndarray:
-        if self.case.kv_dtype is None:
-            return x.float().cpu().numpy()
-        return ((x.float() / scale).to(self.case.kv_dtype).float() * scale).cpu().numpy()
+    def _rounded(self, x, scale):
+        """Keys or values as the cache has them, in float64."""
+        return x.double() if self.case.kv_dtype is None else ((x.float() / scale).to(self.case.kv_dtype).float() * scale).double()
 
-    def _expected(self, layer, q, keys, values) -> numpy.ndarray:
-        cap = self.case.soft_cap
-        visible = dense.causal(len(q), len(keys), self.case.windows[layer])
-        o, lse = dense.attention(q, keys, values, scale=self.case.scale, visible=visible,
-                                 logits=(lambda s: cap * numpy.tanh(s / cap)) if cap else None)
-        if self.sinks[layer] is None:
-            return o
-        sink = self.sinks[layer].double().cpu().numpy()
-        return o / (1.0 + numpy.exp(sink[None] - lse * math.log(2.0)))[..., None]
+    def expected(self, layer, q, keys, values):
+        """Attention from its definition, in float64 on the device: on a CPU, references take most of the time of large cases.
+        ``q`` ``[rows, heads, dim]``, ``keys`` and ``values`` ``[kv_len, kv_heads, dim]``."""
+        (rows, heads, dim), (kv_len, kv_heads, _) = q.shape, keys.shape
+        per_kv_head = q.view(rows, kv_heads, -1, dim).permute(1, 2, 0, 3).reshape(kv_heads, -1, dim)
+        s = torch.bmm(per_kv_head, keys.permute(1, 2, 0)).view(heads, rows, kv_len) * self.case.scale
+        if self.case.soft_cap:
+            s = self.case.soft_cap * torch.tanh(s / self.case.soft_cap)
+        visible = torch.from_numpy(dense.causal(rows, kv_len, self.case.windows[layer])).to(s.device)
+        s.masked_fill_(~visible, -math.inf)
+        if self.sinks[layer] is not None:  # one more logit per row, without a value
+            s = torch.cat([s, self.sinks[layer].double().view(heads, 1, 1).expand(heads, rows, 1)], dim=2)
+        weights = torch.softmax(s, dim=2)[..., :kv_len]
+        o = torch.bmm(weights.reshape(kv_heads, -1, kv_len), values.transpose(0, 1))
+        return o.view(heads, rows, -1).transpose(0, 1)
 
 
 class VllmDriver(Driver):

@@ -13,7 +13,9 @@ if not HAS_TORCH:
     pytest.skip("torch is not installed", allow_module_level=True)
 pytestmark = pytest.mark.torch
 
+import dense
 import engine_standins
+import numpy
 import torch
 from engine_driver import Case, SglangDriver, VllmDriver
 
@@ -46,6 +48,19 @@ def limit(case):
 @pytest.fixture(params=list(DRIVERS))
 def driver(request):
     return DRIVERS[request.param]
+
+
+@pytest.mark.parametrize("name", ["plain", "sinks, window, cap and fp8"])
+def test_drivers_expect_attention_from_its_definition(rng, name):
+    case = CASES[name]
+    q, k, v = (torch.from_numpy(rng.standard_normal((n, heads, 8))) for n, heads in ((3, 8), (20, 2), (20, 2)))
+    engine = SglangDriver(case)
+    cap, visible = case.soft_cap, dense.causal(3, 20, case.windows[0])
+    expected, lse = dense.attention(*(x.numpy() for x in (q, k, v)), scale=case.scale, visible=visible,
+                                    logits=(lambda s: cap * numpy.tanh(s / cap)) if cap else None)
+    if case.has_sinks:
+        expected /= (1.0 + numpy.exp(engine.sinks[0].double().numpy() - lse * numpy.log(2.0)))[..., None]
+    numpy.testing.assert_allclose(engine.expected(0, q, k, v).numpy(), expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", list(CASES))
