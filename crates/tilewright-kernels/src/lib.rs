@@ -24,6 +24,7 @@ pub mod elementwise;
 pub mod gemm;
 pub mod norm;
 pub mod params;
+pub mod quantization;
 pub mod rope;
 pub mod rows;
 pub mod sampling;

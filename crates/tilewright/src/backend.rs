@@ -47,6 +47,7 @@ macro_rules! for_each_operator {
             act_and_mul: activation, GatedActivation;
             map_in_place: elementwise, ElementwiseMap;
             add: elementwise, ResidualSum;
+            quantize_groups: quantization, GroupQuantization;
             filter: sampling, ScoreFilter;
             sample: sampling, TokenSampling;
             sample_tensors: sampling, TensorSampling;

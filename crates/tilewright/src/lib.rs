@@ -8,7 +8,7 @@
 //! | [`attention`] | `Problem`, `Batch`, `Plan`, the schedule, the state and its merge |
 //! | [`kv`] | page tables, layouts, scales, append and quantization |
 //! | [`sampling`] | logit edits, temperature and filters, seeded sampling per request, speculative decoding, logprobs |
-//! | [`norm`], [`rope`], [`activation`], [`elementwise`], [`gemm`], [`gather`] | the other operators of a decoder layer |
+//! | [`norm`], [`rope`], [`activation`], [`elementwise`], [`quantization`], [`gemm`], [`gather`] | the other operators of a decoder layer |
 //! | [`cpu`] | the CPU backend |
 //! | [`mod@reference`] | the f64 oracle |
 //! | [`operator`] | the arguments of an operator as a struct |
@@ -27,6 +27,7 @@ pub mod gemm;
 pub mod kv;
 pub mod norm;
 pub mod operator;
+pub mod quantization;
 pub mod reference;
 mod roofline;
 pub mod rope;

@@ -15,6 +15,7 @@ mod geometry;
 mod kv;
 mod memory;
 mod norm;
+mod quantization;
 mod rope;
 mod sampling;
 

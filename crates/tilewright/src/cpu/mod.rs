@@ -7,6 +7,7 @@ mod gather;
 mod gemm;
 mod kv;
 mod norm;
+mod quantization;
 mod roofline;
 mod rope;
 mod sampling;

@@ -6,6 +6,7 @@ pub mod attention;
 pub mod elementwise;
 pub mod norm;
 pub mod quant;
+pub mod quantization;
 pub mod rope;
 pub mod sampling;
 pub mod variant;

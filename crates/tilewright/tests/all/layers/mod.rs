@@ -1,8 +1,9 @@
-//! Norms, rotary embeddings, gated activations and elementwise operators against the oracle.
+//! Norms, rotary embeddings, gated activations, quantization and elementwise operators against the oracle.
 
 mod activation;
 mod elementwise;
 mod norm;
+mod quantization;
 mod rope;
 mod rope_append;
 
