@@ -8,6 +8,7 @@ use crate::{
     bits,
     elementwise::{self, AddConfig, MapConfig, MapKind},
     norm::{self, NormConfig},
+    quantization::{self, GroupQuantizationConfig},
     rope::{self, Angles, RopeConfig, append::RopeAppendConfig},
     rows,
     tile::{RowPartition, chunk},
@@ -16,7 +17,7 @@ use tilewright::{Dtype, attention::BitOrder, rope::RopeStyle};
 
 pub(super) fn all() -> Vec<KernelEntry> {
     let rounding = [Dtype::Bf16, Dtype::F16].into_iter().flat_map(rounding);
-    [layers(Dtype::Bf16), layers(Dtype::F16), norms(), quantized_ropes(), others()]
+    [layers(Dtype::Bf16), layers(Dtype::F16), norms(), quantized_ropes(), group_quantizations(), others()]
         .into_iter()
         .flatten()
         .chain(rounding)
@@ -115,6 +116,26 @@ fn quantized_ropes() -> Vec<KernelEntry> {
         width,
     });
     all.map(|config| entry(config, RopeConfig::name, rope::rope)).into()
+}
+
+/// Quantization with a scale per group: blocks of 128 of all dtypes, powers of two, blocks of 64, and addresses without alignment.
+fn group_quantizations() -> Vec<KernelEntry> {
+    let config = |dtype: Dtype| GroupQuantizationConfig {
+        dtypes: (dtype, Dtype::E4m3),
+        group_size: 128,
+        power_of_two: false,
+        width: chunk::max_width(&[dtype, Dtype::E4m3]),
+    };
+    let bf16 = config(Dtype::Bf16);
+    let all = [
+        bf16,
+        config(Dtype::F16),
+        config(Dtype::F32),
+        GroupQuantizationConfig { power_of_two: true, ..bf16 },
+        GroupQuantizationConfig { group_size: 64, ..bf16 },
+        GroupQuantizationConfig { width: 1, ..bf16 },
+    ];
+    all.map(|config| entry(config, GroupQuantizationConfig::name, quantization::quantize_groups)).into()
 }
 
 /// Layer norms of 4096 elements and of rows that exceed registers, and norms that are quantized to e4m3.
