@@ -88,6 +88,11 @@ impl<'v> Hooks<'v> {
         self.variant.is_live(hook)
     }
 
+    /// The number of last keys of a segment that the mask hook may hide; `None` if it may hide any key.
+    pub(crate) fn mask_tail(&self) -> Option<u32> {
+        self.variant.mask_tail()
+    }
+
     /// Whether the variant has a softmax; otherwise logits are the weights.
     pub(crate) fn softmax(&self) -> bool {
         self.variant.has_softmax()

@@ -249,7 +249,8 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
             self.copy_values(count);
             let stage_keys = self.key_range(stage);
             self.hooks.logits(self.current, stage_keys, &|| k.constant(0), &logits);
-            let masked = self.hooks.needs_mask(self.rows.needs_mask(stage_keys.first, layout.stage_keys));
+            let masked = self.rows.needs_mask(stage_keys.first, layout.stage_keys);
+            let masked = self.hooks.needs_mask(|| self.current.load(), stage_keys, masked);
             let (values, whole) = (self.values_of(keys), layout.has_whole_stages());
             let visible = [0, 8].map(|_| k.var::<u32>("seen", 0));
             let has_nonfinite = k.var::<bool>("special", false);

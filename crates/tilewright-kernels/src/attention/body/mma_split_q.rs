@@ -216,10 +216,16 @@ impl<'c, 'k> SplitQBody<'c, 'k> {
         self.k.wait_copies(0);
     }
 
+    /// Whether the KV tile at key `first` needs a mask.
+    fn needs_mask(&self, first: Value<'k, u32>) -> Value<'k, bool> {
+        let masked = self.rows.needs_mask(first, KV_TOKENS);
+        self.hooks.needs_mask(|| self.current.load(), key_range(first), masked)
+    }
+
     /// Processes the KV tile at key `first`.
     fn attend_tile(&self, first: Value<'k, u32>) {
         let k = self.k;
-        let masked = self.hooks.needs_mask(self.rows.needs_mask(first, KV_TOKENS));
+        let masked = self.needs_mask(first);
         k.when(masked, || self.compute_visible(first));
         let [keys, stage] = self.next_stage(first, TileHalf::Keys, |_| {});
         let logits: Vec<Vec<AccFragment<'k>>> =

@@ -192,10 +192,29 @@ impl<'k, 'v> RowHooks<'k, 'v> {
         Some(declared.prepare(hook, &|input| row.input(input)))
     }
 
-    /// Whether a KV tile needs a mask, given `masked` without hooks.
+    /// Whether the mask hook may hide keys of any tile.
+    pub(crate) fn masks_all_tiles(&self) -> bool {
+        self.is_live(Hook::Mask) && self.mask_tail().is_none()
+    }
+
+    /// The number of last keys of a segment that the mask hook may hide, if it is limited to those.
+    pub(crate) fn mask_tail(&self) -> Option<u32> {
+        self.declared.as_ref().and_then(|declared| declared.hooks().mask_tail())
+    }
+
+    /// Whether the keys need a mask, given `masked` without hooks.
     #[track_caller]
-    pub(crate) fn needs_mask(&self, masked: Value<'k, bool>) -> Value<'k, bool> {
-        if self.is_live(Hook::Mask) { self.k.constant(true) } else { masked }
+    pub(crate) fn needs_mask(
+        &self,
+        item: impl Fn() -> WorkItemRegs<'k>,
+        keys: KeyRange<'k>,
+        masked: Value<'k, bool>,
+    ) -> Value<'k, bool> {
+        match self.mask_tail() {
+            _ if self.masks_all_tiles() => self.k.constant(true),
+            Some(tail) => masked | (keys.first + keys.width.saturating_add(tail)).gt(item().kv_len),
+            None => masked,
+        }
     }
 
     /// Applies the mask hook to the visible mask `word` of row `row` of the tile.

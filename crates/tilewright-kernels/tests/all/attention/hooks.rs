@@ -166,6 +166,52 @@ fn masks() {
     check_all(&variant, &|r| formula::multi_item_scoring(prefixes[r] as usize, &places[r]));
 }
 
+/// A mask of the last 20 keys of each request, of which the even ones are visible.
+const LAST_KEYS: &str = r#"{
+    "name": "last_keys", "mask_tail": 24, "tables": {"lens": LENS},
+    "mask": {"or": [{"eq": [{"mul": [{"floor": {"div": ["kv", 2]}}, 2]}, "kv"]},
+                    {"lt": ["kv", {"sub": [{"read": ["lens", "request"]}, 20]}]}]}
+}"#;
+
+/// Cases of several tiles, of few and many rows, with and without unmasked tiles.
+fn long_cases() -> Vec<Case> {
+    let mixed = Case::new(128, (2, 1), &[(130, 700), (9, 300), (1, 450), (3, 128)]);
+    let wgmma = mixed.clone().with(|case| case.wgmma = true);
+    vec![
+        wgmma.clone(),
+        wgmma.with(|case| case.mask = FULL),
+        mixed.clone().with(|case| case.mask = FULL),
+        mixed.with(|case| (case.piece, case.workers) = (128, 3)),
+    ]
+}
+
+#[test]
+fn masks_of_last_keys() {
+    for case in cases().into_iter().chain(long_cases()) {
+        let lens: Vec<usize> = case.lengths.iter().map(|(_, kv_len)| *kv_len).collect();
+        let json = LAST_KEYS.replace("LENS", &format!("{lens:?}"));
+        let variant = ExpressionVariant::from_json(&json).unwrap_or_else(|why| panic!("{why}"));
+        assert_eq!(variant.mask_tail(), Some(24));
+        let definition = |request: usize| {
+            let free = lens[request].saturating_sub(20);
+            let visible = move |at: LogitIndex| at.j < free || at.j.is_multiple_of(2);
+            Definition { visible: Box::new(visible), ..Definition::default() }
+        };
+        check_with(&case, &variant, &definition);
+    }
+}
+
+/// A hook that also hides key 3, against its own limit: it is not called there.
+#[test]
+fn masks_of_last_keys_are_not_computed_in_other_tiles() {
+    let hides = r#"{"name": "wrong", "mask_tail": 16, "mask": {"not": {"eq": ["kv", 3]}}}"#;
+    let variant = ExpressionVariant::from_json(hides).unwrap_or_else(|why| panic!("{why}"));
+    let case = Case::new(128, (2, 1), &[(130, 700), (1, 450), (3, 300)]);
+    for case in [case.clone().with(|case| case.wgmma = true), case] {
+        check_with(&case, &variant, &|_| Definition::default());
+    }
+}
+
 #[test]
 fn masks_hide_values_that_are_not_finite() {
     let spoiled = [(0, 3, f64::NAN), (0, 44, f64::INFINITY), (1, 27, f64::NAN), (1, 60, f64::NEG_INFINITY)];

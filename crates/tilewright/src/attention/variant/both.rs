@@ -1,7 +1,10 @@
 //! The plain variant, and the composition of two variants.
 
 use super::{At, Number, Pair, Variant};
-use crate::{Problem, Result};
+use crate::{
+    Problem, Result,
+    attention::variant::{ExpressionVariant, Hook},
+};
 
 /// Standard attention, without hooks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -41,6 +44,16 @@ impl<A: Variant, B: Variant> Variant for Both<A, B> {
 
     fn bound_tables(&self) -> Vec<String> {
         [self.first.bound_tables(), self.second.bound_tables()].concat()
+    }
+
+    /// The longer one of the mask hooks; `None` if one of them may hide any key.
+    fn mask_tail(&self) -> Option<u32> {
+        let tails = [
+            (has_mask(&self.first), self.first.mask_tail()),
+            (has_mask(&self.second), self.second.mask_tail()),
+        ];
+        let of_masks = tails.into_iter().filter(|(has_mask, _)| *has_mask).map(|(_, tail)| tail);
+        of_masks.collect::<Option<Vec<u32>>>()?.into_iter().max()
     }
 
     fn check(&self, problem: &Problem) -> Result<()> {
@@ -83,4 +96,9 @@ impl<A: Variant, B: Variant> Variant for Both<A, B> {
     fn output<N: Number>(&self, at: &At<N>, o: N) -> N {
         self.second.output(at, self.first.output(at, o))
     }
+}
+
+/// Whether the variant has a mask hook with an effect. One that cannot be recorded counts as one: the composition cannot either.
+fn has_mask<V: Variant>(variant: &V) -> bool {
+    ExpressionVariant::of(variant).map_or(true, |recorded| recorded.is_live(Hook::Mask))
 }

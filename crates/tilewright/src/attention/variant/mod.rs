@@ -111,6 +111,12 @@ pub trait Variant: Debug + Send + Sync + 'static {
         Vec::new()
     }
 
+    /// The number of last keys of a segment that the mask hook may hide: it must show all keys before them. GPU kernels call the hook
+    /// in the tiles that have such keys only, as for masks of draft tokens. `None`: it may hide any key.
+    fn mask_tail(&self) -> Option<u32> {
+        None
+    }
+
     /// Checks that parameters and tables fit the problem. Called when an operator is constructed.
     ///
     /// # Errors

@@ -19,6 +19,8 @@ pub struct ExpressionVariant {
     pub(super) named: NamedData,
     /// Names of the tables that each run binds.
     pub(super) bound: Vec<String>,
+    /// As [`Variant::mask_tail`].
+    pub(super) mask_tail: Option<u32>,
     /// In the order of [`Hook::ALL`].
     pub(super) graphs: [Graph; 7],
 }
@@ -34,7 +36,12 @@ impl ExpressionVariant {
         let graphs = Hook::ALL.map(|hook| record(&recorder, variant, hook));
         let assembled = Self::assemble(variant.name(), variant.has_softmax(), recorder, graphs)
             .map_err(|error| Error::new("attention.new", format!("variant {}: {error}", variant.name())))?;
-        Ok(assembled.with_bound(variant.bound_tables()))
+        Ok(assembled.with_bound(variant.bound_tables()).with_mask_tail(variant.mask_tail()))
+    }
+
+    /// With this [`Variant::mask_tail`], if there is a mask hook.
+    pub(super) fn with_mask_tail(self, tail: Option<u32>) -> Self {
+        Self { mask_tail: tail.filter(|_| self.is_live(Hook::Mask)), ..self }
     }
 
     /// With tables of these names bound by each run, as far as hooks read them.
@@ -67,7 +74,8 @@ impl ExpressionVariant {
     ) -> Result<Self, String> {
         super::recorder::check_word(name, 256)?;
         let named = recorder.into_named()?;
-        let mut variant = Self { name: name.to_owned(), softmax, named, bound: Vec::new(), graphs };
+        let mut variant =
+            Self { name: name.to_owned(), softmax, named, bound: Vec::new(), mask_tail: None, graphs };
         variant.sort_names();
         Ok(variant)
     }
@@ -146,7 +154,8 @@ impl ExpressionVariant {
         let scalars = names(self.named.scalars.iter().map(|(name, _)| name).collect());
         let tables = names(self.named.tables.iter().map(|(name, _)| name).collect());
         let buffers = names(self.named.buffers.iter().map(|(name, _)| name).collect());
-        let text = format!("{scalars} {tables} {buffers} {} {:?}", self.softmax, self.graphs);
+        let tail = self.mask_tail.map_or(String::new(), |tail| format!(" {tail}"));
+        let text = format!("{scalars} {tables} {buffers} {} {:?}{tail}", self.softmax, self.graphs);
         // FNV-1a
         text.bytes()
             .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
@@ -282,6 +291,10 @@ impl Variant for ExpressionVariant {
 
     fn bound_tables(&self) -> Vec<String> {
         self.bound.clone()
+    }
+
+    fn mask_tail(&self) -> Option<u32> {
+        self.mask_tail
     }
 
     #[inline(always)]

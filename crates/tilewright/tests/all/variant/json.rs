@@ -94,10 +94,10 @@ fn constants_beyond_json_have_names() {
 }
 
 /// The text after the name, and the error text.
-const REFUSED: [(&str, &str); 22] = [
+const REFUSED: [(&str, &str); 23] = [
     (
         r#""logit": 1"#,
-        "unknown member \"logit\", expected one of name, softmax, scalars, tables, buffers, query, key, value, logits, mask, update, output",
+        "unknown member \"logit\", expected one of name, softmax, mask_tail, scalars, tables, buffers, query, key, value, logits, mask, update, output",
     ),
     (
         r#""key": ["first", "qo"]"#,
@@ -129,6 +129,7 @@ const REFUSED: [(&str, &str); 22] = [
     (r#""scalars": {"kv": 1}"#, "scalars: \"kv\" has a meaning in every hook, expected another name"),
     (r#""scalars": {"a": 1e300}"#, "scalars.a: 1e+300, expected a number that f32 can hold"),
     (r#""buffers": {"b": 0}"#, "buffers.b: 0, expected a number of elements, 1 to 16777216"),
+    (r#""mask_tail": 0"#, "mask_tail: 0, expected a number of keys from 1"),
     (r#""softmax": 1"#, "softmax: 1, expected true or false"),
     (r#""logits": {"let": 1, "in": "logit"}"#, "logits.let: 1, expected an array"),
     (
@@ -194,6 +195,7 @@ fn hostile_text_is_refused_or_runs_and_never_panics() {
     let seeds = [
         r#"{"name":"a","scalars":{"c":3},"tables":{"t":[1,2]},"logits":{"mul":["c",{"tanh":{"read":["t","logit"]}}]}}"#,
         r#"{"name":"b","buffers":{"w":9},"logits":{"let":[["p",{"add":["kv",1]}]],"store":[["w","p","logit"]],"in":"p"}}"#,
+        r#"{"name":"t","mask_tail":32,"mask":{"lt":["kv","qo"]}}"#,
         r#"{"name":"c","softmax":false,"key":[{"neg":"first"},"second"],"mask":{"or":[true,{"lt":["kv","qo"]}]}}"#,
     ];
     let pieces = [

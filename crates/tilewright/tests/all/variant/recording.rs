@@ -163,3 +163,28 @@ fn a_trial_shows_its_recording() {
     let trial = Trial::new(SoftCap::new(2.0).unwrap(), &problem(2, 2)).unwrap();
     assert_eq!(trial.recorded().scalars(), [("cap".to_owned(), 2.0)]);
 }
+
+/// A mask of the last keys, or of any.
+fn mask_of(tail: Option<u32>) -> ExpressionVariant {
+    let tail = tail.map_or(String::new(), |tail| format!(r#""mask_tail": {tail}, "#));
+    let json = format!(r#"{{"name": "m", {tail}"mask": {{"lt": ["kv", "qo"]}}}}"#);
+    ExpressionVariant::from_json(&json).unwrap_or_else(|why| panic!("{why}"))
+}
+
+#[test]
+fn limits_of_mask_hooks_are_kept_and_composed() {
+    let cap = ExpressionVariant::of(&SoftCap::new(2.0).unwrap()).unwrap();
+    let (short, long, any) = (mask_of(Some(8)), mask_of(Some(32)), mask_of(None));
+    let tail = |first: &ExpressionVariant, second: &ExpressionVariant| {
+        ExpressionVariant::of(&Both::new(first.clone(), second.clone())).unwrap().mask_tail()
+    };
+    assert_eq!([tail(&short, &cap), tail(&cap, &long)], [Some(8), Some(32)]);
+    assert_eq!([tail(&short, &long), tail(&long, &any), tail(&any, &cap)], [Some(32), None, None]);
+    assert_eq!(ExpressionVariant::from_json(&short.to_json()).unwrap().mask_tail(), Some(8));
+    assert_ne!(short.fingerprint(), long.fingerprint());
+    assert_ne!(short.fingerprint(), any.fingerprint());
+    // a limit without a mask hook has no effect on the kernel
+    let json = cap.to_json().replacen('{', r#"{"mask_tail": 8, "#, 1);
+    let limited = ExpressionVariant::from_json(&json).unwrap();
+    assert_eq!((limited.mask_tail(), limited.fingerprint()), (None, cap.fingerprint()));
+}

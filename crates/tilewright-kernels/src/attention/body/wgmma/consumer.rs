@@ -204,7 +204,7 @@ impl<'c, 'k> Consumer<'c, 'k> {
 
     /// Processes tiles as long as neither needs a mask: a loop of its own, so that its instructions are adjacent.
     fn unmasked_tiles(&self, current: &CurrentItem<'k>, tile: Var<'k, u32>, slow: Option<Value<'k, bool>>) {
-        if self.hooks.is_live(Hook::Mask) {
+        if self.hooks.masks_all_tiles() {
             return;
         }
         let [begin, end] = self.unmasked.map(|tile| tile.get());

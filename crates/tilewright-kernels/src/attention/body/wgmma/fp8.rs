@@ -26,7 +26,6 @@ use crate::{
     attention::kernel::{cta::CurrentItem, fragments::AccFragment, softmax::finite_max},
     tile::{SharedTile, reduce},
 };
-use tilewright::attention::variant::Hook;
 use tilewright_ptx::{
     build::{Shared, Value, Var, WgmmaLeft, WgmmaOperands},
     isa::matrix::Major,
@@ -74,7 +73,7 @@ impl<'c, 'k> Consumer<'c, 'k> {
 
     /// Processes pairs of tiles as long as none needs a mask, nor the tile after them.
     fn fp8_pairs(&self, current: &CurrentItem<'k>, tile: Var<'k, u32>) {
-        if self.hooks.is_live(Hook::Mask) {
+        if self.hooks.masks_all_tiles() {
             return;
         }
         let [begin, end] = self.unmasked.map(|tile| tile.get());

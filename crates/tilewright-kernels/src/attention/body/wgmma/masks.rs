@@ -63,6 +63,10 @@ impl<'c, 'k> Consumer<'c, 'k> {
         let end = cta.is_blocks().select::<i32>(of_blocks, end);
         let keys = self.shared.config.kv_tokens() as u32;
         let end = end.min(mask_begin.unless(item.mask_columns.eq(0), i32::MAX));
+        let end = self.hooks.mask_tail().map_or(end, |tail| {
+            // the first key that the hook may hide
+            end.min((item.kv_len.max(tail) - tail).reinterpret::<i32>())
+        });
         let [first, end] = [first.unless(mixed, i32::MAX), end].map(|at| at.max(0).reinterpret::<u32>());
         self.unmasked[0].set((first + (keys - 1)) / keys);
         self.unmasked[1].set(end / keys);
@@ -77,7 +81,7 @@ impl<'c, 'k> Consumer<'c, 'k> {
     #[track_caller]
     pub(super) fn needs_mask(&self, tile: Value<'k, u32>) -> Value<'k, bool> {
         let [begin, end] = self.unmasked.map(|tile| tile.get());
-        self.hooks.needs_mask(tile.lt(begin) | tile.ge(end))
+        if self.hooks.masks_all_tiles() { self.k.constant(true) } else { tile.lt(begin) | tile.ge(end) }
     }
 
     /// Computes the visible masks of a tile that needs them, and loads the values of the logits hook, while its logits are computed.

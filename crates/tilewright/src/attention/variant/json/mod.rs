@@ -12,6 +12,7 @@
 //! |---|---|
 //! | `name` | as [`Variant::name`](super::Variant::name); the only required member |
 //! | `softmax` | as [`Variant::has_softmax`](super::Variant::has_softmax); default `true` |
+//! | `mask_tail` | as [`Variant::mask_tail`](super::Variant::mask_tail); a number of keys from 1, by default none |
 //! | `scalars` | parameters: name and number |
 //! | `tables` | name and array of numbers, or number of elements, which each run binds |
 //! | `buffers` | name and number of elements |
@@ -31,4 +32,4 @@ const OPERATOR: &str = "attention.variant";
 /// Maximum nesting of expressions; deeper ones need `let`.
 const MAX_DEPTH: usize = 64;
 /// Members of the document that are not hooks.
-const MEMBERS: [&str; 5] = ["name", "softmax", "scalars", "tables", "buffers"];
+const MEMBERS: [&str; 6] = ["name", "softmax", "mask_tail", "scalars", "tables", "buffers"];

@@ -38,6 +38,7 @@ impl ExpressionVariant {
         let name = name.ok_or_else(|| unexpected("name", value_or_null, "a string"))?;
         let softmax = members.get("softmax").unwrap_or(&Value::Bool(true));
         let softmax = softmax.as_bool().ok_or_else(|| unexpected("softmax", softmax, "true or false"))?;
+        let mask_tail = members.get("mask_tail").map(key_count).transpose()?;
         let (named, bound) = read_named(members)?;
         let names = NameIndex::new(&named);
         let recorder = Recorder::default();
@@ -50,7 +51,8 @@ impl ExpressionVariant {
             };
         }
         let assembled = Self::assemble(name, softmax, recorder, graphs);
-        Ok(assembled.map_err(|error| Error::new(OPERATOR, error))?.with_bound(bound))
+        let assembled = assembled.map_err(|error| Error::new(OPERATOR, error))?;
+        Ok(assembled.with_bound(bound).with_mask_tail(mask_tail))
     }
 }
 
@@ -124,6 +126,12 @@ fn read_named(members: &Map<String, Value>) -> Result<(NamedData, Vec<String>)> 
         named.buffers.push((name.clone(), HookBuffer::new(element_count(&path, value)?)));
     }
     Ok((named, bound))
+}
+
+/// The number of keys that a mask hook may hide.
+fn key_count(value: &Value) -> Result<u32> {
+    let count = value.as_u64().and_then(|count| u32::try_from(count).ok()).filter(|count| *count > 0);
+    count.ok_or_else(|| unexpected("mask_tail", value, "a number of keys from 1"))
 }
 
 /// The length of a table or buffer without values.

@@ -38,6 +38,9 @@ impl ExpressionVariant {
         if !self.softmax {
             document.insert("softmax".to_owned(), json!(false));
         }
+        if let Some(tail) = self.mask_tail {
+            document.insert("mask_tail".to_owned(), json!(tail));
+        }
         for hook in Hook::ALL.into_iter().filter(|hook| self.is_live(*hook)) {
             document.insert(hook.name().to_owned(), Writer::new(self, self.graph(hook)).hook());
         }
