@@ -19,6 +19,7 @@ mod keywords;
 mod operators;
 mod overlap;
 mod problem;
+mod quantization;
 mod rope;
 mod sampling;
 mod scale;
@@ -49,6 +50,7 @@ fn core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<variant::PyVariant>()?;
     module.add_function(wrap_pyfunction!(operators::norm, module)?)?;
     module.add_function(wrap_pyfunction!(operators::gated_activation, module)?)?;
+    module.add_function(wrap_pyfunction!(quantization::quantize_groups, module)?)?;
     module.add_function(wrap_pyfunction!(operators::merge_states, module)?)?;
     module.add_function(wrap_pyfunction!(operators::linear_layer, module)?)?;
     module.add_function(wrap_pyfunction!(operators::segment_gemm, module)?)?;

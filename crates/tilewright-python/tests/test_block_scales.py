@@ -71,7 +71,7 @@ class ScaledMm:
     """``torch.nn.functional.scaled_mm`` with scales per block on the CPU. It requires the layouts that the GPU requires."""
 
     def __init__(self):
-        self.operands = []
+        self.operands, self.outputs = [], 0
 
     def __call__(self, a, b, a_scale, a_recipe, b_scale, b_recipe, *, output_dtype):
         recipes = torch.nn.functional.ScalingType
@@ -88,6 +88,15 @@ class ScaledMm:
         column_scales = b_scale[:blocks].t().repeat_interleave(128, 0)[:n]
         return expected(a, b.t(), a_scale, column_scales).to(output_dtype)
 
+    def into(self, a, b, a_scales, a_recipes, a_swizzles, b_scales, b_recipes, b_swizzles, bias, dtype, *, out):
+        """The operator that ``scaled_mm`` calls, with an output."""
+        recipes = torch.nn.functional.ScalingType
+        assert (a_recipes, b_recipes) == ([recipes.BlockWise1x128.value], [recipes.BlockWise128x128.value])
+        assert (a_swizzles, b_swizzles, bias, dtype) == ([], [], None, out.dtype) and out.is_contiguous()
+        product = self(a, b, *a_scales, recipes.BlockWise1x128, *b_scales, recipes.BlockWise128x128, output_dtype=dtype)
+        self.outputs += 1
+        return out.copy_(product)
+
 
 @pytest.fixture
 def scaled_mm(monkeypatch):
@@ -96,6 +105,7 @@ def scaled_mm(monkeypatch):
         pytest.skip("torch has no scaled_mm")
     stand_in = ScaledMm()
     monkeypatch.setattr(torch.nn.functional, "scaled_mm", stand_in)
+    monkeypatch.setattr(gemm, "_scaled_mm_out", stand_in.into)
     monkeypatch.setattr(gemm, "_has_blockwise_scaled_mm", lambda device: True)
     return stand_in
 
@@ -128,10 +138,11 @@ def test_products_in_8_bits(rng, scaled_mm, m, n, k, dtype, no_host_reads):
         close(call(a, b, columns, given, out_dtype=dtype), product, dtype)
     close(call(misaligned(a), misaligned(b), columns, b_scale, out_dtype=dtype), product, dtype)
     close(call(a.t().contiguous().t(), b.t().contiguous().t(), columns, b_scale, out_dtype=dtype), product, dtype)
-    out = torch.empty(n, m, dtype=dtype).t()
-    assert call(a, b, columns, b_scale, out) is out
-    close(out, product, dtype)
-    assert len(scaled_mm.operands) == 10
+    for out in (torch.empty(n, m, dtype=dtype).t(), torch.empty(m, n, dtype=dtype)):
+        assert call(a, b, columns, b_scale, out) is out
+        close(out, product, dtype)
+    # cuBLAS writes to an output of all rows of its operands
+    assert len(scaled_mm.operands) == 11 and scaled_mm.outputs == (m % 4 == 0)
     for rows, _, of_rows, of_columns in scaled_mm.operands:
         assert (rows[m:].float() == 0).all() and (of_rows[m:] == 1).all() and of_columns.isfinite().all()
 

@@ -40,6 +40,7 @@ def test_norms_and_activations(host, rng):
     agrees(flashinfer.layernorm, x, weight, weight)
     agrees(flashinfer.layernorm_quant, narrow, x, weight, weight, scale)
     agrees(flashinfer.rmsnorm_quant, narrow, x, weight, scale)
+    agrees(flashinfer.quantization.per_token_group_quant_8bit, x, 16)
     agrees(flashinfer.fused_add_rmsnorm_quant, narrow, x, residual, weight, scale)
     for gated in (flashinfer.silu_and_mul, flashinfer.gelu_and_mul, flashinfer.gelu_tanh_and_mul):
         agrees(gated, x.view(3, 1, 32))

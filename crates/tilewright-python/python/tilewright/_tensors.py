@@ -74,9 +74,24 @@ def empty(shape, dtype: str, like):
     if hasattr(like, "__array_interface__"):
         import numpy
 
-        known = like.dtype if like.dtype.name == dtype else numpy.dtype(dtype)
+        known = like.dtype if like.dtype.name == dtype else _numpy_dtype(dtype)
         return numpy.empty(tuple(shape), dtype=known)
     raise Unsupported(f"tensor: out = None with {type(like).__name__}, expected out for a library other than NumPy and torch")
+
+
+def _numpy_dtype(name: str):
+    """The dtype of NumPy, or of ml_dtypes, which has those that NumPy lacks."""
+    import numpy
+
+    try:
+        return numpy.dtype(name)
+    except TypeError:
+        pass
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise Unsupported(f"tensor: out = None of {name}, which NumPy lacks, expected out or the package ml_dtypes") from None
+    return numpy.dtype(getattr(ml_dtypes, name))
 
 
 def from_list(values, dtype: str, like, shape=None):

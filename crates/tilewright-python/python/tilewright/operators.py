@@ -1,4 +1,4 @@
-"""The operators around attention: norms, gated activations, RoPE, linear layers and packed bits."""
+"""The operators around attention: norms, gated activations, quantization, RoPE, linear layers and packed bits."""
 
 from . import _core
 from ._core import Error
@@ -57,6 +57,24 @@ def gelu_and_mul(x, *, out=None):
 def gelu_tanh_and_mul(x, *, out=None):
     """``gelu(x[:, :d]) · x[:, d:]`` with the tanh approximation."""
     return _gated("gelu_tanh", x, out)
+
+
+def quantize_groups(x, group_size: int = 128, *, eps: float = 1e-10, power_of_two: bool = False, dtype: str = "float8_e4m3fn",
+                    out=None, scales=None):
+    """Quantizes each ``group_size`` adjacent elements of a row to 8 bits with a scale of their own: ``max(max |x|, eps)`` over the
+    largest number of ``dtype``, float8_e4m3fn or float8_e5m2. Quotients are rounded to nearest even and saturated.
+
+    ``x`` ``[rows, width]`` of float32, float16 or bfloat16; ``group_size`` 16, 32, 64, 128 or 256. ``power_of_two`` rounds scales up
+    to powers of two. Returns ``out`` ``[rows, width]`` and ``scales`` float32 ``[rows, width / group_size]``. Passed ones may have more
+    rows than ``x``, which become those of zeros; ``scales`` may have any strides. NumPy has ``dtype`` if ml_dtypes is installed.
+    """
+    shape = shape_of(x)
+    if out is None:
+        out = empty(shape, dtype_name(dtype), x)
+    if scales is None:
+        scales = empty((*shape_of(out)[:-1], shape[-1] // max(group_size, 1)), "float32", x)
+    _core.quantize_groups(queue_of(x), (x, group_size, eps, power_of_two, out, scales))
+    return out, scales
 
 
 class Rope:

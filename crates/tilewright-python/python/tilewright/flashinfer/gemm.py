@@ -7,7 +7,7 @@ import torch
 from .. import operators
 from .._core import Error
 from ._refuse import check_choice, check_output, one_number, served
-from .quantization import per_token_group_quant_8bit
+from .quantization import quantize_rows
 
 _E4M3, _E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 #: The elements of a row that share a scale.
@@ -97,7 +97,7 @@ def fp8_blockscale_gemm_sm90(input, weight, input_scale=None, weight_scale=None,
 
     A weight of 8 bits with scales ``[ceil(n / 128), k / 128]`` is multiplied in 8 bits by ``torch.nn.functional.scaled_mm``, if
     torch has this function, is built for CUDA 12.9 or later, and the GPU is a Hopper. Then ``input`` of bfloat16 is quantized to
-    float8_e4m3fn with one scale per row and 128 columns, the largest magnitude over 448, as in FlashInfer. In all other cases
+    float8_e4m3fn by one launch, with one scale per row and 128 columns, the largest magnitude over 448, as in FlashInfer. In all other cases
     operands of bfloat16 are not quantized. Each call then multiplies operands of 8 bits by their scales and rounds to bfloat16.
     """
     function = "fp8_blockscale_gemm_sm90"
@@ -110,8 +110,7 @@ def fp8_blockscale_gemm_sm90(input, weight, input_scale=None, weight_scale=None,
         _check_scale(function, name, x, scale)
     input_rows = None if input_scale is None else _input_rows(function, input, input_scale)
     if input.numel() > 0 and _has_square_blocks(weight, weight_scale) and _has_blockwise_scaled_mm(input.device):
-        product = _blockwise_scaled_mm(input, input_rows, weight, weight_scale, dtype)
-        return product if out is None else out.copy_(product)
+        return _blockwise_scaled_mm(input, input_rows, weight, weight_scale, dtype, out)
     a = input if input_rows is None else _dequantized(input, input_rows)
     b = weight if weight_scale is None else _dequantized(weight, _weight_rows(function, weight, weight_scale))
     if dtype == torch.bfloat16:
@@ -134,18 +133,33 @@ def _has_square_blocks(b, scale) -> bool:
     return b.dtype == _E4M3 and b.shape[0] > 0 and scale.shape == (-(-b.shape[0] // _BLOCK), b.shape[1] // _BLOCK)
 
 
-def _blockwise_scaled_mm(a, a_rows, b, b_scale, dtype):
-    """``a · bᵀ`` of the arguments of :func:`_blockwise_operands` without a copy of ``b``."""
+def _blockwise_scaled_mm(a, a_rows, b, b_scale, dtype, out):
+    """``a · bᵀ`` of the arguments of :func:`_blockwise_operands` without a copy of ``b``, in ``out`` unless it is None."""
     functional = torch.nn.functional
     row_blocks, square_blocks = functional.ScalingType.BlockWise1x128, functional.ScalingType.BlockWise128x128
     rows, columns, row_scales, column_scales = _blockwise_operands(a, a_rows, b, b_scale)
+    if out is not None and out.is_contiguous() and len(out) == len(rows) and _has_scaled_mm_out():
+        # scaled_mm has no argument for the output
+        kinds = [row_blocks.value], [], [column_scales], [square_blocks.value], []
+        return _scaled_mm_out(rows, columns, [row_scales], *kinds, None, dtype, out=out)
     product = functional.scaled_mm(rows, columns, row_scales, row_blocks, column_scales, square_blocks, output_dtype=dtype)
-    return product[: a.shape[0]]
+    product = product[: a.shape[0]]
+    return product if out is None else out.copy_(product)
+
+
+@functools.cache
+def _has_scaled_mm_out() -> bool:
+    """Whether torch has the product with an output that ``scaled_mm`` calls without one."""
+    return hasattr(torch.ops.aten, "_scaled_mm_v2") and "out" in torch.ops.aten._scaled_mm_v2.overloads()
+
+
+def _scaled_mm_out(*operands, out):
+    return torch.ops.aten._scaled_mm_v2.out(*operands, out=out)
 
 
 def _blockwise_operands(a, a_rows, b, b_scale):
     """The operands of ``torch.nn.functional.scaled_mm``. ``a`` has scales ``a_rows`` ``[m, k / 128]``; without them it is bfloat16
-    and quantized here. ``b`` has scales ``[ceil(n / 128), k / 128]``.
+    and quantized here with one launch. ``b`` has scales ``[ceil(n / 128), k / 128]``.
 
     cuBLAS requires these layouts, with addresses that are multiples of 16 bytes:
 
@@ -156,16 +170,18 @@ def _blockwise_operands(a, a_rows, b, b_scale):
        of 4.
     """
     m, rows = a.shape[0], -(-a.shape[0] // 4) * 4
-    if rows != m:
-        a = _padded_rows(a, rows)
     if a_rows is None:
-        a, a_scale = per_token_group_quant_8bit(a.contiguous(), _BLOCK, eps=_SMALLEST_MAXIMUM, column_major_scales=True)
+        quantized = torch.empty(rows, a.shape[1], dtype=_E4M3, device=a.device)
+        a_scale = torch.empty(a.shape[1] // _BLOCK, rows, dtype=torch.float32, device=a.device).t()
+        quantize_rows(a if a.stride(1) == 1 else a.contiguous(), quantized, a_scale, _BLOCK, _SMALLEST_MAXIMUM)
+        a = quantized
     else:
+        a = _packed(a if rows == m else _padded_rows(a, rows))
         columns = a_rows.t()
         a_scale = _packed(columns if rows == m else torch.nn.functional.pad(columns, (0, rows - m), value=1.0)).t()
     missing = -b_scale.shape[1] % 4
     b_scale = _packed(b_scale if missing == 0 else torch.nn.functional.pad(b_scale, (0, missing), value=1.0)).t()
-    return _packed(a), _packed(b).t(), a_scale, b_scale
+    return a, _packed(b).t(), a_scale, b_scale
 
 
 def _padded_rows(x, rows):
