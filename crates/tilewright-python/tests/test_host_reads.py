@@ -87,6 +87,24 @@ def test_masks_of_drafts_are_read_by_runs(host, rng, counts, longest, window_lef
         known = len(_planned._operators)
 
 
+@pytest.mark.parametrize("rows", [3, 40])
+def test_masks_of_drafts_hide_keys_of_two_tiles(host, rng, rows):
+    """Drafts on both sides of multiples of 64 and 128 keys. Kernels of 16 bits call the mask hook in the tiles of the last keys."""
+    kv_lens = [128 + rows // 2, 64 + rows // 2, 256 + rows - 1]
+    caches, (indptr, indices, _), keys = paged(rng, kv_lens, 16, 2, 64, "float16")
+    table = torch.zeros(3, int(numpy.diff(indptr).max()), dtype=torch.int32)
+    for r in range(3):
+        table[r, : indptr[r + 1] - indptr[r]] = torch.from_numpy(indices[indptr[r] : indptr[r + 1]])
+    q, block = torch.from_numpy(rng.standard_normal((3 * rows, 4, 64))).half(), numpy.eye(rows, dtype=bool)
+    o = flashinfer.xqa_batch_decode_with_kv_cache(
+        q, tuple(map(torch.from_numpy, caches)), torch.zeros(1 << 22, dtype=torch.uint8), table, torch.tensor(kv_lens).int(), 300, 0.3,
+        mask=torch.from_numpy(packed_drafts([block] * 3, rows)), q_len_per_req=rows)
+    for r, kv_len in enumerate(kv_lens):
+        part, visible = slice(r * rows, (r + 1) * rows), numpy.ones((rows, kv_len), dtype=bool)
+        visible[:, kv_len - rows :] = block
+        close(o[part], attention(q[part].numpy(), *(x[r] for x in keys), scale=0.3, visible=visible)[0], 5e-3)
+
+
 class Launches(TorchDispatchMode):
     """Counts operations of torch that launch a kernel."""
 

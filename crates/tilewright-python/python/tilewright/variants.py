@@ -226,12 +226,14 @@ class Variant:
     ``value(at, x)``, ``logits(at, logit)``, ``mask(at)``, ``update(at, max, sum)`` of a row, ``output(at, o)``. Numbers in
     ``params`` are parameters, sequences are tables. A contiguous torch tensor of float32 is not copied: each run reads its present
     values, which must be in the memory of the queries. Without ``softmax`` the logits hook returns the weight itself. ``buffers``
-    maps names to numbers of elements that the logits hook stores to.
+    maps names to numbers of elements that the logits hook stores to. ``mask_tail``: the mask hook shows all keys before the last
+    ``mask_tail`` ones of a request, so that GPUs call it in the tiles that have those only.
     """
 
     __slots__ = ("_core", "_tables")
 
-    def __init__(self, name: str, *, softmax: bool = True, params: "dict | None" = None, buffers: "dict | None" = None, **hooks):
+    def __init__(self, name: str, *, softmax: bool = True, params: "dict | None" = None, buffers: "dict | None" = None,
+                 mask_tail: "int | None" = None, **hooks):
         unknown = sorted(set(hooks) - set(HOOKS))
         if unknown:
             raise Error(f"attention.variant: unknown hook {unknown[0]!r}, expected one of {', '.join(HOOKS)}")
@@ -248,6 +250,8 @@ class Variant:
         document = {"name": name, "softmax": softmax, "scalars": _numbers(scalars), "buffers": buffers or {},
                     "tables": {key: table if key in bound else [_number(number) for number in table]
                                for key, table in tables.items()}}
+        if mask_tail is not None:
+            document["mask_tail"] = mask_tail
         for hook, function in hooks.items():
             document[hook] = _trace_hook(name, hook, function, named)
         self._core = _core.Variant.from_json(json.dumps(document))

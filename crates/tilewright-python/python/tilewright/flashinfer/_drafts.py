@@ -8,24 +8,30 @@ from .. import variants
 from .._core import Error
 
 
-def drafts_variant(num_requests: int, num_flags: int, width: int):
+def drafts_variant(num_requests: int, num_flags: int, width: int, qo_len: int):
     """A mask of the draft tokens of each request, which are its last keys; all keys before them are visible. Runs bind
     :func:`draft_tables` of these sizes."""
 
     def visible(at):
-        first, end = (at.draft_requests[at.request + column] for column in (num_requests, num_requests + 1))
-        begin = at.draft_requests[at.request] - (end - first)
+        if qo_len:
+            first, count = at.request * at.draft_rows, at.draft_rows
+        else:
+            first, end = (at.draft_requests[at.request + column] for column in (num_requests, num_requests + 1))
+            count = end - first
+        begin = at.draft_requests[at.request] - count
         draft, row = at.kv - begin, first + (at.qo - begin)
         return (draft < 0.0) | (at.draft_flags[row * width + variants.maximum(draft, 0.0)] > 0.0)
 
-    sizes = {"draft_requests": 2 * num_requests + 1, "draft_flags": num_flags}
-    tables = {name: torch.empty(size, dtype=torch.float32) for name, size in sizes.items()}
-    return variants.Variant._of(variants.Variant("drafts", params=tables, mask=visible)._core)
+    sizes = {"draft_requests": num_requests if qo_len else 2 * num_requests + 1, "draft_flags": num_flags}
+    params = {name: torch.empty(size, dtype=torch.float32) for name, size in sizes.items()}
+    if qo_len:  # a parameter, so that one kernel serves all numbers of rows
+        params["draft_rows"] = qo_len
+    return variants.Variant._of(variants.Variant("drafts", params=params, mask_tail=width, mask=visible)._core)
 
 
 def draft_tables(function: str, mask, bounds, qo_len: int, seq_lens, num_rows: int):
-    """The sizes and the tables of a mask uint16 ``[num_rows, ceil(qo_len / 32) · 2]``, on its device, with three launches and
-    without waiting: a flag per bit, then lengths and bounds of requests.
+    """The sizes and the tables of a mask uint16 ``[num_rows, ceil(qo_len / 32) · 2]``, on its device, with two launches and
+    without waiting: a flag per bit, then lengths of requests, with bounds of their rows unless all have ``qo_len``.
 
     Rows of request ``r`` are ``bounds[r]..bounds[r + 1]``, or ``qo_len`` without ``bounds``. Sizes are powers of two, so that other
     batches have the same operator. The values after those of this batch are not set, and no key that a row can see reads them."""
@@ -42,14 +48,13 @@ def draft_tables(function: str, mask, bounds, qo_len: int, seq_lens, num_rows: i
     num_flags, num_requests = _power_of_2(bits), _power_of_2(requests)
     flags = torch.empty(num_flags, dtype=torch.float32, device=device)
     torch.bitwise_and(mask.contiguous().view(torch.uint8).view(-1, 1), _bits_of_a_byte(device), out=flags[:bits].view(-1, 8))
-    rows = torch.empty(2 * num_requests + 1, dtype=torch.float32, device=device)
-    rows[:requests] = seq_lens
-    found = rows[num_requests : num_requests + requests + 1]
+    rows = torch.empty(num_requests if bounds is None else 2 * num_requests + 1, dtype=torch.float32, device=device)
     if bounds is None:
-        torch.arange(0, num_rows + 1, qo_len, out=found)
+        rows[:requests] = seq_lens
     else:
-        found.copy_(bounds)
-    return (num_requests, num_flags, width), {"draft_flags": flags, "draft_requests": rows}
+        torch._foreach_copy_([rows[:requests], rows[num_requests : num_requests + requests + 1]], [seq_lens, bounds])
+    sizes = num_requests, num_flags, width, qo_len if bounds is None else 0
+    return sizes, {"draft_flags": flags, "draft_requests": rows}
 
 
 @functools.cache
