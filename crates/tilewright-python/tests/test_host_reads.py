@@ -125,14 +125,14 @@ def stateless(rng, rows, **options):
 
 
 @pytest.mark.parametrize("bounds", [None, torch.tensor([0, 3, 6], dtype=torch.int32)])
-def test_masks_of_drafts_are_unpacked_by_three_launches(rng, bounds):
+def test_masks_of_drafts_are_unpacked_by_two_launches(rng, bounds):
     mask = torch.zeros(6, 2, dtype=torch.uint16)
     plain, masked = Launches(), Launches()
     for options, launches in (({}, plain), ({"mask": mask}, masked), ({"mask": mask}, masked)):
         launches.count = 0  # the first call of a device makes a constant
         with launches:
             stateless(rng, 3, q_cu_seq_lens=bounds, **options)
-    assert masked.count - plain.count == 3
+    assert masked.count - plain.count == 2
 
 
 def test_drafts_without_a_mask_are_plain_causal_attention(rng, monkeypatch):
@@ -143,9 +143,9 @@ def test_drafts_without_a_mask_are_plain_causal_attention(rng, monkeypatch):
     stateless(rng, 1, mask=torch.zeros(2, 2, dtype=torch.uint16))
     (((*_, is_causal, _), variant, _),) = _planned._operators
     assert is_causal and variant[-1] is None
-    for rows in (3, 4):  # of 256 flags with padding
+    for rows in (3, 4, 3):  # of 256 flags with padding; the number of rows is a parameter
         stateless(rng, rows, mask=torch.zeros(2 * rows, 2, dtype=torch.uint16))
-    assert len(_planned._operators) == 2
+    assert len(_planned._operators) == 3
     with pytest.raises(tw.Error, match=r"kv_cache: the bounds of query rows have shape \(2,\), expected \[3\]"):
         stateless(rng, 3, mask=torch.zeros(6, 2, dtype=torch.uint16), q_cu_seq_lens=torch.tensor([0, 6]))
 
@@ -185,3 +185,71 @@ def test_the_scale_of_latent_logits_is_not_read(host, rng, dtype, monkeypatch, n
             expected, _ = attention(q[r].float().numpy(), keys, keys[..., :64], scale=value)
             close(o[r], expected, 2e-5 if dtype == torch.float32 else 3e-2)
     assert mla._latent_operator.cache_info().misses == before
+
+
+def test_the_scale_of_logits_with_sinks_is_not_read(host, rng, monkeypatch, no_host_reads):
+    """The second argument of a run: one plan and one operator for all values, and for scales of keys beside it."""
+    from tilewright.flashinfer import prefill
+
+    (k_cache, v_cache), (indptr, indices, last), rows = paged(rng, [9, 5], 4, 2, 32)
+    q, sinks = torch.from_numpy(rng.standard_normal((5, 4, 32))).float(), torch.tensor([0.5, -1.0, 2.0, 0.0])
+    wrapper = flashinfer.BatchAttentionWithAttentionSinkWrapper(
+        torch.empty(1024, dtype=torch.uint8), q_data_type=torch.float32, kv_data_type=torch.float32, head_dim_qk=32, head_dim_vo=32)
+    wrapper.plan(torch.tensor([0, 3, 5]), *map(torch.from_numpy, (indptr, indices, last)), 4, 2, 32, 4, causal=True,
+                 sm_scale=0.7, q_data_type=torch.float32, kv_data_type=torch.float32)
+    monkeypatch.setattr(prefill, "is_on_gpu", lambda x: isinstance(x, torch.Tensor))
+    cache, operators = (torch.from_numpy(k_cache), torch.from_numpy(v_cache)), []
+    for value, k_scale in ((0.25, None), (1.5, None), (0.5, 3.0), (0.5, torch.tensor([3.0])), (0.5, torch.tensor([2.0, 0.5]))):
+        o = wrapper.run(q, cache, sinks, torch.tensor(value), k_scale=k_scale)
+        for r, part in enumerate((slice(0, 3), slice(3, 5))):
+            keys = rows[0][r] * numpy.asarray(1.0 if k_scale is None else k_scale).reshape(-1, 1)
+            state = attention(q[part].numpy(), keys, rows[1][r], scale=value, visible=causal(part.stop - part.start, len(keys)))
+            weight = 1 / (1 + numpy.exp(sinks.numpy() - state[1] * numpy.log(2)))
+            close(o[part], state[0] * weight[..., None])
+        operators.append(len(_planned._operators))
+    assert len(set(operators)) == 1
+    assert (wrapper.run(q, cache, sinks, 0.25) - wrapper.run(q, cache, sinks, torch.tensor(0.25))).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("latent", [False, True])
+def test_scales_of_quantized_rotations_are_not_read(host, rng, latent, monkeypatch, no_host_reads):
+    """Powers of two give the bits of numbers."""
+    from tilewright.flashinfer import rope
+
+    def half(*shape):
+        return torch.from_numpy(rng.standard_normal(shape)).half()
+
+    heads = () if latent else (2,)
+    parts, v = (half(5, 4, 8), half(5, *heads, 8), half(5, 4, 16), half(5, *heads, 16)), None if latent else half(5, 2, 24)
+    table, positions = torch.from_numpy(rng.standard_normal((8, 8))).float(), torch.tensor([3, 4, 0, 1, 2])
+    arrays = torch.tensor([2, 0, 1]), torch.tensor([0, 2, 3]), torch.tensor([0, 0, 0, 1, 1]), torch.tensor([0, 1, 2, 0, 1])
+
+    def results(q_scale, kv_scale):
+        shape = (3, 2, 24) if latent else (3, 2, 2, 24)
+        caches = [torch.zeros(shape, dtype=torch.float8_e4m3fn) for _ in range(2)]
+        pair = (caches[0][..., 8:].clone(), caches[0][..., :8].clone()) if latent else tuple(caches)
+        scales = {"quant_scale_q": q_scale, "quant_scale_kv": kv_scale}
+        outputs = flashinfer.rope_quantize_fp8(*parts, table, positions, **scales)
+        return [*outputs, *flashinfer.rope_quantize_fp8_append_paged_kv_cache(*parts, v, table, positions, pair, *arrays,
+                                                                              page_size=2, **scales), *pair]
+
+    expected = results(2.0, 0.5)
+    monkeypatch.setattr(rope, "is_on_gpu", lambda x: isinstance(x, torch.Tensor))
+    for scales in ((torch.tensor(2.0), torch.tensor([0.5])), (torch.tensor([2.0]), 0.5), (2.0, torch.tensor(0.5))):
+        for one, other in zip(results(*scales), expected, strict=True):
+            assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+
+def test_scales_of_diffusion_outputs_are_not_read(host, rng, monkeypatch, no_host_reads):
+    from tilewright.flashinfer import diffusion_ops
+
+    qkv = torch.from_numpy(rng.standard_normal((8, 3 * 64))).bfloat16()
+    ones = torch.ones(64, dtype=torch.bfloat16)
+    fields = {"ppf": 2, "pph": 2, "ppw": 2, "num_frame_channels": 16, "num_height_channels": 24, "num_width_channels": 24,
+              "num_heads_q": 1, "num_heads_k": 1, "num_heads_v": 1, "head_dim": 64, "output_fp8": True}
+    call = flashinfer.diffusion_ops.fused_qk_rmsnorm_rope
+    expected = call(qkv, ones, ones, output_quant_scale=4.0, v_quant_scale=0.5, **fields)
+    monkeypatch.setattr(diffusion_ops, "output_scale", lambda function, name, value: value.reshape(()))
+    found = call(qkv, ones, ones, output_quant_scale=torch.tensor([4.0]), v_quant_scale=torch.tensor(0.5), **fields)
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))

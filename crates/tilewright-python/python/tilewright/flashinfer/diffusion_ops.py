@@ -8,7 +8,7 @@ from torch.nn import functional
 from .. import operators
 from .._core import Error
 from ..operators import CosSinCache
-from ._refuse import check_output, positive, refuse
+from ._refuse import check_output, output_scale, refuse
 
 __all__ = ["fused_dit_gate_residual_layernorm_gamma_beta", "fused_dit_gate_residual_layernorm_scale_shift",
            "fused_dit_residual_layernorm_scale_shift", "fused_qk_rmsnorm_rope"]
@@ -37,7 +37,7 @@ def fused_qk_rmsnorm_rope(
     _check(qkv, (q_weight, k_weight), channels, patches, heads, head_dim)
     if factor == 1.0 and attention_factor != 1.0:
         raise Error(f"flashinfer.{_FUNCTION}: attention_factor = {attention_factor} with factor = 1.0, expected 1.0")
-    scales = [positive(_FUNCTION, *one) for one in (("output_quant_scale", output_quant_scale), ("v_quant_scale", v_quant_scale))]
+    scales = [output_scale(_FUNCTION, *one) for one in (("output_quant_scale", output_quant_scale), ("v_quant_scale", v_quant_scale))]
     dtype = torch.float8_e4m3fn if output_fp8 else torch.bfloat16
     results = []
     for name, out, count in (("q_out", q_out, num_heads_q), ("k_out", k_out, num_heads_k), ("v_out", v_out, num_heads_v)):
@@ -62,7 +62,10 @@ def fused_qk_rmsnorm_rope(
     table = CosSinCache(places, interleaved=interleave)
     positions = torch.arange(len(flat), dtype=torch.int32, device=qkv.device) % len(places)
     if output_fp8:
-        operators.apply_rope_quantized(q, k, positions, table, tuple(outputs[:2]), scales=(1.0 / scales[0],) * 2)
+        factor = scales[0]
+        if isinstance(factor, torch.Tensor):  # on a GPU, and not read
+            (q, k), factor = (x.float() * factor for x in (q, k)), 1.0
+        operators.apply_rope_quantized(q, k, positions, table, tuple(outputs[:2]), scales=(1.0 / factor,) * 2)
         outputs[2].copy_((v.float() * scales[1]).clamp_(-448.0, 448.0))
     else:
         operators.apply_rope(q, k, positions, table, out=tuple(outputs[:2]))

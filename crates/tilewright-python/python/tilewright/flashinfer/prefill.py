@@ -1,6 +1,7 @@
 """Prefill and append: ``single_prefill_with_kv_cache`` and the batch wrappers over paged and ragged keys."""
 
 import functools
+import math
 
 import numpy
 import torch
@@ -13,7 +14,7 @@ from .._tensors import dtype_name
 from ..attention import Batch, Capacity
 from ._compiled import is_compiling, operator
 from ._items import item_flags
-from ._pages import host_array, page_table, run_cache
+from ._pages import host_array, is_on_gpu, page_table, run_cache
 from ._planned import (
     E5M2,
     FP8,
@@ -224,13 +225,16 @@ class _PrefillWrapper(BatchWrapper):
         if len(args) > 2 or (args and sinks is not None):
             raise Error(f"flashinfer.{self._name}.run: {len(args)} more arguments, expected the sinks and sm_scale")
         if len(args) == 2:
-            self._sm_scale = float(args[1])
+            self._sm_scale = args[1].detach().reshape(1).float() if is_on_gpu(args[1]) else float(args[1])
         return args[0] if args else sinks
 
     def _run(self, q, kv, *, scales, out, lse, return_lse, sinks=None):
         if self._settings is None:
             raise Error("flashinfer.run: plan() has not been called")
-        settings = self._settings_with((self._sm_scale, self._logits_soft_cap or 0.0, self._window_left, self._pos_encoding_mode,
+        sm_scale = self._sm_scale
+        if isinstance(sm_scale, torch.Tensor):
+            sm_scale, scales = None, _with_scale_of_logits(scales, sm_scale * math.sqrt(self._settings.dims[0]))
+        settings = self._settings_with((sm_scale, self._logits_soft_cap or 0.0, self._window_left, self._pos_encoding_mode,
                                         self._causal and not self._masked, sinks is not None))
         return self._attention.run(settings, q, kv, out, lse, return_lse, scales, sinks_of(sinks, q))
 
@@ -241,6 +245,14 @@ class _PrefillWrapper(BatchWrapper):
         self._causal, self._pos_encoding_mode, self._window_left = causal, pos_encoding_mode, window_left
         self._logits_soft_cap, self._sm_scale = logits_soft_cap, sm_scale
         self._override_rope(*rope)
+
+
+def _with_scale_of_logits(scales, factor):
+    """The scales of a run, of which that of keys also has ``factor`` of the default one: a tensor on a GPU, which is not read."""
+    q_scale, k_scale, v_scale = scales
+    if k_scale is not None:
+        factor = factor * (k_scale.to(factor.device, torch.float32) if isinstance(k_scale, torch.Tensor) else k_scale)
+    return q_scale, factor, v_scale
 
 
 class BatchPrefillWithPagedKVCacheWrapper(_PrefillWrapper):

@@ -6,7 +6,7 @@ from .. import operators
 from .._core import Error
 from ..operators import CosSinCache, Rope
 from ._compiled import is_compiling, operator
-from ._pages import host_array, requests_of
+from ._pages import host_array, is_on_gpu, requests_of
 from ._refuse import check_choice
 from .page import append_paged_kv_cache, append_paged_mla_kv_cache
 
@@ -205,17 +205,26 @@ def rope_quantize_fp8(
     quant_scale_kv=1.0, q_rope_out=None, k_rope_out=None, q_nope_out=None, k_nope_out=None, enable_pdl=False, backend="cuda",
 ):
     """Rotates ``q_rope`` ``[nnz, num_qo_heads, rope_dim]`` and ``k_rope``, multiplies them and the elements that are not rotated
-    by ``quant_scale_q`` and ``quant_scale_kv``, and rounds them to 8 bits. Keys have three axes, or two for one latent head.
+    by ``quant_scale_q`` and ``quant_scale_kv``, numbers or tensors of one element, and rounds them to 8 bits. Keys have three axes, or two for one latent head.
     Returns the four outputs."""
     check_choice("rope_quantize_fp8", "backend", backend, ("cuda", "cutile"))
     outputs = q_rope_out, k_rope_out, q_nope_out, k_nope_out
     dtype = _quantized_dtype(quantize_dtype, *outputs)
     sources = q_rope, k_rope, _or_empty(q_nope, q_rope), _or_empty(k_nope, k_rope)
     outputs = tuple(_or_new(out, x, dtype) for out, x in zip(outputs, sources))
-    scales = [float(quant_scale_q), float(quant_scale_kv)]
+    sources, scales = _scaled(sources, (quant_scale_q, quant_scale_kv))
     quantize = _rope_quantize if is_compiling() else _quantize
     quantize(*sources, cos_sin_cache, pos_ids, is_neox, scales, *outputs)
     return outputs
+
+
+def _scaled(sources, scales):
+    """Sources of a rotation, queries and keys in turn, with scales as numbers. Scales in tensors on a GPU are not read: they multiply
+    all sources in float32, with a launch each, and 1 is left."""
+    if not any(map(is_on_gpu, scales)):
+        return sources, [float(scale) for scale in scales]
+    factors = [scale.detach().reshape(1).float() if is_on_gpu(scale) else float(scale) for scale in scales]
+    return tuple(x.float() * factors[i % 2] for i, x in enumerate(sources)), [1.0, 1.0]
 
 
 def mla_rope_quantize_fp8(
@@ -253,6 +262,6 @@ def rope_quantize_fp8_append_paged_kv_cache(
     if latent:
         append_paged_mla_kv_cache(ckv, kpe, batch_indices, positions, *paged_kv_cache, *table)
     else:
-        append_paged_kv_cache(k, v, batch_indices, positions, tuple(paged_kv_cache), *table, kv_layout,
-                              v_scale=1 / float(quant_scale_kv))
+        (_, v), (_, v_scale) = _scaled((k_rope, v), (1.0, quant_scale_kv))
+        append_paged_kv_cache(k, v, batch_indices, positions, tuple(paged_kv_cache), *table, kv_layout, v_scale=1 / v_scale)
     return q_rope_out, q_nope_out
