@@ -117,8 +117,9 @@ def queue_of(x) -> "_core.Queue":
     """The queue for tensors like ``x``."""
     if getattr(x, "is_cuda", False):
         # the lookups of device_of and Device.queue without their calls
-        device = _devices.get(x.get_device())
-        queue = device and device._queues.get(device.current_stream())
-        if queue is not None:
-            return queue
+        try:
+            device = _devices[x.get_device()]
+            return device._queues[device.current_stream()]
+        except KeyError:
+            pass
     return device_of(x).queue()

@@ -17,8 +17,13 @@ from ._refuse import check_choice
 _STEP = 4
 _SCORES = frozenset((torch.float32, torch.float16, torch.bfloat16))
 _COUNTERS = frozenset((torch.int64, torch.uint64))
+#: A parameter that is not used, which no caller can pass by accident.
+_OFF = ...
+#: No top-k, top-p and min-p.
+_NO_FILTERS = (_OFF, _OFF, _OFF, False)
 #: Without the call of torch's wrapper; builds for CPUs have only that.
 _is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing)
+_INT32 = torch.int32
 _PARAMETERS = (("temperature", torch.float32), ("top_k", torch.int32), ("top_p", torch.float32), ("min_p", torch.float32))
 
 
@@ -153,23 +158,41 @@ def _distribution(scores, probs, params, dtype):
     return out
 
 
-def _draw(scores, probs, params, indices, check_nan, generator, seed, offset, return_valid=False):
-    """One token per row, or per entry of ``indices``, int32 (the dtype of ``indices``)."""
+def _draw(scores, probs, filters, indices, check_nan, generator, seed, offset, return_valid=False):
+    """One token per row, or per entry of ``indices``, int32 (the dtype of ``indices``). ``filters``: top-k, top-p and min-p, and
+    whether all of them apply to the same distribution."""
     if check_nan and torch.any(torch.isnan(scores)):
         raise ValueError("Input probs contains NaN.")
-    rows = None if indices is None else indices.to(scores.device, torch.int32).contiguous()
+    rows = None if indices is None else indices.to(scores.device, _INT32).contiguous()
     tokens = (scores if rows is None else rows).shape[0]
     compiling = is_compiling()
-    params["seed"], params["offset"], params["offset_step"] = _random(scores, tokens, compiling, generator, seed, offset)
-    drawn = scores.new_empty(tokens, dtype=torch.int32)
+    if generator is seed is offset is None and not compiling and scores.is_cuda and not _is_capturing():
+        # the common case of _random without its call
+        generator = torch.cuda.default_generators[scores.get_device()]
+        seed, offset, step = generator.initial_seed(), generator.get_offset(), _STEP
+        generator.set_offset(offset + _STEP * tokens)
+    else:
+        seed, offset, step = _random(scores, tokens, compiling, generator, seed, offset)
+    drawn = scores.new_empty(tokens, dtype=_INT32)
     valid = scores.new_empty(tokens, dtype=torch.int8) if return_valid else None
     if compiling:
-        _sample_compiled(scores, probs, params, drawn, valid, rows, indices)
+        _sample_compiled(scores, probs, _params(filters, seed, offset, step), drawn, valid, rows, indices)
     else:
-        _call(_core.sample_tensors, probs, params, (scores, drawn, valid, rows), indices)
+        queue = queue_of(scores)
+        try:
+            # a tuple, because a dict takes a twentieth of the call
+            _core.sample_tensors(queue, probs, (_OFF, *filters, seed, offset, step), (scores, drawn, valid, rows))
+        except Error:
+            _call(_core.sample_tensors, probs, _params(filters, seed, offset, step), (scores, drawn, valid, rows), indices)
     if rows is not None:
         drawn = drawn.to(indices.dtype)
     return (drawn, valid.view(torch.bool)) if return_valid else drawn
+
+
+def _params(filters, seed, offset, step) -> dict:
+    """The parameters of a draw by name."""
+    named = {name: value for name, value in zip(("top_k", "top_p", "min_p"), filters) if value is not _OFF}
+    return {**named, "joint": filters[3], "seed": seed, "offset": offset, "offset_step": step}
 
 
 def softmax(logits, temperature=None, enable_pdl=None):
@@ -181,14 +204,14 @@ def sampling_from_logits(
     logits, indices=None, deterministic=True, generator=None, check_nan=False, seed=None, offset=None
 ):
     """Draws from the softmax of each row. ``deterministic`` has no effect: all draws are."""
-    return _draw(logits, False, {}, indices, check_nan, generator, seed, offset)
+    return _draw(logits, False, _NO_FILTERS, indices, check_nan, generator, seed, offset)
 
 
 def sampling_from_probs(
     probs, indices=None, deterministic=True, generator=None, check_nan=False, seed=None, offset=None, return_valid=False
 ):
     """Draws from each row of probabilities; with ``indices``, entry ``i`` draws from row ``indices[i]``."""
-    return _draw(probs, True, {}, indices, check_nan, generator, seed, offset, return_valid)
+    return _draw(probs, True, _NO_FILTERS, indices, check_nan, generator, seed, offset, return_valid)
 
 
 def top_p_sampling_from_probs(
@@ -196,7 +219,7 @@ def top_p_sampling_from_probs(
     return_valid=False,
 ):
     """:func:`sampling_from_probs` after top-p."""
-    return _draw(probs, True, {"top_p": top_p}, indices, check_nan, generator, seed, offset, return_valid)
+    return _draw(probs, True, (_OFF, top_p, _OFF, False), indices, check_nan, generator, seed, offset, return_valid)
 
 
 def top_k_sampling_from_probs(
@@ -204,7 +227,7 @@ def top_k_sampling_from_probs(
     return_valid=False,
 ):
     """:func:`sampling_from_probs` after top-k."""
-    return _draw(probs, True, {"top_k": top_k}, indices, check_nan, generator, seed, offset, return_valid)
+    return _draw(probs, True, (top_k, _OFF, _OFF, False), indices, check_nan, generator, seed, offset, return_valid)
 
 
 def min_p_sampling_from_probs(
@@ -212,12 +235,11 @@ def min_p_sampling_from_probs(
     return_valid=False,
 ):
     """:func:`sampling_from_probs` after min-p."""
-    return _draw(probs, True, {"min_p": min_p}, indices, check_nan, generator, seed, offset, return_valid)
+    return _draw(probs, True, (_OFF, _OFF, min_p, False), indices, check_nan, generator, seed, offset, return_valid)
 
 
-def _orders(filter_apply_order):
-    if filter_apply_order != "top_k_first":
-        check_choice("sampling", "filter_apply_order", filter_apply_order, ("top_k_first", "joint"))
+def _is_joint(filter_apply_order) -> bool:
+    check_choice("sampling", "filter_apply_order", filter_apply_order, ("top_k_first", "joint"))
     return filter_apply_order == "joint"
 
 
@@ -226,8 +248,8 @@ def top_k_top_p_sampling_from_logits(
     seed=None, offset=None,
 ):
     """Draws from the softmax of each row after top-k and top-p."""
-    params = {"top_k": top_k, "top_p": top_p, "joint": _orders(filter_apply_order)}
-    return _draw(logits, False, params, indices, check_nan, generator, seed, offset)
+    filters = top_k, top_p, _OFF, filter_apply_order != "top_k_first" and _is_joint(filter_apply_order)
+    return _draw(logits, False, filters, indices, check_nan, generator, seed, offset)
 
 
 def top_k_top_p_sampling_from_probs(
@@ -235,8 +257,8 @@ def top_k_top_p_sampling_from_probs(
     seed=None, offset=None, return_valid=False,
 ):
     """Draws from each row of probabilities after top-k and top-p."""
-    params = {"top_k": top_k, "top_p": top_p, "joint": _orders(filter_apply_order)}
-    return _draw(probs, True, params, indices, check_nan, generator, seed, offset, return_valid)
+    filters = top_k, top_p, _OFF, filter_apply_order != "top_k_first" and _is_joint(filter_apply_order)
+    return _draw(probs, True, filters, indices, check_nan, generator, seed, offset, return_valid)
 
 
 def top_p_renorm_probs(probs, top_p, is_deterministic=False):
