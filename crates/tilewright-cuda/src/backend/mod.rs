@@ -23,6 +23,7 @@ use crate::machine::{Limits, Machine};
 use attention::kernel::{AttentionKernels, tiling};
 use checks::HostCopies;
 use constants::Constants;
+use tilewright_kernels::sampling::SamplingKernel;
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, PoisonError},
@@ -44,12 +45,17 @@ type Kernels<F> = Mutex<HashMap<String, KernelSlot<F>>>;
 /// A kernel that is being built or was built.
 type KernelSlot<F> = Arc<Mutex<Option<F>>>;
 
+/// The sampler of the last draw.
+type LastSampler<M> = Arc<Mutex<Option<(SamplingKernel, <M as Machine>::Function)>>>;
+
 /// The backend on a machine, with its loaded kernels. Cheap to clone; clones share them.
 #[derive(Debug, Clone)]
 pub struct Gpu<M: Machine> {
     machine: M,
     limits: Limits,
     kernels: Arc<Kernels<M::Function>>,
+    /// The last sampler, so that equal draws do not format its name.
+    last_sampler: LastSampler<M>,
     constants: Arc<Constants>,
 }
 
@@ -57,14 +63,20 @@ impl<M: Machine> Gpu<M> {
     /// The backend on `machine`.
     pub fn new(machine: M) -> Self {
         let limits = machine.limits();
-        Self { machine, limits, kernels: Arc::default(), constants: Arc::default() }
+        Self {
+            machine,
+            limits,
+            kernels: Arc::default(),
+            last_sampler: Arc::default(),
+            constants: Arc::default(),
+        }
     }
 
     /// The backend on another stream of the same device, with the same loaded kernels and constants.
     #[must_use]
     pub fn on(&self, machine: M) -> Self {
         let (kernels, constants) = (self.kernels.clone(), self.constants.clone());
-        Self { kernels, constants, ..Self::new(machine) }
+        Self { kernels, constants, last_sampler: self.last_sampler.clone(), ..Self::new(machine) }
     }
 
     /// The names of the loaded kernels, sorted.

@@ -5,8 +5,9 @@ use crate::{
     backend::{Gpu, geometry::address},
     machine::Machine,
 };
+use std::sync::PoisonError;
 use tilewright::{
-    Operator, Result, View,
+    Dtype, Operator, Result, View,
     sampling::{Scores, TensorParam, TensorParams, TensorSampling, TokenSampling},
     tensor::{DeviceMemory, Integers},
 };
@@ -80,8 +81,23 @@ fn launch<M: Machine>(
 ) -> Result<()> {
     let (view, kind, limits) = (scores.view(), kind_of(scores), &gpu.limits);
     let of_row = RowCtas::choose([tokens, view.shape()[1]], limits.arch, limits.multiprocessors);
-    let kernel = gpu.sampling_kernel(operator, SamplingKernel::Sample(kind, view.dtype(), of_row))?;
+    let kernel = sampler(gpu, operator, SamplingKernel::Sample(kind, view.dtype(), of_row))?;
     gpu.machine.launch(&kernel, [tokens as u32 * of_row.ctas, 1, 1], &params.all_args())
+}
+
+/// The kernel of a draw: that of the last one if it is the same.
+fn sampler<M: Machine>(
+    gpu: &Gpu<M>,
+    operator: &'static str,
+    selected: SamplingKernel,
+) -> Result<M::Function> {
+    let last = || gpu.last_sampler.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, kernel)) = last().as_ref().filter(|(known, _)| *known == selected) {
+        return Ok(kernel.clone());
+    }
+    let kernel = gpu.sampling_kernel(operator, selected)?;
+    *last() = Some((selected, kernel.clone()));
+    Ok(kernel)
 }
 
 impl<M: Machine> Gpu<M> {
