@@ -62,7 +62,6 @@ pub(crate) struct Case {
     /// Query and KV heads.
     pub(crate) heads: [usize; 2],
     pub(crate) head_dim: usize,
-    /// Dtype of the cache.
     pub(crate) dtype: CacheDtype,
     pub(crate) requests: usize,
     /// Query rows per request.

@@ -106,7 +106,6 @@ impl fmt::Display for Setting {
 }
 
 impl BenchArgs {
-    /// The configuration of the model.
     pub(super) fn config(&self) -> Result<ModelConfig> {
         let path = self.model.clone().or_else(model_folder::shipped).ok_or_else(|| {
             miette!(

@@ -35,7 +35,6 @@ struct PromptJob {
 /// A model with its tokenizer and chat template.
 struct LoadedModel {
     model: Transformer,
-    /// The dtype of activations.
     activations: Dtype,
     tokenizer: Tokenizer,
     /// Only with `--chat`.

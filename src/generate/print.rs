@@ -65,7 +65,6 @@ impl TextEnd {
     }
 }
 
-/// The state of one text.
 pub(super) struct TextState {
     pub(super) source: TextSource,
     decoder: Decoder,

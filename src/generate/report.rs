@@ -46,7 +46,6 @@ pub(super) fn of_cpu(run: &RunReport, cpu: &Cpu) -> String {
     text
 }
 
-/// The report of a GPU run.
 pub(super) fn of_gpu(run: &RunReport, gpu: &Cuda) -> String {
     let report = &run.engine;
     let mut text = format!("\n{}\n", gpu.describe());

@@ -165,7 +165,6 @@ fn invalid(why: String) -> Error {
     Error::wrap(tilewright::Error::new(OPERATOR, why))
 }
 
-/// The dtype of candle.
 fn candle_dtype(dtype: Dtype) -> Result<DType> {
     match dtype {
         Dtype::F32 => Ok(DType::F32),

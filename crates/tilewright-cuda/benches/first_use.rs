@@ -119,7 +119,6 @@ fn main() -> Outcome<()> {
     Ok(())
 }
 
-/// Lines of all cases.
 fn cases(arguments: &Arguments, (folder, beside): (&Path, &str), lines: &mut String) -> Outcome<()> {
     for case in ["cold", "warm", ONE_CONNECTION, "variant"] {
         let mut rounds = Vec::new();

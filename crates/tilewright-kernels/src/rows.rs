@@ -19,7 +19,6 @@ use tilewright_ptx::{
     verify::Invalid,
 };
 
-/// Chunks per thread.
 const CHUNKS_PER_THREAD: u32 = 4;
 
 /// Compile-time configuration of the kernel.

@@ -81,7 +81,6 @@ pub fn check(kernel: &Kernel) -> Result<(), Invalid> {
     checker.block(&kernel.body, &mut RegisterSet::empty(kernel.registers.len()), &mut Vec::new())
 }
 
-/// Registers of an SM.
 const SM_REGISTERS: u32 = 1 << 16;
 /// Threads of a warpgroup.
 const WARPGROUP: u32 = 128;
@@ -105,7 +104,6 @@ fn check_register_limits(kernel: &Kernel) -> Result<(), Invalid> {
     Err(Invalid::new(kernel, why))
 }
 
-/// Collects the limits that a block raises to and lowers to.
 fn collect_register_limits(block: &Block, raised: &mut Vec<u32>, lowered: &mut Vec<u32>) {
     for stmt in block {
         match stmt {

@@ -89,7 +89,6 @@ impl Work {
     }
 }
 
-/// The cost of one step.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StepCost {
     pub(crate) prefill_tokens: usize,

@@ -44,7 +44,6 @@ impl Assembler {
         Ok(Cubin { path, report: out + &err })
     }
 
-    /// The disassembly of a cubin.
     pub(crate) fn disassemble(&self, cubin: &Cubin) -> Result<String, String> {
         let mut nvdisasm = Command::new(&self.tools.nvdisasm);
         nvdisasm.arg("-c").arg(&cubin.path);

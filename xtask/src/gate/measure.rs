@@ -81,7 +81,6 @@ impl Measured {
     }
 }
 
-/// The measurements as a table.
 pub(crate) fn table(all: &[Measured]) -> String {
     const KINDS: [&str; 7] = ["HGMMA", "QGMMA", "HMMA", "LDGSTS", "UTMALDG", "MUFU", "R2UR"];
     let width = all.iter().map(|m| m.kernel.len()).max().unwrap_or(0).max("kernel".len());

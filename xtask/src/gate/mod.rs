@@ -139,7 +139,6 @@ fn instructions(assembler: &Assembler) -> Vec<String> {
     complaints
 }
 
-/// The recorded budgets.
 fn recorded(root: &Path) -> Result<Budgets, String> {
     let text = std::fs::read_to_string(root.join(budgets::FILE));
     text.map_err(|why| format!("{}: {why}", budgets::FILE)).and_then(|text| Budgets::parse(&text))

@@ -91,7 +91,6 @@ fn page_indices(indptr: &[i32], order: &[i32], shared: usize) -> Vec<i32> {
     indices
 }
 
-/// The operator of a case.
 fn operator(gpu: &Cuda, case: &Case) -> Result<Attention<Cuda>, Box<dyn Error>> {
     let ([qo, kv], dim) = (case.heads, case.head_dim);
     let kv_dtype = case.kv_dtype();

@@ -65,7 +65,6 @@ pub(crate) struct Bench {
     pub(crate) protocols: &'static [Protocol],
 }
 
-/// A case of a bench.
 pub(crate) trait BenchCase {
     fn name(&self) -> String;
 

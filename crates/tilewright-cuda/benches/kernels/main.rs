@@ -11,7 +11,6 @@ use peer::Peer;
 use std::{error::Error, fmt::Write, path::PathBuf};
 use tilewright_cuda::{Stopwatch, Stream};
 
-/// The script of the peer.
 const SCRIPT: &str = include_str!("peer.py");
 
 /// Times kernels on the GPU of this machine, and torch if given.

@@ -18,7 +18,6 @@ use std::{
     sync::{Condvar, Mutex, PoisonError},
 };
 
-/// A class of slots.
 #[derive(Debug, Clone, Copy)]
 struct SlotClass {
     bytes: usize,

@@ -77,7 +77,6 @@ pub(crate) fn machine_code(identity: &str, source: &Source) -> Vec<u8> {
     text.into_bytes().into_iter().cycle().take(200_000).collect()
 }
 
-/// Kernel number `number`.
 pub(crate) fn kernel(number: usize) -> Source {
     Source::new(format!("kernel_{number}"), "sm_90a", format!(".target sm_90a\n add {number};\n ret;\n"))
 }

@@ -225,7 +225,6 @@ impl<'k> AttentionParamRegs<'k> {
         is_non_null(self.lse)
     }
 
-    /// Whether the layout is `layout`.
     #[track_caller]
     pub(crate) fn has_layout(&self, layout: KvLayout) -> Value<'k, bool> {
         self.layout.eq(layout.code())

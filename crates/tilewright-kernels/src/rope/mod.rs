@@ -29,7 +29,6 @@ use tilewright_ptx::{
     verify::Invalid,
 };
 
-/// Heads per thread.
 const HEADS_PER_THREAD: u32 = 4;
 
 /// Source of cosines and sines.

@@ -13,7 +13,6 @@ use tilewright_ptx::{
     isa::memory::AtomicOp,
 };
 
-/// Capacity of a list.
 pub(super) const LIST_CAPACITY: u32 = 2048;
 
 /// Bits of [`Candidates::threshold_of_narrow_list`].

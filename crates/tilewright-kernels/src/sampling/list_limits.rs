@@ -216,7 +216,6 @@ impl<'k> ListLimits<'k> {
     }
 }
 
-/// Masses of a row.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RowMasses<'k> {
     pub(super) total: Value<'k, u64>,

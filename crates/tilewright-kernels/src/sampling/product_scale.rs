@@ -25,7 +25,6 @@ fn power_of_two(n: Value<'_, i32>) -> Value<'_, f64> {
     ((n + 1023).reinterpret::<u32>().to_u64() << 52_u32).reinterpret()
 }
 
-/// Whether `a < b`.
 #[track_caller]
 pub(super) fn less<'k>(a: Value<'k, f64>, b: Value<'k, f64>) -> Value<'k, bool> {
     a.reinterpret::<u64>().lt(b.reinterpret::<u64>())

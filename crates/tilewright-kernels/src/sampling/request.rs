@@ -20,7 +20,6 @@ use tilewright_ptx::{
     sim::Arg,
 };
 
-/// Words per request.
 pub(crate) const REQUEST_WORDS: usize = 12;
 
 /// The first sources have values of 32 bits; the others, seed and offset, of 64.

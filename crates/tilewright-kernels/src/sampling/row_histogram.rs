@@ -110,7 +110,6 @@ impl<'k> RowHistogram<'k> {
         }
     }
 
-    /// Buckets per CTA.
     fn buckets(cta: &CtaCollectives<'k>) -> u32 {
         if cta.threads >= 512 { 4096 } else { 1024 }
     }

@@ -44,7 +44,6 @@ impl<'k, T: Number> RowReader<'k, T> {
         Self { cta: *cta, begin, vocab, head, vectors, share }
     }
 
-    /// Element `i`.
     #[track_caller]
     pub(super) fn element(&self, i: Value<'k, u32>) -> Value<'k, f32> {
         T::widen(self.begin.at(i).load())

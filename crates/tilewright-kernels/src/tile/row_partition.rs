@@ -48,17 +48,14 @@ impl RowPartition {
         format!("{}x{}", self.threads, self.chunks_per_thread)
     }
 
-    /// Threads per CTA.
     pub(crate) fn cta_threads(self) -> u32 {
         if self.threads > 32 { self.threads } else { THREADS }
     }
 
-    /// Rows per CTA.
     pub(crate) fn rows_per_cta(self) -> u32 {
         if self.threads > 32 { 1 } else { THREADS / self.threads }
     }
 
-    /// CTAs for `rows` rows.
     pub(crate) fn ctas(self, rows: u32) -> u32 {
         rows.div_ceil(self.rows_per_cta())
     }

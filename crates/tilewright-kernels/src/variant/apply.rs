@@ -7,7 +7,6 @@ use super::elementary;
 use tilewright::attention::variant::Op;
 use tilewright_ptx::build::{Builder, Value};
 
-/// The value of a node.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum NodeValue<'k> {
     Number(Value<'k, f32>),

@@ -213,7 +213,6 @@ impl<'k> PartialHook<'k, '_> {
         self.node(0, node, &|input| self.input(input, &|_| None, &[]), false)
     }
 
-    /// The value of a node.
     pub(super) fn known(&self, node: u32) -> Option<NodeValue<'k>> {
         self.known[node as usize]
     }

@@ -147,7 +147,6 @@ impl<'k> SmallTanh<'k> {
 /// A soft cap of products, `x ↦ out · tanh(factor · x)`, that is part of the exponent of a weight if all products are small.
 pub(crate) struct SoftCapped<'k> {
     tanh: SmallTanh<'k>,
-    /// Whether it increases.
     increases: Value<'k, bool>,
 }
 

@@ -103,7 +103,6 @@ impl<'v> Hooks<'v> {
         !self.variant.graph(Hook::Logits).stores().is_empty()
     }
 
-    /// Whether the hook reads `input`.
     pub(crate) fn reads(&self, hook: Hook, input: Input) -> bool {
         self.variant.graph(hook).nodes().contains(&Node::Input(input))
     }

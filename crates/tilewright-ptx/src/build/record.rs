@@ -35,7 +35,6 @@ pub(super) struct Recorder {
     pub(super) line: Option<&'static Location<'static>>,
 }
 
-/// An open block.
 #[derive(Debug, Default)]
 struct OpenBlock {
     block: Block,
@@ -54,7 +53,6 @@ const MAX_OPERANDS: usize = 4;
 struct Role {
     /// For a variable: the number of assignments.
     version: Option<u32>,
-    /// For a copy: its source.
     copy: Option<CopySource>,
     /// For a copy: whether an instruction reads it.
     needed: bool,

@@ -20,7 +20,6 @@ pub(super) struct NamedBarrier {
     clock: Option<Clock>,
 }
 
-/// The cluster barrier.
 #[derive(Debug)]
 pub(super) struct ClusterBarrier {
     /// Completed phases.

@@ -15,7 +15,6 @@ use super::{
 use crate::isa::memory::Space;
 
 impl Exec<'_, '_> {
-    /// The tensor map at an address.
     pub(super) fn tensor_map(&self, address: u64) -> Result<TensorMap, FaultCause> {
         self.world.program.map(address).cloned().ok_or_else(|| {
             (

@@ -143,7 +143,6 @@ impl Program {
         &self.pool[range.0 as usize..range.1 as usize]
     }
 
-    /// The tensor map at an address.
     pub(super) fn map(&self, address: u64) -> Option<&TensorMap> {
         let offset = address.checked_sub(TENSOR_MAP_BASE)?;
         if offset % 128 != 0 {

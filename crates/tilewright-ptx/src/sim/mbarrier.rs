@@ -15,7 +15,6 @@ use std::rc::Rc;
 /// The absolute limit of a phase's transaction count.
 const BYTES: i64 = 1 << 20;
 
-/// An mbarrier.
 #[derive(Debug)]
 pub(super) struct Mbarrier {
     /// Arrivals per phase, and pending arrivals of this phase.
@@ -36,7 +35,6 @@ pub(super) struct Mbarrier {
 }
 
 impl Mbarrier {
-    /// Counts arrivals.
     fn arrive(&mut self, count: u32) -> Result<(), FaultCause> {
         let Some(pending) = self.pending.checked_sub(count) else {
             let message = format!(

@@ -61,7 +61,6 @@ pub(super) struct Conflict {
 /// The maximum number of concurrent reads per list; more evict the oldest.
 const READS: usize = 48;
 
-/// The index of a cell.
 #[derive(Debug, Clone, Copy)]
 enum CellIndex {
     /// A page, and a cell of it.

@@ -93,7 +93,6 @@ pub(super) struct WgmmaState {
     pub(super) written: Vec<u32>,
 }
 
-/// A warp.
 #[derive(Debug, Default)]
 pub(super) struct Warp {
     /// The index in the CTA.

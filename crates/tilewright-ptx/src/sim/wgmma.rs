@@ -46,7 +46,6 @@ struct Arrival {
     accumulate: bool,
 }
 
-/// The source of A.
 #[derive(Debug, Clone)]
 enum Source {
     Shared(Descriptor, Major),

@@ -73,7 +73,6 @@ pub(super) struct Cluster {
     pub(super) barrier: ClusterBarrier,
 }
 
-/// A CTA.
 #[derive(Debug)]
 pub(super) struct Cta {
     pub(super) id: [u32; 3],
@@ -290,7 +289,6 @@ impl World<'_> {
         })
     }
 
-    /// The fault of a conflict.
     pub(super) fn conflict(&self, conflict: Conflict, write: bool, location: MemoryLocation) -> FaultCause {
         let Conflict { other, wrote } = conflict;
         let line = self.line(other.pc);

@@ -131,7 +131,6 @@ impl Activations {
         self.logits.view(&[self.logits_rows, self.vocab])
     }
 
-    /// The first `rows` rows of the logits.
     pub(crate) fn first_logits(&self, rows: usize) -> Result<View<'_>> {
         self.logits.view(&[rows, self.vocab])
     }

@@ -264,7 +264,6 @@ fn dtype(fields: &Fields<'_>) -> Result<Option<Dtype>> {
     }
 }
 
-/// The activation in the field `key`.
 fn activation(fields: &Fields<'_>, key: &str, default: Activation) -> Result<Activation> {
     match fields.text(key)? {
         None => Ok(default),

@@ -43,7 +43,6 @@ impl Checkpoint {
         ModelConfig::parse(&self.fixture["config"].to_string()).expect("a supported configuration")
     }
 
-    /// The fields of `config.json`.
     pub(crate) fn config_fields(&self) -> serde_json::Map<String, Value> {
         self.fixture["config"].as_object().expect("an object").clone()
     }

@@ -62,7 +62,6 @@ impl<'a> PackedMask<'a> {
         Self { bits: PackedBits::Host(bits), columns: Some(columns.into()) }
     }
 
-    /// Columns of each request.
     pub(super) fn columns(&self, operator: &'static str, requests: &[Segment]) -> Result<Vec<usize>> {
         let Some(columns) = &self.columns else {
             return Ok(requests.iter().map(|request| request.kv_len).collect());

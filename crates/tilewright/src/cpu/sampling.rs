@@ -144,7 +144,6 @@ fn filter_row<T: Element>(filter: Filter<'_>, row: usize, values: &mut [f32], ou
     }
 }
 
-/// The rows of f32 logits.
 fn f32_logits<'a>(scores: &Scores<'a>) -> Option<Rows<'a, f32>> {
     match scores {
         Scores::Logits(view) if view.dtype() == Dtype::F32 => Some(Rows::new(*view)),

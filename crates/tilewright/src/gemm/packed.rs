@@ -25,7 +25,6 @@ const PACK: &str = "gemm.pack";
 
 /// Output features per panel.
 pub const PANEL_FEATURES: usize = 16;
-/// Panels of a tile.
 pub(crate) const TILE_PANELS: usize = 4;
 /// Output features of a tile.
 pub(crate) const TILE_FEATURES: usize = TILE_PANELS * PANEL_FEATURES;
@@ -72,7 +71,6 @@ impl WeightFormat {
         }
     }
 
-    /// Bytes of a block.
     pub(crate) const fn block_bytes(self) -> usize {
         self.scale_bytes() + GROUP / 2 * TILE_PANELS * self.pair_bytes()
     }
@@ -210,7 +208,6 @@ fn nibble(feature: usize, input: usize) -> (usize, usize) {
     (word * size_of::<u32>() + input % 2 * 2 + pair / 2, pair % 2 * 4)
 }
 
-/// Element `at` of bytes.
 fn read<T: Element + Pod>(bytes: &[u8], at: usize) -> f32 {
     bytemuck::pod_read_unaligned::<T>(&bytes[at * size_of::<T>()..][..size_of::<T>()]).to_f32()
 }

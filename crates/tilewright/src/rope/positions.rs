@@ -18,7 +18,6 @@ pub enum Positions<'a> {
     Indices(Indices<'a>),
 }
 
-/// One position per token.
 pub(super) enum TokenPositions<'a> {
     Borrowed(Indices<'a>),
     Expanded(Vec<i32>),

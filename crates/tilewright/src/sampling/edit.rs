@@ -116,7 +116,6 @@ impl LogitsEdit<'_> {
 }
 
 impl TokenBitmask<'_> {
-    /// Words of one row.
     pub(crate) fn words_per_row(vocab: usize) -> usize {
         vocab.div_ceil(32)
     }

@@ -90,7 +90,6 @@ impl Elements {
     }
 }
 
-/// `value` rounded to `dtype`.
 pub(crate) fn round(dtype: Dtype, value: f32) -> f32 {
     tilewright::with_dtype!(dtype, T => T::from_f32(value).to_f32())
 }

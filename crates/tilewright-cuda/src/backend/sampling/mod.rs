@@ -84,7 +84,6 @@ impl<M: Machine> Gpu<M> {
     }
 }
 
-/// The error of one request of an operator.
 fn error_of(operator: &'static str, request: usize, why: &str) -> Error {
     Error::new(operator, format!("request {request}: {why}"))
 }

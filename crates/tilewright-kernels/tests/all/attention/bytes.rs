@@ -16,7 +16,6 @@ const DTYPES: [(Dtype, Dtype); 6] = [
     (Dtype::F16, Dtype::I8),
 ];
 
-/// A case of a dtype.
 fn case(dim: usize, (qo, kv): (Dtype, Dtype), scales: Scales) -> Case {
     let lengths = [(1, 90), (33, 70), (1, 0), (2, 3)];
     Case::new(dim, (4, 2), &lengths).with(|case| (case.qo, case.kv, case.scales) = (qo, kv, scales))

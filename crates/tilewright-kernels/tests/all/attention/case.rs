@@ -232,7 +232,6 @@ impl Case {
         self.lengths.iter().map(|of| of.0).sum()
     }
 
-    /// First row of a request.
     pub(crate) fn first_row(&self, request: usize) -> usize {
         self.lengths[..request].iter().map(|of| of.0).sum()
     }

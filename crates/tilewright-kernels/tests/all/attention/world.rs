@@ -137,7 +137,6 @@ impl World {
         }
     }
 
-    /// Position of a key of a segment.
     pub(crate) fn position(&self, segment: &Segment, key: usize) -> i64 {
         match self.case.layout {
             KvLayout::Blocks => {
@@ -231,7 +230,6 @@ impl World {
         }
     }
 
-    /// Runs the kernel.
     pub(crate) fn run(&self, kernel: &Kernel, seed: u64) -> Result<Outputs, Fault> {
         let (case, dim) = (&self.case, self.case.dim);
         let mut memory = Memory::new();

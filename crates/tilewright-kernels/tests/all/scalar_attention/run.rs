@@ -104,7 +104,6 @@ impl<'a> Case<'a> {
         attention("attend", self.config(), self.variant).expect("a valid kernel")
     }
 
-    /// Requests, and one segment for each.
     pub(crate) fn requests(&self) -> (Vec<RequestRows>, Vec<Segment>) {
         let (mut requests, mut segments, mut end) = (Vec::new(), Vec::new(), 0);
         for (r, &(qo_len, kv_len)) in self.sample.lens.iter().enumerate() {
@@ -154,7 +153,6 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// Runs it.
     pub(crate) fn run(&self) -> Outcome {
         self.run_kernel(&self.kernel())
     }

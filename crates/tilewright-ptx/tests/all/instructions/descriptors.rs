@@ -29,7 +29,6 @@ const PATTERN_64: [[u32; 4]; 8] = [
 ];
 const PATTERN_32: [[u32; 2]; 8] = [[0, 1], [0, 1], [0, 1], [0, 1], [1, 0], [1, 0], [1, 0], [1, 0]];
 
-/// A swizzled address, by the figures.
 pub(crate) fn by_figure(swizzle: Swizzle, address: u32) -> u32 {
     let place = |span: u32, row: &dyn Fn(usize, usize) -> u32| {
         let (line, within) = (address / span, address % span);

@@ -14,7 +14,6 @@ use minijinja::{
 pub(super) const DICT: [&str; 11] =
     ["clear", "copy", "fromkeys", "get", "items", "keys", "pop", "popitem", "setdefault", "update", "values"];
 
-/// Calls `method` of `value`.
 pub(super) fn call(_: &State<'_, '_>, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
     match (value.kind(), value.as_str()) {
         (ValueKind::String, Some(text)) => text_method(text, method, args),

@@ -28,7 +28,6 @@ impl Object for Tuple {
     }
 }
 
-/// The pair `(key, value)`.
 pub(super) fn pair(key: Value, value: Value) -> Value {
     Value::from_object(Tuple(vec![key, value]))
 }

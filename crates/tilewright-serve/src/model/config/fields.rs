@@ -71,7 +71,6 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A string.
     pub(in crate::model) fn text(&self, key: &str) -> Result<Option<&'a str>> {
         match self.get(key) {
             None => Ok(None),

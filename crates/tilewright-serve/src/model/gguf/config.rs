@@ -46,7 +46,6 @@ struct Source<'a> {
     fields: Fields<'a>,
 }
 
-/// The configuration of the model.
 pub(super) fn read(gguf: &Gguf) -> Result<ModelConfig> {
     let source = Source { gguf, fields: Fields { prefix: "", values: &gguf.header.metadata } };
     source.reject_unknown()?;

@@ -73,7 +73,6 @@ impl Setup {
         cases.iter().map(|case| self.run_batched(std::slice::from_ref(case)).remove(0)).collect()
     }
 
-    /// Runs all cases in one batch.
     pub(crate) fn run_batched(&self, cases: &[Case]) -> Vec<Outcome> {
         self.start().run(cases)
     }

@@ -27,7 +27,6 @@ fn open(file: &GgufFile) -> (TempDir, Gguf) {
     (dir, gguf)
 }
 
-/// The model of a file.
 fn model(file: &GgufFile, dtype: Option<Dtype>) -> Transformer {
     let (_dir, gguf) = open(file);
     let config = gguf.config().expect("a configuration");

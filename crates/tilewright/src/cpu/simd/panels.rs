@@ -76,7 +76,6 @@ impl<'a> PanelRef<'a> {
         unsafe { simd.load_bf16(scales.as_ptr().cast::<bf16>().add(first)) }
     }
 
-    /// Its weights in block `block`.
     #[inline(always)]
     fn weights<F: PanelFormat>(self, block: usize) -> *const u8 {
         let block = &self.tile[block * F::BLOCK_BYTES..][..F::BLOCK_BYTES];

@@ -63,7 +63,6 @@ pub(super) fn label(stages: &[Stage<'_>], range: &Range<usize>) -> String {
 }
 
 impl Group {
-    /// The parameters of `row`.
     fn params(&self, stages: &[Stage<'_>], row: usize) -> SamplingParams {
         let mut params = SamplingParams { order: self.order, ..SamplingParams::default() };
         for stage in &stages[self.stages.clone()] {

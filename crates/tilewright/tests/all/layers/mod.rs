@@ -13,7 +13,6 @@ use tilewright::Cpu;
 #[allow(dead_code, reason = "the CPU runs all cases; the GPU's tests include this module")]
 const STRIDE: usize = 199;
 
-/// The CPU backend.
 #[allow(dead_code, reason = "the GPU's tests, which include this module, have other backends")]
 fn backends() -> Vec<Cpu> {
     vec![Cpu::with_threads(2).unwrap()]

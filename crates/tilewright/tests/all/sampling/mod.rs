@@ -13,7 +13,6 @@ mod transform;
 
 use tilewright::Cpu;
 
-/// The CPU backend.
 fn backends() -> Vec<Cpu> {
     vec![Cpu::with_threads(2).unwrap()]
 }

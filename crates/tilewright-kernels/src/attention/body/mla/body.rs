@@ -33,7 +33,6 @@ pub(super) struct WarpTile<'k> {
     pub(super) column: Value<'k, u32>,
 }
 
-/// The CTA, the current item and the hooks.
 type BodyContext<'c, 'k> = (&'c MmaCta<'k>, &'c CurrentItem<'k>, &'c RowHooks<'k, 'c>);
 
 /// Executes an item.

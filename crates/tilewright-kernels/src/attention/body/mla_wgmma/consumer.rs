@@ -195,7 +195,6 @@ impl<'c, 'k> MlaConsumer<'c, 'k> {
         (self.number >> 1).of_lane(0)
     }
 
-    /// The values of tile `n` in half `half`.
     pub(super) fn values(&self, n: Value<'k, u32>, half: usize) -> SharedTile<'k> {
         let middle = self.shared.config.value_panels() / 2;
         self.shared.stage(n).panels(middle * half..middle * (half + 1))

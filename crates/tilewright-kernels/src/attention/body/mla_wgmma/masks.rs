@@ -13,7 +13,6 @@ use tilewright_ptx::{
     isa::sync::Fence,
 };
 
-/// Threads of a consumer.
 const THREADS: usize = CONSUMERS as usize / 2;
 
 impl<'k> MlaConsumer<'_, 'k> {

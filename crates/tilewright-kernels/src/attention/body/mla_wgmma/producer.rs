@@ -23,7 +23,6 @@ use tilewright_ptx::{
 const REGISTERS: u32 = 40;
 /// Threads of the warpgroup.
 pub(super) const THREADS: u32 = 128;
-/// Its warps.
 pub(super) const WARPS: u32 = THREADS / 32;
 /// Steps per iteration of a copy of rows, for lack of registers.
 pub(super) const UNROLLED: u32 = 2;

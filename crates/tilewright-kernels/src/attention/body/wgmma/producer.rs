@@ -31,7 +31,6 @@ use tilewright_ptx::{
 
 /// Threads of the warpgroup.
 pub(super) const THREADS: u32 = 128;
-/// Its warps.
 pub(super) const WARPS: u32 = THREADS / 32;
 /// The word after an item's: 1 if there is an item.
 pub(super) const PRESENT: usize = WorkItem::WORDS;
@@ -67,7 +66,6 @@ pub(super) struct Producer<'c, 'k> {
     /// barrier may complete two phases before the warp tests it, and the warp would wait forever. It only copies queries, and
     /// transposes values if they are transposed.
     fills_stages: Value<'k, bool>,
-    /// Whether it loads keys.
     pub(super) loads_keys: Value<'k, bool>,
     /// The first key, counted in a KV tile, of each part that this lane loads: a box, or up to two rows.
     pub(super) part_begin: [Value<'k, u32>; 2],

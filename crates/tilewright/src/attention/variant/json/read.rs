@@ -64,7 +64,6 @@ fn result_kinds(hook: Hook) -> &'static [ValueKind] {
     }
 }
 
-/// The error for an unexpected `value` at `path`.
 fn unexpected(path: &str, value: &Value, expected: &str) -> Error {
     let shown = match value {
         Value::Null => "nothing".to_owned(),
