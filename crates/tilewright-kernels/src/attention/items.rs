@@ -161,6 +161,7 @@ record! {
     MergeItem,
     /// A [`MergeItem`] in registers.
     MergeItemRegs, 8:
+    /// The KV head.
     kv_head: u32,
     /// The first row.
     qo_begin: u32,

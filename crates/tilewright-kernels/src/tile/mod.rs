@@ -28,6 +28,7 @@ pub(crate) mod reduce;
 
 pub use chunk::{Chunk, Elements};
 pub(crate) use float::Float;
+pub(crate) use ring::release_from_warp;
 pub use ring::{Cursor, Ring};
 pub use row_partition::RowPartition;
 pub(crate) use row_partition::{ChunkPlace, RowPlace};

@@ -47,6 +47,14 @@ impl<'k> Ring<'k> {
     }
 }
 
+/// One thread of the warp arrives, after all its lanes.
+#[track_caller]
+pub(crate) fn release_from_warp<'k>(k: &'k Builder, empty: Barrier<'k>) {
+    let _line = k.at_line(Location::caller());
+    k.sync_warp();
+    k.when(k.lane().eq(0), || empty.arrive());
+}
+
 /// Position of one side of a ring.
 #[derive(Debug, Clone, Copy)]
 pub struct Cursor<'k> {

@@ -9,25 +9,18 @@ use super::{
 use tilewright::attention::variant::{Input, Op, expression::Node};
 use tilewright_ptx::build::Value;
 
-/// A node as a function of the logit.
+/// A node as a function of the logit and of the key's position.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Shape {
-    /// It does not depend on it.
+enum Form {
+    /// It depends on neither.
     Same,
+    /// The logit itself.
+    Logit,
     /// `factor · logit`
     Scaled,
     /// `out · tanh(factor · logit)`
     Capped,
-}
-
-/// How a node grows from key to key.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Growth {
-    /// It does not depend on the key.
-    Same,
-    /// The logit itself.
-    Logit,
-    /// Evenly.
+    /// It grows evenly from key to key.
     Line,
     /// The logit and what grows evenly.
     Biased,
@@ -45,8 +38,8 @@ impl<'k> PartialHook<'k, '_> {
     /// The logits hook as a function of one product, if it is `out · tanh(product · factor)`.
     #[track_caller]
     pub(crate) fn soft_cap(&self, factor: Value<'k, f32>) -> Option<SoftCapped<'k>> {
-        let result = *self.graph().results().first()? as usize;
-        if self.shape(result)? != Shape::Capped {
+        let reads = self.graph().nodes().iter().any(|node| matches!(node, Node::Read { .. }));
+        if reads || self.result_form() != Some(Form::Capped) {
             return None;
         }
         let (k, positions) = (self.builder(), KeyPositions::Each(Vec::new()));
@@ -64,9 +57,8 @@ impl<'k> PartialHook<'k, '_> {
         positions: &KeyPositions<'k>,
         factor: Value<'k, f32>,
     ) -> Option<BiasedLogits<'k>> {
-        let result = *self.graph().results().first()? as usize;
         let KeyPositions::Offsets { offsets, .. } = positions else { return None };
-        if self.growth(result)? != Growth::Biased {
+        if !self.is_biased(positions) {
             return None;
         }
         let strip = Strip { hook: self, k: self.builder(), positions, len: 0 };
@@ -78,44 +70,41 @@ impl<'k> PartialHook<'k, '_> {
         }
     }
 
-    /// How a node grows from key to key; `None` if it does in another way.
-    fn growth(&self, node: usize) -> Option<Growth> {
-        let node = &self.graph().nodes()[node];
-        let operands = node.operands().iter().map(|&operand| self.growth(operand as usize));
-        let operands = operands.collect::<Option<Vec<_>>>()?;
-        match (node, operands.as_slice()) {
-            (Node::Input(Input::Logit), _) => Some(Growth::Logit),
-            (Node::Input(Input::Kv), _) => Some(Growth::Line),
-            (_, operands) if operands.iter().all(|growth| *growth == Growth::Same) => Some(Growth::Same),
-            (Node::Apply(Op::Mul, _), [Growth::Line, Growth::Same] | [Growth::Same, Growth::Line])
-            | (Node::Apply(Op::MulAdd, _), [Growth::Line, Growth::Same, Growth::Same | Growth::Line])
-            | (Node::Apply(Op::MulAdd, _), [Growth::Same, Growth::Line, Growth::Same | Growth::Line])
-            | (Node::Apply(Op::MulAdd, _), [Growth::Same, Growth::Same, Growth::Line])
-            | (
-                Node::Apply(Op::Add | Op::Sub, _),
-                [Growth::Line, Growth::Same | Growth::Line] | [Growth::Same, Growth::Line],
-            ) => Some(Growth::Line),
-            (Node::Apply(Op::MulAdd, _), [Growth::Line, Growth::Same, Growth::Logit])
-            | (Node::Apply(Op::MulAdd, _), [Growth::Same, Growth::Line, Growth::Logit])
-            | (Node::Apply(Op::Add, _), [Growth::Line, Growth::Logit] | [Growth::Logit, Growth::Line])
-            | (Node::Apply(Op::Sub, _), [Growth::Logit, Growth::Line]) => Some(Growth::Biased),
-            _ => None,
-        }
+    /// Whether the logits hook adds to the logit what grows evenly from key to key.
+    pub(crate) fn is_biased(&self, positions: &KeyPositions<'k>) -> bool {
+        matches!(positions, KeyPositions::Offsets { .. }) && self.result_form() == Some(Form::Biased)
     }
 
-    /// The shape of a node; `None` if it has none of these, or depends on a key's position.
-    fn shape(&self, node: usize) -> Option<Shape> {
+    fn result_form(&self) -> Option<Form> {
+        self.form(*self.graph().results().first()? as usize)
+    }
+
+    /// The form of a node; `None` if it has none of these.
+    fn form(&self, node: usize) -> Option<Form> {
+        use Form::{Biased, Capped, Line, Logit, Same, Scaled};
         let node = &self.graph().nodes()[node];
-        let operands = node.operands().iter().map(|&operand| self.shape(operand as usize));
+        let operands = node.operands().iter().map(|&operand| self.form(operand as usize));
         let operands = operands.collect::<Option<Vec<_>>>()?;
-        match (node, operands.as_slice()) {
-            (Node::Input(Input::Logit), _) => Some(Shape::Scaled),
-            (Node::Input(Input::Kv) | Node::Read { .. }, _) => None,
-            (_, operands) if operands.iter().all(|shape| *shape == Shape::Same) => Some(Shape::Same),
-            (Node::Apply(Op::Mul, _), &[shape, Shape::Same] | &[Shape::Same, shape]) => Some(shape),
-            (Node::Apply(Op::Div, _), &[Shape::Scaled, Shape::Same]) => Some(Shape::Scaled),
-            (Node::Apply(Op::Tanh, _), [Shape::Scaled]) => Some(Shape::Capped),
-            _ => None,
+        if operands.iter().all(|form| *form == Same) {
+            return Some(match node {
+                Node::Input(Input::Logit) => Logit,
+                Node::Input(Input::Kv) => Line,
+                _ => Same,
+            });
         }
+        let Node::Apply(op, _) = node else { return None };
+        Some(match (op, operands.as_slice()) {
+            (Op::Mul, [Line, Same] | [Same, Line]) => Line,
+            (Op::Add | Op::Sub, [Line, Same | Line] | [Same, Line]) => Line,
+            (Op::MulAdd, [Line, Same, Same | Line] | [Same, Line, Same | Line]) => Line,
+            (Op::MulAdd, [Same, Same, Line]) => Line,
+            (Op::MulAdd, [Line, Same, Logit] | [Same, Line, Logit]) => Biased,
+            (Op::Add, [Line, Logit] | [Logit, Line]) | (Op::Sub, [Logit, Line]) => Biased,
+            (Op::Mul, [Logit | Scaled, Same] | [Same, Logit | Scaled]) => Scaled,
+            (Op::Mul, [Capped, Same] | [Same, Capped]) => Capped,
+            (Op::Div, [Logit | Scaled, Same]) => Scaled,
+            (Op::Tanh, [Logit | Scaled]) => Capped,
+            _ => return None,
+        })
     }
 }

@@ -278,6 +278,11 @@ impl<'k> TileLogits<'k, '_> {
         Some([upper.soft_cap(self.scales[0])?, lower.soft_cap(self.scales[1])?])
     }
 
+    /// Whether [`Self::biases`] has values.
+    pub(crate) fn has_biases(&self) -> bool {
+        self.rows.len() == 2 && self.rows[0].is_biased(&self.positions)
+    }
+
     /// The hook of both rows of one row tile, if it adds to logits what grows evenly from key to key.
     pub(crate) fn biases(&self) -> Option<[BiasedLogits<'k>; 2]> {
         let [upper, lower] = &self.rows[..] else { return None };

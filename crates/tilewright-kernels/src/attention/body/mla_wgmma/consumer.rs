@@ -12,10 +12,10 @@ use crate::{
         row_hooks::RowHooks,
         row_table::RowTable,
     },
-    tile::SharedTile,
+    tile::{SharedTile, release_from_warp},
 };
 use tilewright_ptx::{
-    build::{Barrier, Builder, Shared, Value, Var, WgmmaLeft, WgmmaOperands},
+    build::{Builder, Shared, Value, Var, WgmmaLeft, WgmmaOperands},
     isa::matrix::{Elements, Major},
 };
 
@@ -80,9 +80,9 @@ impl<'c, 'k> MlaConsumer<'c, 'k> {
             shared.cta.sync();
             self.attend(&current);
             self.store(&current);
-            self.release_from_warp(shared.queries.empty(n));
+            release_from_warp(k, shared.queries.empty(n));
             shared.cta.arrive_and_merge(&current, self.hooks);
-            self.release_from_warp(shared.items.empty(n));
+            release_from_warp(k, shared.items.empty(n));
             items.set(n + 1);
         });
         self.end_exchange();
@@ -204,13 +204,6 @@ impl<'c, 'k> MlaConsumer<'c, 'k> {
     pub(super) fn release(&self, n: Value<'k, u32>, half: usize) {
         let k = self.k;
         k.when((k.thread() & 127).eq(0), || self.shared.empty(n, half).arrive());
-    }
-
-    /// One thread of the warp arrives, after all its lanes.
-    fn release_from_warp(&self, empty: Barrier<'k>) {
-        let k = self.k;
-        k.sync_warp();
-        k.when(k.lane().eq(0), || empty.arrive());
     }
 
     /// Barrier of consumer `half`.

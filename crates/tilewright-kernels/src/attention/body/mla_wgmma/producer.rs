@@ -9,10 +9,13 @@ use super::{
     CONSUMERS, MlaWgmmaCta,
     config::{KEYS, PANEL, Q_ROWS},
 };
-use crate::attention::{
-    body::wgmma::rows::{self, SourceRow, copy_rows},
-    items::{WorkItem, WorkItemRegs},
-    kernel::query_row::QueryHead,
+use crate::{
+    attention::{
+        body::wgmma::rows::{self, SourceRow, copy_rows},
+        items::{WorkItem, WorkItemRegs},
+        kernel::query_row::QueryHead,
+    },
+    tile::release_from_warp,
 };
 use tilewright_ptx::{
     build::{Builder, Global, Value, Var},
@@ -94,8 +97,7 @@ impl<'c, 'k> MlaProducer<'c, 'k> {
             self.load_words(index + 1, end);
             shared.items.wait_full(n);
             self.load_item(n);
-            k.sync_warp();
-            k.when(k.lane().eq(0), || shared.items.empty(n).arrive());
+            release_from_warp(k, shared.items.empty(n));
         });
         self.publish((end.max(begin)) - begin, false);
     }

@@ -12,12 +12,11 @@ use crate::{
         queries::F16Factor,
         row_hooks::{RowHooks, TileLogits},
     },
-    tile::{Cursor, SharedTile},
-    variant::BiasedLogits,
+    tile::{Cursor, SharedTile, release_from_warp},
 };
 use tilewright::{Dtype, attention::variant::Hook};
 use tilewright_ptx::{
-    build::{Barrier, Builder, Shared, Value, Var, WgmmaLeft, WgmmaOperands},
+    build::{Builder, Shared, Value, Var, WgmmaLeft, WgmmaOperands},
     isa::matrix::{Elements, Major},
 };
 
@@ -109,7 +108,7 @@ impl<'c, 'k> Consumer<'c, 'k> {
             self.request_repetition(words.plus(REPEAT));
             self.store(&current);
             self.merge(&current, words.plus(REPEAT));
-            self.release_from_warp(shared.items.empty(n));
+            release_from_warp(k, shared.items.empty(n));
             count.set(n + 1);
         });
         // the other consumer's last arrival
@@ -160,7 +159,7 @@ impl<'c, 'k> Consumer<'c, 'k> {
         self.start_logits(current, &self.logits);
         let hook = self.prepare_mask(current, tile.get(), Masked::Any);
         // loops are chosen by all warps alike
-        let slow = self.biases(hook.as_ref()).map(|_| !Self::allows_biases(current));
+        let slow = hook.as_ref().filter(|hook| self.has_biases(hook)).map(|_| !Self::allows_biases(current));
         k.wgmma_wait(0);
         self.release_products(tile.get());
         self.mask(current, (tile.get(), &self.logits), Masked::Any, hook.as_ref());
@@ -216,9 +215,9 @@ impl<'c, 'k> Consumer<'c, 'k> {
         });
     }
 
-    /// The biases of a hook. Factors of converted queries of 0 would make them infinite in the unit of products.
-    fn biases(&self, hook: Option<&TileLogits<'k, '_>>) -> Option<[BiasedLogits<'k>; 2]> {
-        hook.filter(|_| self.row_factors.is_none()).and_then(TileLogits::biases)
+    /// Whether a hook's biases are added in the unit of products, where converted queries with a factor of 0 would make them infinite.
+    fn has_biases(&self, hook: &TileLogits<'k, '_>) -> bool {
+        self.row_factors.is_none() && hook.has_biases()
     }
 
     /// Whether biases may be added in the unit of products: their factor is positive and neither tiny nor huge.
@@ -234,12 +233,13 @@ impl<'c, 'k> Consumer<'c, 'k> {
         self.multiply_values(current, tile.get(), masked);
         tile.set(tile.get() - 1);
         let hook = self.prepare_mask(current, tile.get(), masked);
-        let caps = hook.as_ref().filter(|_| masked == Masked::No).and_then(TileLogits::soft_caps);
+        let unmasked = hook.as_ref().filter(|_| masked == Masked::No);
+        let caps = unmasked.and_then(TileLogits::soft_caps);
         k.wgmma_wait(1);
         self.release_products(tile.get());
         let cap = || self.mask(current, (tile.get(), &self.logits), masked, hook.as_ref());
         let release = || self.release(self.values);
-        let biases = self.biases(hook.as_ref()).filter(|_| masked == Masked::No);
+        let biases = unmasked.filter(|hook| self.has_biases(hook)).and_then(TileLogits::biases);
         // masked logits are infinite, which a polynomial does not keep
         match (caps, biases) {
             (Some(caps), _) => self.capped_softmax(current, caps, cap, release),
@@ -265,7 +265,7 @@ impl<'c, 'k> Consumer<'c, 'k> {
             fragment.iter().zip(k.load_matrix::<4, _>(at, false)).for_each(|(to, word)| to.set(word));
         }
         if self.shared.config.has_queries_in_registers() {
-            self.release_from_warp(self.shared.queries.empty(k.constant(0)));
+            release_from_warp(k, self.shared.queries.empty(k.constant(0)));
         }
         self.convert_queries();
     }
@@ -364,15 +364,8 @@ impl<'c, 'k> Consumer<'c, 'k> {
         match self.queries.len() {
             0 => k.when((k.thread() & 127).eq(0) & are_last, || empty.arrive()),
             _ if self.shared.config.has_queries_in_registers() => {}
-            _ => k.when(are_last, || self.release_from_warp(empty)),
+            _ => k.when(are_last, || release_from_warp(k, empty)),
         }
-    }
-
-    /// One thread of the warp arrives, after all its lanes.
-    pub(super) fn release_from_warp(&self, empty: Barrier<'k>) {
-        let k = self.k;
-        k.sync_warp();
-        k.when(k.lane().eq(0), || empty.arrive());
     }
 
     #[track_caller]

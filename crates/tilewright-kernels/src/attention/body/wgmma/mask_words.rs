@@ -16,7 +16,7 @@ use crate::{
     },
     tile::Cursor,
 };
-use tilewright_ptx::build::{Shared, Value};
+use tilewright_ptx::build::{Shared, Value, Var};
 
 /// The visible masks of this thread's row of an item.
 #[derive(Clone, Copy)]
@@ -57,6 +57,23 @@ impl<'k> WgmmaCta<'k> {
         let parts = self.config.kv_tokens() as u32 / 64;
         self.cta.at::<u64>(self.arena.mask_words).at((stage * Q_ROWS as u32 + row) * parts + part)
     }
+
+    /// The word of 64 keys and a row of the item, which sees keys, or positions of blocks, in a range; `hook` applies the mask hook.
+    #[track_caller]
+    pub(super) fn visible_word(
+        &self,
+        (item, row): (&WorkItemRegs<'k>, Value<'k, u32>),
+        [from, to]: [Value<'k, i32>; 2],
+        keys: KeyRange<'k>,
+        hook: impl FnOnce(Value<'k, u64>) -> Value<'k, u64>,
+    ) -> Var<'k, u64> {
+        let word = self.k.var::<u64>("visible", 0);
+        // the end of a tile may begin after the last key, where there are no mask bits
+        self.k.when(keys.first.lt(item.kv_end), || {
+            word.set(hook(visible_mask((&self.cta, item), row, (from, to), keys)));
+        });
+        word
+    }
 }
 
 impl<'k> Producer<'_, 'k> {
@@ -80,20 +97,14 @@ impl<'k> Producer<'_, 'k> {
     pub(super) fn compute_masks(&self, item: &WorkItemRegs<'k>, masks: &RowMasks<'k>, tile: Value<'k, u32>) {
         let (k, shared) = (self.k, self.shared);
         let keys = shared.config.kv_tokens() as u32;
-        let RowMasks { row, range: [from, to], first_tile, cursor } = *masks;
+        let RowMasks { row, range, first_tile, cursor } = *masks;
         k.when(tile.ge(first_tile), || {
             cursor.wait_empty();
-            let words: Vec<_> = (0..keys / 64)
-                .map(|part| {
-                    let keys = KeyRange { first: tile * keys + 64 * part, width: 64 };
-                    let word = k.var::<u64>("visible", 0);
-                    // the end of a tile may begin after the last key, where there are no mask bits
-                    k.when(keys.first.lt(item.kv_end), || {
-                        word.set(visible_mask((&shared.cta, item), row, (from, to), keys));
-                    });
-                    word
-                })
-                .collect();
+            let word = |part| {
+                let keys = KeyRange { first: tile * keys + 64 * part, width: 64 };
+                shared.visible_word((item, row), range, keys, |seen| seen)
+            };
+            let words: Vec<_> = (0..keys / 64).map(word).collect();
             for (part, word) in words.into_iter().enumerate() {
                 let to = shared.mask_word(cursor.stage(), self.thread, k.constant(part as u32));
                 to.store(word.get());

@@ -10,10 +10,10 @@ use crate::attention::{
         partition::ThreadPartition,
         row_hooks::TileLogits,
         row_table::{row_position, visible_range_at},
-        visible::{KeyRange, range_mask, visible_mask},
+        visible::{KeyRange, range_mask},
     },
 };
-use crate::tile::sums;
+use crate::tile::{release_from_warp, sums};
 use tilewright::attention::variant::Hook;
 use tilewright_ptx::{
     build::{Shared, Value},
@@ -135,7 +135,7 @@ impl<'c, 'k> Consumer<'c, 'k> {
                     cursor.wait_full();
                     let stage = cursor.stage();
                     self.mask_by_words(|row, part| self.shared.mask_word(stage, row, part), logits);
-                    self.release_from_warp(cursor.empty());
+                    release_from_warp(k, cursor.empty());
                     cursor.advance();
                 },
                 || self.mask_by_range(first, logits),
@@ -189,17 +189,14 @@ impl<'c, 'k> Consumer<'c, 'k> {
         k.sync_named(barrier, 128);
         k.repeat((thread, 64 * parts as u32), 128, |at| {
             let (row, part) = ((self.number << 6) + (at & 63), at >> 6);
-            let [from, to] = self.range_table(row).load_vector::<2>();
+            let range = self.range_table(row).load_vector::<2>();
             let keys = KeyRange { first: first + (part << 6), width: 64 };
             if !self.shared.config.any_mask {
-                return self.visible(row, part).store(range_mask(k, keys, from, to));
+                return self.visible(row, part).store(range_mask(k, keys, range[0], range[1]));
             }
             let of_item = row.min(current.rows() - 1);
-            let word = k.var::<u64>("visible", 0);
-            // the end of a tile may begin after the last key, where there are no mask bits
-            k.when(keys.first.lt(current.kv_end), || {
-                let seen = visible_mask((cta, &item), of_item, (from, to), keys);
-                word.set(self.hooks.visible_mask((cta, &item), row, keys, seen));
+            let word = self.shared.visible_word((&item, of_item), range, keys, |seen| {
+                self.hooks.visible_mask((cta, &item), row, keys, seen)
             });
             self.visible(row, part).store(word.get());
         });

@@ -19,7 +19,7 @@ use crate::{
         items::{NONE, WorkItem, WorkItemRegs},
         kernel::query_row::QueryHead,
     },
-    tile::Cursor,
+    tile::{Cursor, release_from_warp},
 };
 use tilewright_ptx::{
     build::{Builder, Shared, Value, Var},
@@ -153,8 +153,7 @@ impl<'c, 'k> Producer<'c, 'k> {
             });
             prepared.set(false);
             self.load_tiles(&item, &tiles, masks, || prepared.set(self.prepare(n + 1)));
-            k.sync_warp();
-            k.when(k.lane().eq(0), || shared.items.empty(n).arrive());
+            release_from_warp(k, shared.items.empty(n));
             count.set(n + 1);
         });
     }

@@ -13,7 +13,7 @@
 //! `stmatrix` writes to their rows. A tile is transposed when the copies of the next one have started.
 
 use super::producer::{Producer, WARPS};
-use crate::tile::{Cursor, Ring};
+use crate::tile::{Cursor, Ring, release_from_warp};
 use tilewright_ptx::{
     build::{Builder, Value, Var},
     isa::sync::Fence,
@@ -55,8 +55,7 @@ impl<'k> Producer<'_, 'k> {
             self.values.wait_empty();
             self.transpose(row_major);
             // all lanes have read their rows
-            k.sync_warp();
-            k.when(k.lane().eq(0), || row_major.read.release());
+            release_from_warp(k, row_major.read.empty());
             row_major.read.advance();
             // products read the tile, not threads
             k.fence(Fence::ProxyAsyncShared);
