@@ -256,6 +256,17 @@ impl Case {
         key < free || !(row * 7 + key * 5 + request).is_multiple_of(3)
     }
 
+    /// The mask bits of each request.
+    pub(crate) fn shown_bits(&self) -> Vec<Vec<bool>> {
+        let Some(columns) = self.bits else { return vec![Vec::new(); self.lengths.len()] };
+        let of_request = |(request, &(rows, keys)): (usize, &(usize, usize))| {
+            let free = keys.saturating_sub(columns);
+            let of_row = |row| (free..keys).map(move |key| self.bit(request, row, key));
+            (0..rows).flat_map(of_row).collect()
+        };
+        self.lengths.iter().enumerate().map(of_request).collect()
+    }
+
     /// Whether the key at a position is visible to the `row`th row of a request.
     pub(crate) fn sees(&self, request: usize, row: usize, (key, at): (usize, i64)) -> bool {
         let (rows, keys) = self.lengths[request];

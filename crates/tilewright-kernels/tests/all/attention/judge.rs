@@ -3,9 +3,9 @@
 use super::{
     case::Case,
     numbers::number,
-    world::{Outputs, Segment, World},
+    world::{Outputs, World},
 };
-use crate::scalar_attention::sample::narrow_sum;
+use crate::scalar_attention::{sample::narrow_sum, schedule::Segment};
 use tilewright::{
     Dtype, E4m3,
     attention::variant::{ExpressionVariant, Plain, Variant},
@@ -182,12 +182,12 @@ impl World {
     /// Visible keys of a row, by segment.
     fn keys(&self, request: usize, row: usize) -> Vec<(&Segment, usize)> {
         let at_row = self.case.first_row(request) + row;
-        let of = |segment: &&Segment| segment.rows.contains(&at_row);
+        let of = |segment: &&Segment| segment.qo.contains(&at_row);
         let keys = self
             .segments
             .iter()
             .filter(of)
-            .flat_map(|segment| (0..segment.len).map(move |key| (segment, key)));
+            .flat_map(|segment| (0..segment.kv_len).map(move |key| (segment, key)));
         let seen = |(segment, key): &(&Segment, usize)| {
             let position = self.position(segment, *key);
             self.case.sees(request, row, (segment.base + key, position))

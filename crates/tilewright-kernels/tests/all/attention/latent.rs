@@ -4,8 +4,9 @@ use super::{
     case::{CAUSAL, Case, FULL, SPOILED},
     judge::check,
     numbers::bytes,
-    world::{Segment, World},
+    world::World,
 };
+use crate::scalar_attention::schedule::Segment;
 use std::ops::Range;
 use tilewright::{Dtype, HeadDim};
 use tilewright_kernels::attention::{
@@ -60,7 +61,8 @@ impl Body {
 
 impl World {
     fn each_key(&self, mut body: impl FnMut(&Segment, usize)) {
-        let keys = self.segments.iter().flat_map(|segment| (0..segment.len).map(move |key| (segment, key)));
+        let keys =
+            self.segments.iter().flat_map(|segment| (0..segment.kv_len).map(move |key| (segment, key)));
         keys.for_each(|(segment, key)| body(segment, key));
     }
 

@@ -4,6 +4,7 @@ use super::{
     case::{Case, Scales},
     numbers::{bytes, noise},
 };
+use crate::scalar_attention::schedule::{Cut, Schedule, Segment, pack_bits, request_rows};
 use tilewright::attention::variant::ExpressionVariant;
 use tilewright_kernels::{
     attention::{
@@ -11,8 +12,7 @@ use tilewright_kernels::{
             mla_wgmma::{self, MlaWgmmaParams},
             wgmma::{RunParams, kv_map},
         },
-        items::{MergeItem, MergeSource, NONE, RequestRows, WorkItem},
-        params::{AttentionParams, CacheTensor, KvLayout, PeTensors, PlanArrays, RowTensor, ScaleTensor},
+        params::{AttentionParams, CacheTensor, KvLayout, PeTensors, RowTensor, ScaleTensor},
     },
     variant::arguments,
 };
@@ -20,16 +20,6 @@ use tilewright_ptx::{
     ir::Kernel,
     sim::{Arg, Fault, Launch, Memory, tensor::TensorMap},
 };
-
-/// A range of keys that a range of rows attends to.
-#[derive(Debug, Clone)]
-pub(crate) struct Segment {
-    pub(crate) rows: std::ops::Range<usize>,
-    pub(crate) request: Option<usize>,
-    pub(crate) len: usize,
-    pub(crate) base: usize,
-    pub(crate) kv_start: usize,
-}
 
 /// Inputs of the kernel and of the reference.
 #[derive(Debug)]
@@ -72,22 +62,32 @@ impl World {
         let case = &self.case;
         let mut begin = 0;
         let shared = (case.prefix > 0).then(|| Segment {
-            rows: 0..case.num_rows(),
-            request: None,
-            len: case.prefix,
-            base: 0,
+            qo: 0..case.num_rows(),
+            kv_heads: 0..case.heads.1,
             kv_start: 0,
+            kv_len: case.prefix,
+            base: 0,
+            request: None,
+            shared: true,
+            mask: None,
         });
-        let own = case.lengths.iter().enumerate().map(|(r, &(rows, keys))| {
-            let rows = case.first_row(r)..case.first_row(r) + rows;
-            Segment { rows, request: Some(r), len: keys - case.prefix, base: case.prefix, kv_start: 0 }
+        let first_bits = pack_bits(&case.shown_bits()).1;
+        let own = case.lengths.iter().enumerate().map(|(r, &(rows, keys))| Segment {
+            qo: case.first_row(r)..case.first_row(r) + rows,
+            kv_heads: 0..case.heads.1,
+            kv_start: 0,
+            kv_len: keys - case.prefix,
+            base: case.prefix,
+            request: Some(r),
+            shared: case.prefix > 0,
+            mask: case.bits.map(|columns| (first_bits[r], columns.min(keys))),
         });
         self.segments = shared.into_iter().chain(own).collect();
         for segment in &mut self.segments {
             segment.kv_start = begin;
             begin += match case.layout {
-                KvLayout::Ragged => segment.len,
-                _ => segment.len.div_ceil(case.page_size),
+                KvLayout::Ragged => segment.kv_len,
+                _ => segment.kv_len.div_ceil(case.page_size),
             };
         }
         // shuffled pages with gaps; the blocks of a segment ascend with gaps
@@ -95,8 +95,9 @@ impl World {
             KvLayout::Ragged => Vec::new(),
             KvLayout::Paged => (0..begin).map(|i| ((i * 7 + 3) % self.num_pages()) as u32).collect(),
             KvLayout::Blocks => {
-                let of =
-                    |segment: &Segment| (0..segment.len.div_ceil(case.page_size)).map(|i| 2 * i as u32 + 1);
+                let of = |segment: &Segment| {
+                    (0..segment.kv_len.div_ceil(case.page_size)).map(|i| 2 * i as u32 + 1)
+                };
                 self.segments.iter().flat_map(of).collect()
             }
         };
@@ -105,8 +106,8 @@ impl World {
     fn entries(&self) -> usize {
         let last = self.segments.last().expect("a segment");
         match self.case.layout {
-            KvLayout::Ragged => last.kv_start + last.len,
-            _ => last.kv_start + last.len.div_ceil(self.case.page_size),
+            KvLayout::Ragged => last.kv_start + last.kv_len,
+            _ => last.kv_start + last.kv_len.div_ceil(self.case.page_size),
         }
     }
 
@@ -202,13 +203,13 @@ impl World {
         let (mut k, mut v) = (poison(dim.qk), poison(dim.vo));
         let size = case.kv.size();
         for (number, segment) in self.segments.iter().enumerate() {
-            for (key, head) in (0..segment.len).flat_map(|key| (0..case.heads.1).map(move |h| (key, h))) {
+            for (key, head) in (0..segment.kv_len).flat_map(|key| (0..case.heads.1).map(move |h| (key, h))) {
                 for (pool, dim, seed) in [(&mut k, dim.qk, 2), (&mut v, dim.vo, 3)] {
                     let at = self.element(dim, segment, (key, head)) * size;
-                    let magnitude = self.magnitude(seed == 2, key as f64 / segment.len as f64);
+                    let magnitude = self.magnitude(seed == 2, key as f64 / segment.kv_len as f64);
                     let number =
                         |d: usize| magnitude * noise(seed + 8 * number as u64, (key * 64 + head) * 512 + d);
-                    let constant = case.constant_value(key, segment.len).filter(|_| seed == 3);
+                    let constant = case.constant_value(key, segment.kv_len).filter(|_| seed == 3);
                     let number = |d: usize| constant.unwrap_or_else(|| number(d));
                     let row: Vec<u8> = (0..dim).flat_map(|d| bytes(case.kv, number(d))).collect();
                     pool[at..][..row.len()].copy_from_slice(&row);
@@ -230,10 +231,18 @@ impl World {
         }
     }
 
+    /// Pieces of all keys of each segment.
+    fn schedule(&self) -> Schedule {
+        let case = &self.case;
+        let cut = Cut { rows: case.q_rows(), keys: case.piece, workers: case.workers };
+        let all = |segment: &Segment, _| 0..segment.kv_len;
+        Schedule::new(&self.segments, request_rows(&case.lengths), (case.group(), cut), all)
+    }
+
     pub(crate) fn run(&self, kernel: &Kernel, seed: u64) -> Result<Outputs, Fault> {
         let (case, dim) = (&self.case, self.case.dim);
         let mut memory = Memory::new();
-        let schedule = Schedule::new(self);
+        let schedule = self.schedule();
         let rows = case.num_rows() * case.heads.0;
         let o_elements = rows * (dim.vo + case.padding());
         let size = case.out().size();
@@ -249,7 +258,7 @@ impl World {
             lse,
             partial_o,
             partial_stats: memory.alloc(schedule.partial_rows * 8),
-            plan: schedule.args(self, &mut memory),
+            plan: schedule.args(&mut memory, &self.indices, &pack_bits(&case.shown_bits()).0),
             qo_heads: case.heads.0 as u32,
             group: case.group() as u32,
             page_size: case.page_size as u32,
@@ -387,168 +396,5 @@ impl World {
 
     pub(crate) fn scale(&self) -> f64 {
         1.5 / (self.case.dim.qk as f64).sqrt() / self.case.query_factor
-    }
-}
-
-/// A hand-made schedule.
-#[derive(Debug, Default)]
-struct Schedule {
-    items: Vec<WorkItem>,
-    merges: Vec<MergeItem>,
-    sources: Vec<MergeSource>,
-    merge_deps: Vec<u32>,
-    partial_rows: usize,
-    bits: Vec<u8>,
-}
-
-impl Schedule {
-    fn new(world: &World) -> Self {
-        let (case, mut schedule) = (&world.case, Self::default());
-        let first_bits = schedule.pack_bits(case);
-        let tokens = (case.q_rows() / case.group()).max(1);
-        for head in 0..case.heads.1 {
-            for segment in &world.segments {
-                for begin in segment.rows.clone().step_by(tokens) {
-                    let rows = begin..(begin + tokens).min(segment.rows.end);
-                    schedule.push(world, (segment, head), rows, &first_bits);
-                }
-            }
-        }
-        schedule.merge(world);
-        // long items are not all assigned to one worker
-        schedule
-    }
-
-    /// Packs mask bits; returns the first bit of each request.
-    fn pack_bits(&mut self, case: &Case) -> Vec<u64> {
-        let Some(columns) = case.bits else { return vec![0; case.lengths.len()] };
-        let mut first = Vec::new();
-        for (request, &(rows, keys)) in case.lengths.iter().enumerate() {
-            first.push(8 * self.bits.len() as u64);
-            let free = keys.saturating_sub(columns);
-            let shown: Vec<bool> =
-                (0..rows).flat_map(|row| (free..keys).map(move |key| case.bit(request, row, key))).collect();
-            self.bits.extend(shown.chunks(8).map(|eight| {
-                eight.iter().enumerate().fold(0, |byte, (at, &bit)| byte | u8::from(bit) << at)
-            }));
-        }
-        first
-    }
-
-    fn push(
-        &mut self,
-        world: &World,
-        (segment, head): (&Segment, usize),
-        rows: std::ops::Range<usize>,
-        first_bits: &[u64],
-    ) {
-        let case = &world.case;
-        let pieces = segment.len.div_ceil(case.piece).max(1);
-        let offset = |r: usize| {
-            let (of_rows, keys) = case.lengths[r];
-            keys as i32 - of_rows as i32 - case.first_row(r) as i32
-        };
-        let columns = match (case.bits, segment.request) {
-            (Some(columns), Some(_)) => columns.min(segment.len + case.prefix),
-            _ => 0,
-        };
-        let bit = segment.request.map_or(0, |r| first_bits[r])
-            + ((rows.start - segment.rows.start) * columns) as u64;
-        for piece in 0..pieces {
-            let partial = (pieces > 1 || case.prefix > 0).then_some(self.partial_rows as u32);
-            if partial.is_some() {
-                self.partial_rows += rows.len() * case.group();
-            }
-            self.items.push(WorkItem {
-                qo_begin: rows.start as u32,
-                qo_len: rows.len() as u32,
-                kv_head: head as u32,
-                request: segment.request.map_or(NONE, |r| r as u32),
-                offset: segment.request.map_or(0, offset),
-                kv_begin: (piece * case.piece).min(segment.len) as u32,
-                kv_end: ((piece + 1) * case.piece).min(segment.len) as u32,
-                kv_len: segment.len as u32,
-                kv_start: segment.kv_start as u32,
-                base: segment.base as u32,
-                partial: partial.unwrap_or(NONE),
-                merge_deps_begin: 0,
-                merge_deps_end: 0,
-                mask_columns: columns as u32,
-                mask_bit_low: bit as u32,
-                mask_bit_high: (bit >> 32) as u32,
-            });
-        }
-    }
-
-    /// Merges each row of each head from all items that contain it, in runs of rows with the same items.
-    fn merge(&mut self, world: &World) {
-        let case = &world.case;
-        let of = |items: &[WorkItem], row: u32, head: u32| -> Vec<usize> {
-            let has = |item: &WorkItem| {
-                item.kv_head == head && (item.qo_begin..item.qo_begin + item.qo_len).contains(&row)
-            };
-            (0..items.len()).filter(|&at| items[at].partial != NONE && has(&items[at])).collect()
-        };
-        let mut waiting: Vec<Vec<u32>> = vec![Vec::new(); self.items.len()];
-        for head in 0..case.heads.1 as u32 {
-            let mut row = 0;
-            while row < case.num_rows() as u32 {
-                let sources = of(&self.items, row, head);
-                let same =
-                    |end: &u32| *end < case.num_rows() as u32 && of(&self.items, *end, head) == sources;
-                let end = (row + 1..).take_while(same).last().map_or(row + 1, |last| last + 1);
-                if !sources.is_empty() {
-                    self.push_merge(head, row..end, &sources);
-                    sources.iter().for_each(|&at| waiting[at].push(self.merges.len() as u32 - 1));
-                }
-                row = end;
-            }
-        }
-        for (item, waiting) in self.items.iter_mut().zip(waiting) {
-            item.merge_deps_begin = self.merge_deps.len() as u32;
-            self.merge_deps.extend(waiting);
-            item.merge_deps_end = self.merge_deps.len() as u32;
-        }
-    }
-
-    fn push_merge(&mut self, head: u32, rows: std::ops::Range<u32>, sources: &[usize]) {
-        let source_begin = self.sources.len() as u32;
-        for &at in sources {
-            let WorkItem { partial, qo_begin, .. } = self.items[at];
-            self.sources.push(MergeSource { partial, qo_begin });
-        }
-        self.merges.push(MergeItem {
-            kv_head: head,
-            qo_begin: rows.start,
-            qo_len: rows.end - rows.start,
-            source_begin,
-            source_end: self.sources.len() as u32,
-            arrivals: sources.len() as u32,
-        });
-    }
-
-    fn args(&self, world: &World, memory: &mut Memory) -> PlanArrays {
-        let case = &world.case;
-        let words = |words: Vec<u32>, memory: &mut Memory| memory.alloc_from(&words);
-        let workers = case.workers;
-        let indptr: Vec<u32> = (0..=workers).map(|w| (self.items.len() * w / workers) as u32).collect();
-        let requests = case.lengths.iter().enumerate().flat_map(|(r, &(rows, keys))| {
-            let first = case.first_row(r);
-            RequestRows { end: (first + rows) as u32, offset: keys as i32 - rows as i32 - first as i32 }
-                .to_words()
-        });
-        let requests: Vec<u32> = requests.collect();
-        PlanArrays {
-            items: words(self.items.iter().flat_map(WorkItem::to_words).collect(), memory),
-            worker_indptr: words(indptr, memory),
-            merge_deps: words(self.merge_deps.clone(), memory),
-            merges: words(self.merges.iter().flat_map(MergeItem::to_words).collect(), memory),
-            sources: words(self.sources.iter().flat_map(MergeSource::to_words).collect(), memory),
-            arrival_counters: words(vec![0; self.merges.len()], memory),
-            requests: words(requests, memory),
-            num_requests: case.lengths.len() as u32,
-            indices: words(world.indices.clone(), memory),
-            mask_bits: if self.bits.is_empty() { 0 } else { memory.alloc_bytes(&self.bits) },
-        }
     }
 }

@@ -5,7 +5,7 @@ use super::{
     judge::Expected,
     run::Case,
     sample::{Lens, Sample},
-    schedule::{Cut, Segment},
+    schedule::{Cut, Segment, pack_bits},
     shapes::{CUTS, plain},
     storage::{Storage, Stored},
 };
@@ -44,18 +44,6 @@ fn windows() {
     }
 }
 
-/// Packs `shown[request][row * columns + column]`, each request from a byte boundary; returns the bits and the first
-/// bit of each request.
-fn packed(shown: &[Vec<bool>]) -> (Vec<u8>, Vec<u64>) {
-    let (mut bytes, mut first) = (Vec::new(), Vec::new());
-    for request in shown {
-        first.push(8 * bytes.len() as u64);
-        let byte = |flags: &[bool]| (0..).zip(flags).fold(0, |byte, (at, &flag)| byte | u8::from(flag) << at);
-        bytes.extend(request.chunks(8).map(byte));
-    }
-    (bytes, first)
-}
-
 #[test]
 fn packed_bits_of_all_keys_and_of_the_last() {
     let variant = plain();
@@ -72,7 +60,7 @@ fn packed_bits_of_all_keys_and_of_the_last() {
             .zip(columns)
             .map(|(lens, columns)| (0..lens.0 * columns).map(|_| generator.below(100) < density).collect())
             .collect();
-        let (mask_bits, first) = packed(&shown);
+        let (mask_bits, first) = pack_bits(&shown);
         let mut case =
             Case { mask_bits, ..Case::new((&sample, &stored, storage), &variant, CUTS[number % 3]) };
         let of_request =
@@ -190,7 +178,7 @@ fn masked_keys_change_no_bit() {
     let sample = Sample::random(problem((4, 2), Mask::Window { left: 100, right: Some(0) }), &[(9, 150)], 2);
     let hidden: [usize; 6] = [0, 3, 63, 64, 100, 149];
     let shown: Vec<bool> = (0..9 * 150).map(|at| !hidden.contains(&(at % 150))).collect();
-    let (mask_bits, _) = packed(&[shown]);
+    let (mask_bits, _) = pack_bits(&[shown]);
     let run = |sample: &Sample| {
         let stored = Stored::new(sample, Storage::Paged(16), 1);
         let cut = Cut { rows: 32, keys: 64, workers: 2 };

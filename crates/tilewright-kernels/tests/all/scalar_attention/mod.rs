@@ -25,5 +25,5 @@ mod edges;
 mod hooks;
 mod masks;
 pub(crate) mod run;
-mod schedule;
+pub(crate) mod schedule;
 mod shapes;

@@ -3,7 +3,7 @@
 use super::{
     elements::Elements,
     sample::Sample,
-    schedule::{Arrays, Cut, Segment, schedule},
+    schedule::{Cut, Schedule, Segment, request_rows},
     storage::{Storage, Stored},
 };
 use std::ops::Range;
@@ -16,9 +16,7 @@ use tilewright_kernels::{
     attention::{
         body::simt::{SimtConfig, attention},
         items::RequestRows,
-        params::{
-            AttentionParams, CacheTensor, KvLayout, PeTensors, PlanArrays, RowTensor, ScaleTensor, UNLIMITED,
-        },
+        params::{AttentionParams, CacheTensor, KvLayout, PeTensors, RowTensor, ScaleTensor, UNLIMITED},
     },
     variant::arguments,
 };
@@ -105,26 +103,22 @@ impl<'a> Case<'a> {
     }
 
     pub(crate) fn requests(&self) -> (Vec<RequestRows>, Vec<Segment>) {
-        let (mut requests, mut segments, mut end) = (Vec::new(), Vec::new(), 0);
-        for (r, &(qo_len, kv_len)) in self.sample.lens.iter().enumerate() {
-            let qo = end..end + qo_len;
-            end = qo.end;
-            requests.push(RequestRows { end: end as u32, offset: kv_len as i32 - qo.end as i32 });
-            segments.push(Segment {
-                qo,
-                kv_heads: 0..self.sample.problem.heads().kv,
-                kv_start: self.stored.kv_indptr[r] as usize,
-                kv_len,
-                base: 0,
-                request: Some(r),
-                shared: false,
-                mask: None,
-            });
-        }
+        let requests = request_rows(&self.sample.lens);
+        let segment = |(r, &(qo_len, kv_len)): (usize, &(usize, usize))| Segment {
+            qo: requests[r].end as usize - qo_len..requests[r].end as usize,
+            kv_heads: 0..self.sample.problem.heads().kv,
+            kv_start: self.stored.kv_indptr[r] as usize,
+            kv_len,
+            base: 0,
+            request: Some(r),
+            shared: false,
+            mask: None,
+        };
+        let segments = self.sample.lens.iter().enumerate().map(segment).collect();
         (requests, segments)
     }
 
-    fn arrays(&self) -> Arrays {
+    fn schedule(&self) -> Schedule {
         let (requests, one_each) = self.requests();
         let segments = self.segments.as_ref().unwrap_or(&one_each);
         let visible = |segment: &Segment, qo: Range<usize>| {
@@ -141,7 +135,11 @@ impl<'a> Case<'a> {
             };
             first.min(end)..end
         };
-        schedule(segments, &requests, (self.sample.problem.heads().group(), self.cut), visible)
+        let split = (self.sample.problem.heads().group(), self.cut);
+        let mut schedule = Schedule::new(segments, requests.clone(), split, visible);
+        // reversed, so that merges depend on items of other workers in every order
+        schedule.items.reverse();
+        schedule
     }
 
     /// Left and right limits of the mask.
@@ -158,9 +156,9 @@ impl<'a> Case<'a> {
     }
 
     pub(crate) fn run_kernel(&self, kernel: &Kernel) -> Outcome {
-        let (mut memory, arrays) = (Memory::new(), self.arrays());
+        let (mut memory, schedule) = (Memory::new(), self.schedule());
         let (o, lse) = self.outputs(&mut memory);
-        let call = self.call(&mut memory, &arrays, (o, lse));
+        let call = self.call(&mut memory, &schedule, (o, lse));
         let mut args = call.all_args();
         args.extend(self.variant_args(&mut memory).0);
         let grid = [self.cut.workers as u32, 1, 1];
@@ -168,7 +166,7 @@ impl<'a> Case<'a> {
             panic!("{}, {:?}, seed {}: {fault}", self.sample.problem, self.cut, self.seed)
         });
         let counters: Vec<u32> =
-            memory.read(call.plan.arrival_counters, arrays.num_merges).expect("they were filled");
+            memory.read(call.plan.arrival_counters, schedule.merges.len()).expect("they were filled");
         assert!(counters.iter().all(|count| *count == 0), "counters are 0 after a run");
         self.read(&memory, o, lse)
     }
@@ -222,9 +220,9 @@ impl<'a> Case<'a> {
 
     /// Runs the kernel and returns the first buffer of the variant.
     pub(crate) fn run_for_buffer(&self) -> Vec<f32> {
-        let (mut memory, arrays) = (Memory::new(), self.arrays());
+        let (mut memory, schedule) = (Memory::new(), self.schedule());
         let outputs = self.outputs(&mut memory);
-        let call = self.call(&mut memory, &arrays, outputs);
+        let call = self.call(&mut memory, &schedule, outputs);
         let (variant_args, buffers) = self.variant_args(&mut memory);
         let args = [call.all_args(), variant_args].concat();
         let (kernel, grid) = (self.kernel(), [self.cut.workers as u32, 1, 1]);
@@ -234,7 +232,7 @@ impl<'a> Case<'a> {
         memory.read(buffers[0], self.variant.buffers()[0].1.len()).expect("it was filled")
     }
 
-    fn call(&self, memory: &mut Memory, arrays: &Arrays, (o, lse): (u64, u64)) -> AttentionParams {
+    fn call(&self, memory: &mut Memory, schedule: &Schedule, (o, lse): (u64, u64)) -> AttentionParams {
         let problem = &self.sample.problem;
         let (heads, dim, config) = (problem.heads(), problem.head_dim(), self.config());
         let (left, right) = self.mask_limits();
@@ -258,8 +256,10 @@ impl<'a> Case<'a> {
         let pe_at = k.address + (dim.vo * config.dtype_kv.size()) as u64;
         let pe = PeTensors { q: q(dim.vo), k: CacheTensor { address: pe_at, ..k } };
         let (row, head) = ((heads.qo * self.o_stride()) as u64, self.o_stride() as u64);
-        let partials = (arrays.partial_rows, arrays.partial_rows * dim.vo);
-        let plan = self.plan(memory, arrays);
+        let partials = (schedule.partial_rows, schedule.partial_rows * dim.vo);
+        let pages = || self.stored.indices.iter().map(|page| page.cast_unsigned()).collect();
+        let indices: Vec<u32> = self.blocks.as_ref().map_or_else(pages, |(_, blocks)| blocks.clone());
+        let plan = schedule.args(memory, &indices, &self.mask_bits);
         let [k_scale, v_scale] = self.scales.each_ref().map(|(factors, [page, head])| match factors[..] {
             [] => ScaleTensor::default(),
             [factor] => ScaleTensor { value: factor, ..ScaleTensor::default() },
@@ -303,24 +303,6 @@ impl<'a> Case<'a> {
             (other, _) => panic!("{other:?} are no strides of a cache"),
         };
         CacheTensor { address, page, token, head }
-    }
-
-    fn plan(&self, memory: &mut Memory, arrays: &Arrays) -> PlanArrays {
-        let pages = || self.stored.indices.iter().map(|page| page.cast_unsigned()).collect();
-        let indices: Vec<u32> = self.blocks.as_ref().map_or_else(pages, |(_, blocks)| blocks.clone());
-        let bits = if self.mask_bits.is_empty() { 0 } else { memory.alloc_bytes(&self.mask_bits) };
-        PlanArrays {
-            items: memory.alloc_from(&arrays.items),
-            worker_indptr: memory.alloc_from(&arrays.worker_indptr),
-            merge_deps: memory.alloc_from(&arrays.feeds),
-            merges: memory.alloc_from(&arrays.merges),
-            sources: memory.alloc_from(&arrays.sources),
-            arrival_counters: memory.alloc_from(&vec![0_u32; arrays.num_merges]),
-            requests: memory.alloc_from(&arrays.requests),
-            num_requests: self.sample.lens.len() as u32,
-            indices: memory.alloc_from(&indices),
-            mask_bits: bits,
-        }
     }
 }
 

@@ -1,7 +1,11 @@
 //! A minimal planner: splits segments into device work items and merges the pieces of a row in order.
 
 use std::ops::Range;
-use tilewright_kernels::attention::items::{MergeItem, MergeSource, NONE, RequestRows, WorkItem};
+use tilewright_kernels::attention::{
+    items::{MergeItem, MergeSource, NONE, RequestRows, WorkItem},
+    params::PlanArrays,
+};
+use tilewright_ptx::sim::Memory;
 
 /// A range of keys and its rows.
 #[derive(Debug, Clone)]
@@ -28,58 +32,133 @@ pub(crate) struct Cut {
     pub(crate) workers: usize,
 }
 
-/// The arrays of a plan.
+/// A plan.
 #[derive(Debug, Default)]
-pub(crate) struct Arrays {
-    pub(crate) items: Vec<u32>,
-    pub(crate) worker_indptr: Vec<u32>,
-    pub(crate) feeds: Vec<u32>,
-    pub(crate) merges: Vec<u32>,
-    pub(crate) sources: Vec<u32>,
-    pub(crate) requests: Vec<u32>,
+pub(crate) struct Schedule {
+    pub(crate) items: Vec<WorkItem>,
+    pub(crate) merges: Vec<MergeItem>,
+    sources: Vec<MergeSource>,
+    merge_deps: Vec<u32>,
+    requests: Vec<RequestRows>,
     pub(crate) partial_rows: usize,
-    pub(crate) num_merges: usize,
+    workers: usize,
 }
 
-/// Splits `segments`, sorted by keys; `visible` returns the range of keys of a segment that some of its rows see.
-pub(crate) fn schedule(
-    segments: &[Segment],
-    requests: &[RequestRows],
-    (group, cut): (usize, Cut),
-    visible: impl Fn(&Segment, Range<usize>) -> Range<usize>,
-) -> Arrays {
-    let (mut items, mut partial_rows) = (Vec::new(), 0);
-    for segment in segments {
-        for (head, qo) in units(segment, group, cut) {
-            let kv = visible(segment, qo.clone());
-            let pieces = pieces(kv, cut.keys);
-            for kv in &pieces {
-                let mut item = item(segment, (head, &qo), kv, requests);
-                if segment.shared || pieces.len() > 1 {
-                    item.partial = partial_rows as u32;
-                    partial_rows += qo.len() * group;
+impl Schedule {
+    /// Splits `segments`, sorted by keys; `visible` returns the range of keys of a segment that some of its rows see.
+    pub(crate) fn new(
+        segments: &[Segment],
+        requests: Vec<RequestRows>,
+        (group, cut): (usize, Cut),
+        visible: impl Fn(&Segment, Range<usize>) -> Range<usize>,
+    ) -> Self {
+        let mut schedule = Self { requests, workers: cut.workers, ..Self::default() };
+        let heads = segments.iter().map(|segment| segment.kv_heads.end).max().unwrap_or(0);
+        let tokens = (cut.rows / group).max(1);
+        for head in 0..heads {
+            for segment in segments.iter().filter(|segment| segment.kv_heads.contains(&head)) {
+                for begin in segment.qo.clone().step_by(tokens) {
+                    let qo = begin..(begin + tokens).min(segment.qo.end);
+                    let pieces = pieces(visible(segment, qo.clone()), cut.keys);
+                    let is_partial = segment.shared || pieces.len() > 1;
+                    for kv in &pieces {
+                        let mut item = item(segment, (head, &qo), kv, &schedule.requests);
+                        if is_partial {
+                            item.partial = schedule.partial_rows as u32;
+                            schedule.partial_rows += qo.len() * group;
+                        }
+                        schedule.items.push(item);
+                    }
                 }
-                items.push(item);
             }
         }
+        schedule.merge(heads as u32);
+        schedule
     }
-    let mut arrays = Arrays { partial_rows, ..Arrays::default() };
-    merge(&mut items, &mut arrays);
-    // reversed, so that merges depend on items of other workers in every order
-    items.reverse();
-    arrays.items = items.iter().flat_map(WorkItem::to_words).collect();
-    arrays.worker_indptr =
-        (0..=cut.workers).map(|worker| (items.len() * worker / cut.workers) as u32).collect();
-    arrays.requests = requests.iter().flat_map(RequestRows::to_words).collect();
-    arrays
+
+    /// Merges each row of each head from all items that contain it, in runs of rows with the same items.
+    fn merge(&mut self, heads: u32) {
+        let of = |items: &[WorkItem], row: u32, head: u32| -> Vec<usize> {
+            let has = |item: &WorkItem| {
+                item.kv_head == head && (item.qo_begin..item.qo_begin + item.qo_len).contains(&row)
+            };
+            (0..items.len()).filter(|&at| items[at].partial != NONE && has(&items[at])).collect()
+        };
+        let rows = self.items.iter().map(|item| item.qo_begin + item.qo_len).max().unwrap_or(0);
+        let mut waiting: Vec<Vec<u32>> = vec![Vec::new(); self.items.len()];
+        for head in 0..heads {
+            let mut row = 0;
+            while row < rows {
+                let sources = of(&self.items, row, head);
+                let same = |end: &u32| of(&self.items, *end, head) == sources;
+                let end = (row + 1..rows).find(|end| !same(end)).unwrap_or(rows);
+                if !sources.is_empty() {
+                    sources.iter().for_each(|&at| waiting[at].push(self.merges.len() as u32));
+                    self.push_merge(head, row..end, &sources);
+                }
+                row = end;
+            }
+        }
+        for (item, waiting) in self.items.iter_mut().zip(waiting) {
+            item.merge_deps_begin = self.merge_deps.len() as u32;
+            self.merge_deps.extend(waiting);
+            item.merge_deps_end = self.merge_deps.len() as u32;
+        }
+    }
+
+    fn push_merge(&mut self, kv_head: u32, rows: Range<u32>, sources: &[usize]) {
+        let source_begin = self.sources.len() as u32;
+        let source = |&at: &usize| {
+            let WorkItem { partial, qo_begin, .. } = self.items[at];
+            MergeSource { partial, qo_begin }
+        };
+        self.sources.extend(sources.iter().map(source));
+        let source_end = self.sources.len() as u32;
+        let (qo_begin, qo_len) = (rows.start, rows.end - rows.start);
+        let arrivals = source_end - source_begin;
+        self.merges.push(MergeItem { kv_head, qo_begin, qo_len, source_begin, source_end, arrivals });
+    }
+
+    /// Copies the plan, entries of the page table and mask bits to memory.
+    pub(crate) fn args(&self, memory: &mut Memory, indices: &[u32], bits: &[u8]) -> PlanArrays {
+        let (items, workers) = (self.items.len(), self.workers);
+        let indptr: Vec<u32> = (0..=workers).map(|worker| (items * worker / workers) as u32).collect();
+        let mut words = |words: Vec<u32>| memory.alloc_from(&words);
+        PlanArrays {
+            items: words(self.items.iter().flat_map(WorkItem::to_words).collect()),
+            worker_indptr: words(indptr),
+            merge_deps: words(self.merge_deps.clone()),
+            merges: words(self.merges.iter().flat_map(MergeItem::to_words).collect()),
+            sources: words(self.sources.iter().flat_map(MergeSource::to_words).collect()),
+            arrival_counters: words(vec![0; self.merges.len()]),
+            requests: words(self.requests.iter().flat_map(RequestRows::to_words).collect()),
+            num_requests: self.requests.len() as u32,
+            indices: words(indices.to_vec()),
+            mask_bits: if bits.is_empty() { 0 } else { memory.alloc_bytes(bits) },
+        }
+    }
 }
 
-/// Heads and query rows of items.
-fn units(segment: &Segment, group: usize, cut: Cut) -> Vec<(usize, Range<usize>)> {
-    let tokens = (cut.rows / group).max(1);
-    let (qo, heads) = (&segment.qo, &segment.kv_heads);
-    let tile = |start: usize| start..(start + tokens).min(qo.end);
-    heads.clone().flat_map(|head| qo.clone().step_by(tokens).map(move |start| (head, tile(start)))).collect()
+/// Requests of these numbers of query rows and keys.
+pub(crate) fn request_rows(lens: &[(usize, usize)]) -> Vec<RequestRows> {
+    let mut end = 0;
+    let rows = lens.iter().map(|&(qo_len, kv_len)| {
+        end += qo_len;
+        RequestRows { end: end as u32, offset: kv_len as i32 - end as i32 }
+    });
+    rows.collect()
+}
+
+/// Packs `shown[request][row * columns + column]`, each request from a byte boundary; returns the bits and the first
+/// bit of each request.
+pub(crate) fn pack_bits(shown: &[Vec<bool>]) -> (Vec<u8>, Vec<u64>) {
+    let (mut bytes, mut first) = (Vec::new(), Vec::new());
+    for request in shown {
+        first.push(8 * bytes.len() as u64);
+        let byte = |flags: &[bool]| (0..).zip(flags).fold(0, |byte, (at, &flag)| byte | u8::from(flag) << at);
+        bytes.extend(request.chunks(8).map(byte));
+    }
+    (bytes, first)
 }
 
 /// Splits at multiples of `keys`; one empty piece without keys.
@@ -118,35 +197,5 @@ fn item(
         mask_bit_low: first_bit as u32,
         mask_bit_high: (first_bit >> 32) as u32,
         ..WorkItem::default()
-    }
-}
-
-/// Adds one merge per row and KV head with partial states.
-fn merge(items: &mut [WorkItem], arrays: &mut Arrays) {
-    let rows = items.iter().map(|item| item.qo_begin + item.qo_len).max().unwrap_or(0);
-    let heads = items.iter().map(|item| item.kv_head + 1).max().unwrap_or(0);
-    let mut feeds: Vec<Vec<u32>> = vec![Vec::new(); items.len()];
-    for (row, kv_head) in (0..rows).flat_map(|row| (0..heads).map(move |head| (row, head))) {
-        let source_begin = (arrays.sources.len() / MergeSource::WORDS) as u32;
-        for (item, feeds) in items.iter().zip(&mut feeds) {
-            let has_row = (item.qo_begin..item.qo_begin + item.qo_len).contains(&row);
-            if has_row && item.kv_head == kv_head && item.partial != NONE {
-                feeds.push(arrays.num_merges as u32);
-                let source = MergeSource { partial: item.partial, qo_begin: item.qo_begin };
-                arrays.sources.extend(source.to_words());
-            }
-        }
-        let source_end = (arrays.sources.len() / MergeSource::WORDS) as u32;
-        if source_begin < source_end {
-            let arrivals = source_end - source_begin;
-            let merge = MergeItem { kv_head, qo_begin: row, qo_len: 1, source_begin, source_end, arrivals };
-            arrays.merges.extend(merge.to_words());
-            arrays.num_merges += 1;
-        }
-    }
-    for (item, of_item) in items.iter_mut().zip(feeds) {
-        item.merge_deps_begin = arrays.feeds.len() as u32;
-        arrays.feeds.extend(of_item);
-        item.merge_deps_end = arrays.feeds.len() as u32;
     }
 }
