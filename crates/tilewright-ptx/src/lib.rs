@@ -17,7 +17,6 @@ mod decimal;
 mod forms;
 pub mod ir;
 pub mod isa;
-#[cfg(any(test, feature = "mutation"))]
 pub mod mutate;
 mod register_set;
 pub mod sim;

@@ -14,8 +14,6 @@
 
 #[cfg(feature = "mutation")]
 pub(crate) mod hook;
-#[cfg(test)]
-mod tests;
 
 use crate::{
     ir::{Block, Inst, Kernel, Operand, Stmt},

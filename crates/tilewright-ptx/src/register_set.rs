@@ -29,36 +29,3 @@ impl RegisterSet {
         self.words.iter_mut().zip(&other.words).for_each(|(word, other)| *word &= other);
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::RegisterSet;
-    use crate::ir::Reg;
-
-    fn set_of(count: usize, indices: &[u32]) -> RegisterSet {
-        let mut set = RegisterSet::empty(count);
-        indices.iter().for_each(|&index| set.insert(Reg(index)));
-        set
-    }
-
-    fn indices(count: usize, set: &RegisterSet) -> Vec<u32> {
-        (0..count as u32).filter(|&index| set.contains(Reg(index))).collect()
-    }
-
-    #[test]
-    fn registers_at_word_boundaries_are_distinct() {
-        for count in [1, 63, 64, 65, 128, 129] {
-            for index in 0..count as u32 {
-                assert_eq!(indices(count, &set_of(count, &[index])), [index], "of {count}");
-            }
-        }
-        assert_eq!(indices(130, &set_of(130, &[0, 63, 64, 127, 128, 129])), [0, 63, 64, 127, 128, 129]);
-    }
-
-    #[test]
-    fn intersection_keeps_common_registers() {
-        let mut set = set_of(130, &[0, 5, 63, 64, 127, 129]);
-        set.intersect(&set_of(130, &[1, 5, 64, 128, 129]));
-        assert_eq!(indices(130, &set), [5, 64, 129]);
-    }
-}

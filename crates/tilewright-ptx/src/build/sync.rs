@@ -20,52 +20,10 @@ impl Builder {
         if new { value.named(name) } else { value }
     }
 
-    /// The thread index in the CTA.
-    #[track_caller]
-    pub fn thread(&self) -> Value<'_, u32> {
-        self.special(Special::Thread(0), "thread")
-    }
-
-    /// The lane index in the warp.
-    #[track_caller]
-    pub fn lane(&self) -> Value<'_, u32> {
-        self.special(Special::Lane, "lane")
-    }
-
     /// The warp index in the CTA, broadcast from lane 0 so that the assembler treats branches on it as uniform.
     #[track_caller]
     pub fn warp_index(&self) -> Value<'_, u32> {
         (self.thread() >> 5).of_lane(0).named("warp")
-    }
-
-    /// The CTA index in the grid.
-    #[track_caller]
-    pub fn cta(&self) -> Value<'_, u32> {
-        self.special(Special::Cta(0), "cta")
-    }
-
-    /// The CTA index in the grid's second dimension.
-    #[track_caller]
-    pub fn cta_y(&self) -> Value<'_, u32> {
-        self.special(Special::Cta(1), "cta_y")
-    }
-
-    /// The CTA index in the grid's third dimension.
-    #[track_caller]
-    pub fn cta_z(&self) -> Value<'_, u32> {
-        self.special(Special::Cta(2), "cta_z")
-    }
-
-    /// The number of CTAs in the grid, x.
-    #[track_caller]
-    pub fn ctas(&self) -> Value<'_, u32> {
-        self.special(Special::Grid(0), "ctas")
-    }
-
-    /// The CTA's rank in its cluster.
-    #[track_caller]
-    pub fn cluster_rank(&self) -> Value<'_, u32> {
-        self.special(Special::ClusterRank, "rank")
     }
 
     /// The device clock in nanoseconds; each call reads it again.
@@ -112,24 +70,6 @@ impl Builder {
         self.wait_cluster();
     }
 
-    /// Arrives at the cluster barrier; [`Self::wait_cluster`] must follow before the next arrival.
-    #[track_caller]
-    pub fn arrive_cluster(&self) {
-        self.sync(SyncOp::ClusterArrive, &[]);
-    }
-
-    /// [`Self::arrive_cluster`] that makes no earlier memory access visible, so it waits for none.
-    #[track_caller]
-    pub fn arrive_cluster_relaxed(&self) {
-        self.sync(SyncOp::ClusterArriveRelaxed, &[]);
-    }
-
-    /// Waits until all threads of the cluster have arrived.
-    #[track_caller]
-    pub fn wait_cluster(&self) {
-        self.sync(SyncOp::ClusterWait, &[]);
-    }
-
     /// The same shared address in another CTA of the cluster.
     #[track_caller]
     pub fn map_to_cta<'k>(&'k self, address: Value<'k, u32>, rank: impl IntoOperand<u32>) -> Value<'k, u32> {
@@ -148,35 +88,71 @@ impl Builder {
         self.sync(SyncOp::SetmaxnregDec(count), &[]);
     }
 
-    /// Allows dependent kernels to start (programmatic dependent launch). They wait for this kernel, and through its own wait for all
-    /// before it.
-    #[track_caller]
-    pub fn launch_dependents(&self) {
-        self.sync(SyncOp::LaunchDependents, &[]);
-    }
-
-    /// Waits until prerequisite kernels have completed and their memory is visible.
-    #[track_caller]
-    pub fn wait_for_prerequisites(&self) {
-        self.sync(SyncOp::WaitForPrerequisites, &[]);
-    }
-
     /// Sleeps for approximately `nanoseconds`.
     #[track_caller]
     pub fn sleep(&self, nanoseconds: impl IntoOperand<u32>) {
         self.sync(SyncOp::Sleep, &[nanoseconds.into_operand()]);
     }
 
-    /// Aborts the kernel with an error.
-    #[track_caller]
-    pub fn trap(&self) {
-        self.sync(SyncOp::Trap, &[]);
-    }
-
     /// `count` uninitialized mbarriers in shared memory.
     #[track_caller]
     pub fn barriers(&self, name: &str, count: usize) -> Barrier<'_> {
         Barrier(self.shared(name, count, 8))
+    }
+}
+
+macro_rules! without_operands {
+    (
+        registers { $($(#[$doc:meta])* $register:ident: $name:literal $special:expr;)* }
+        instructions { $($(#[$text:meta])* $instruction:ident: $op:ident;)* }
+    ) => {
+        impl Builder {
+            $($(#[$doc])*
+            #[track_caller]
+            pub fn $register(&self) -> Value<'_, u32> {
+                self.special($special, $name)
+            })*
+
+            $($(#[$text])*
+            #[track_caller]
+            pub fn $instruction(&self) {
+                self.sync(SyncOp::$op, &[]);
+            })*
+        }
+    };
+}
+
+without_operands! {
+    registers {
+        /// The thread index in the CTA.
+        thread: "thread" Special::Thread(0);
+        /// The lane index in the warp.
+        lane: "lane" Special::Lane;
+        /// The CTA index in the grid.
+        cta: "cta" Special::Cta(0);
+        /// The CTA index in the grid's second dimension.
+        cta_y: "cta_y" Special::Cta(1);
+        /// The CTA index in the grid's third dimension.
+        cta_z: "cta_z" Special::Cta(2);
+        /// The number of CTAs in the grid, x.
+        ctas: "ctas" Special::Grid(0);
+        /// The CTA's rank in its cluster.
+        cluster_rank: "rank" Special::ClusterRank;
+    }
+    instructions {
+        /// Arrives at the cluster barrier; [`Self::wait_cluster`] must follow before the next arrival.
+        arrive_cluster: ClusterArrive;
+        /// [`Self::arrive_cluster`] that makes no earlier memory access visible, so it waits for none.
+        arrive_cluster_relaxed: ClusterArriveRelaxed;
+        /// Waits until all threads of the cluster have arrived.
+        wait_cluster: ClusterWait;
+        /// Allows dependent kernels to start (programmatic dependent launch). They wait for this kernel, and through its own wait for all
+        /// before it.
+        launch_dependents: LaunchDependents;
+        /// Waits until prerequisite kernels have completed and their memory is visible.
+        wait_for_prerequisites: WaitForPrerequisites;
+        /// Aborts the kernel with an error.
+        trap: Trap;
     }
 }
 

@@ -12,7 +12,8 @@ use super::{
     wgmma,
     world::{Cluster, World},
 };
-use std::{collections::HashMap, mem};
+use rustc_hash::FxHashMap;
+use std::mem;
 
 /// The maximum number of resident clusters.
 const MAX_RESIDENT_CLUSTERS: usize = 132;
@@ -77,8 +78,8 @@ impl<'m> Grid<'m> {
             in_flight: mem::take(&mut memory.in_flight),
             program,
             memory,
-            flags: HashMap::new(),
-            fences: HashMap::new(),
+            flags: FxHashMap::default(),
+            fences: FxHashMap::default(),
             rng,
             report: Report::default(),
             progress: 0,
@@ -193,6 +194,7 @@ impl<'m> Grid<'m> {
         for rank in 0..cluster.ctas.len() {
             flight::finish(&mut self.world, &mut cluster, rank, |_| true)?;
         }
+        cluster.ctas.into_iter().flat_map(|cta| cta.warps).for_each(Warp::retire);
         Ok(())
     }
 

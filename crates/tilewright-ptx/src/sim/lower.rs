@@ -3,6 +3,7 @@
 use super::{
     Arg,
     fault::{Fault, FaultKind},
+    slots::share_slots,
     tensor::TensorMap,
 };
 use crate::{
@@ -134,7 +135,44 @@ impl Program {
         };
         lower.block(&kernel.body, &mut Vec::new())?;
         lower.push(Code::End, lower.program.at.last().copied().unwrap_or(Location::caller()));
+        share_slots(&mut lower.program);
         Ok(lower.program)
+    }
+
+    /// Calls `each` with the registers and constants of a step, operands first, and whether the step writes them.
+    pub(super) fn for_each_register(&self, step: usize, mut each: impl FnMut(u32, bool)) {
+        match self.code[step] {
+            Code::Pure(_, result, args, count) => {
+                args[..usize::from(count)].iter().for_each(|&arg| each(arg, false));
+                each(result, true);
+            }
+            Code::Move(result, from) => {
+                each(from, false);
+                each(result, true);
+            }
+            Code::Branch(reg, ..) => each(reg, false),
+            Code::Op(_, results, operands) => {
+                self.regs(operands).iter().for_each(|&reg| each(reg, false));
+                self.regs(results).iter().for_each(|&reg| each(reg, true));
+            }
+            Code::Jump(_) | Code::End => {}
+        }
+    }
+
+    /// Renumbers registers and constants.
+    pub(super) fn rename(&mut self, name: impl Fn(u32) -> u32) {
+        for code in &mut self.code {
+            match code {
+                Code::Pure(_, result, args, count) => {
+                    args[..usize::from(*count)].iter_mut().for_each(|arg| *arg = name(*arg));
+                    *result = name(*result);
+                }
+                Code::Move(result, from) => (*result, *from) = (name(*result), name(*from)),
+                Code::Branch(reg, ..) => *reg = name(*reg),
+                Code::Op(..) | Code::Jump(_) | Code::End => {}
+            }
+        }
+        self.pool.iter_mut().for_each(|reg| *reg = name(*reg));
     }
 
     /// The registers of a range.

@@ -9,7 +9,7 @@
 //!
 //! Structure:
 //!
-//! 1. `lower` converts a kernel to flat code. `grid` schedules warps and asynchronous operations; `exec` runs a slice of a `warp`.
+//! 1. `lower` converts a kernel to flat code, `slots` assigns its registers. `grid` schedules warps and asynchronous operations; `exec` runs a slice of a `warp`.
 //! 2. `access`, `lanes`, `sync`, `barrier`, `mbarrier`, `order`, `copies`, `bulk`, `fragments` and `wgmma` implement the
 //!    instructions. `flight` holds copies in flight.
 //! 3. `clock` and `shadow` detect races, `deadlock` explains deadlocks, `traffic` counts bank conflicts and sectors.
@@ -37,6 +37,7 @@ mod memory;
 mod order;
 mod rng;
 mod shadow;
+mod slots;
 mod sync;
 pub mod tensor;
 mod traffic;

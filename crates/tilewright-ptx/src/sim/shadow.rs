@@ -252,7 +252,14 @@ impl Shadow {
             self.splits.push(quarters);
             return self.record_quarters(next, size, bytes, actor);
         }
-        let split = cell.split as usize - 1;
+        let (split, quarter) = (cell.split as usize - 1, size / 4);
+        // the most frequent access
+        if bytes.len() == quarter && bytes.start.is_multiple_of(quarter) {
+            let cell = &mut self.splits[split][bytes.start / quarter];
+            if cell.split == 0 {
+                return cell.record(actor, &mut context);
+            }
+        }
         self.record_quarters(split, size, bytes, actor)
     }
 

@@ -14,10 +14,8 @@ use super::{
     warp::Warp,
     wgmma::Warpgroup,
 };
-use std::{
-    collections::{BTreeMap, HashMap},
-    rc::Rc,
-};
+use rustc_hash::FxHashMap;
+use std::{collections::BTreeMap, rc::Rc};
 
 /// The state shared by the grid.
 #[derive(Debug)]
@@ -28,10 +26,10 @@ pub(super) struct World<'m> {
     pub(super) shadows: Vec<Shadow>,
     /// The shadows of earlier launches, which may still run until a thread waits for the last of them.
     pub(super) in_flight: Vec<Vec<Shadow>>,
-    pub(super) flags: HashMap<u64, Flag>,
+    pub(super) flags: FxHashMap<u64, Flag>,
     /// Per thread, the counts of its proxy fences, and whether they cover all memory. Per `cp.async` agent, the batches that
     /// these fences cover.
-    pub(super) fences: HashMap<(u32, u32), Vec<(u32, bool)>>,
+    pub(super) fences: FxHashMap<(u32, u32), Vec<(u32, bool)>>,
     pub(super) rng: Rng,
     pub(super) report: Report,
     /// Counts state changes that another thread may wait for.
@@ -68,7 +66,7 @@ pub(super) enum Agent {
 pub(super) struct Cluster {
     pub(super) id: u32,
     pub(super) ctas: Vec<Cta>,
-    agents: HashMap<Agent, u32>,
+    agents: FxHashMap<Agent, u32>,
     next_agent: u32,
     pub(super) barrier: ClusterBarrier,
 }
@@ -77,7 +75,7 @@ pub(super) struct Cluster {
 pub(super) struct Cta {
     pub(super) id: [u32; 3],
     pub(super) shared: SharedMemory,
-    pub(super) flags: HashMap<u64, Flag>,
+    pub(super) flags: FxHashMap<u64, Flag>,
     pub(super) barriers: Vec<NamedBarrier>,
     /// Valid mbarriers by offset.
     pub(super) mbarriers: BTreeMap<u32, Mbarrier>,
@@ -187,7 +185,7 @@ impl Cluster {
         let cta = |id| Cta {
             id,
             shared: SharedMemory::new(program),
-            flags: HashMap::new(),
+            flags: FxHashMap::default(),
             barriers: (0..16).map(|_| NamedBarrier::new()).collect(),
             mbarriers: BTreeMap::new(),
             warps: (0..program.threads / 32).map(|index| Warp::new(index, program, number)).collect(),
@@ -196,7 +194,7 @@ impl Cluster {
         };
         let ctas: Vec<Cta> = ctas.into_iter().map(cta).collect();
         let next_agent = program.threads * program.cluster;
-        Self { id: number, ctas, agents: HashMap::new(), next_agent, barrier: ClusterBarrier::new() }
+        Self { id: number, ctas, agents: FxHashMap::default(), next_agent, barrier: ClusterBarrier::new() }
     }
 
     /// The index of an agent; agents of 32 lanes have consecutive indices.

@@ -1,7 +1,7 @@
 //! Each kind of mutation on one instruction.
 
-use super::{Kind, Mutation, mutations};
-use crate::{
+use std::panic::Location;
+use tilewright_ptx::{
     ir::{Condition, Inst, Kernel, Operand, Reg, Stmt},
     isa::{
         Op,
@@ -11,8 +11,8 @@ use crate::{
         sync::{Fence, MbarrierOp, SyncOp},
         types::Class,
     },
+    mutate::{Kind, Mutation, mutations},
 };
-use std::panic::Location;
 
 const A: Operand = Operand::Reg(Reg(1));
 const B: Operand = Operand::Reg(Reg(2));

@@ -1,0 +1,58 @@
+//! Parsed spellings of instruction forms.
+
+#[path = "../../src/text/spelling.rs"]
+mod spelling;
+
+use spelling::{
+    Spelling,
+    Token::{self, Address, Operand, Result, Word},
+};
+use tilewright_ptx::isa::{
+    Op,
+    copies::CopyOp,
+    memory::{Access, Element, MemoryOp, Space},
+    pure::PureOp,
+};
+
+fn check_tokens(op: Op, expected: &[Token<'_>]) {
+    let form = op.form();
+    let all = Spelling::of(&form);
+    let found: Vec<&Token<'_>> = all.tokens().iter().filter(|&token| *token != Word("")).collect();
+    assert_eq!(found, expected.iter().collect::<Vec<_>>(), "{op:?}: {}", form.spelling);
+}
+
+#[test]
+fn spellings_are_parsed_into_tokens() {
+    check_tokens(
+        Op::Pure(PureOp::AddU32),
+        &[Word("add.u32 "), Result(0), Word(", "), Operand(0), Word(", "), Operand(1)],
+    );
+    check_tokens(
+        Op::Memory(MemoryOp::Load(Space::Shared, Element::B32, 2, Access::Weak)),
+        &[
+            Word("ld.shared.v2.b32 "),
+            Word("{"),
+            Result(0),
+            Word(", "),
+            Result(1),
+            Word("}"),
+            Word(", "),
+            Address(0),
+        ],
+    );
+    check_tokens(
+        Op::Copy(CopyOp::TensorStore(2)),
+        &[
+            Word("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group ["),
+            Operand(0),
+            Word(", "),
+            Word("{"),
+            Operand(4),
+            Word(", "),
+            Operand(5),
+            Word("}"),
+            Word("], "),
+            Address(2),
+        ],
+    );
+}
