@@ -62,55 +62,6 @@ impl<N: Number> At<N> {
         }
     }
 
-    /// Index of the request in the batch, from 0.
-    #[inline(always)]
-    pub fn request(&self) -> N {
-        self.request
-    }
-
-    /// The query's position in its request: `kv_len - qo_len + i` for row `i`, negative if there are fewer keys than
-    /// rows.
-    #[inline(always)]
-    pub fn qo(&self) -> N {
-        self.qo
-    }
-
-    /// The key's position in its request, from 0.
-    #[inline(always)]
-    pub fn kv(&self) -> N {
-        self.kv
-    }
-
-    /// The query head, from 0.
-    #[inline(always)]
-    pub fn qo_head(&self) -> N {
-        self.qo_head
-    }
-
-    /// The KV head, from 0; query heads `g · group .. (g + 1) · group` share head `g`.
-    #[inline(always)]
-    pub fn kv_head(&self) -> N {
-        self.kv_head
-    }
-
-    /// Index in the head, from 0: `i` of a [`Pair`], or that of a value or output element.
-    #[inline(always)]
-    pub fn dim(&self) -> N {
-        self.dim
-    }
-
-    /// Number of query heads.
-    #[inline(always)]
-    pub fn num_qo_heads(&self) -> N {
-        self.num_qo_heads
-    }
-
-    /// Number of KV heads.
-    #[inline(always)]
-    pub fn num_kv_heads(&self) -> N {
-        self.num_kv_heads
-    }
-
     /// The constant `value`.
     #[inline(always)]
     pub fn number(&self, value: f32) -> N {
@@ -143,6 +94,38 @@ impl<N: Number> At<N> {
     pub fn store(&self, name: &str, buffer: &HookBuffer, index: N, value: N) {
         value.store(name, buffer, index);
     }
+}
+
+macro_rules! indices {
+    ($($(#[$doc:meta])* $name:ident;)*) => {
+        impl<N: Number> At<N> {$(
+            $(#[$doc])*
+            #[inline(always)]
+            pub fn $name(&self) -> N {
+                self.$name
+            }
+        )*}
+    };
+}
+
+indices! {
+    /// Index of the request in the batch, from 0.
+    request;
+    /// The query's position in its request: `kv_len - qo_len + i` for row `i`, negative if there are fewer keys than
+    /// rows.
+    qo;
+    /// The key's position in its request, from 0.
+    kv;
+    /// The query head, from 0.
+    qo_head;
+    /// The KV head, from 0; query heads `g · group .. (g + 1) · group` share head `g`.
+    kv_head;
+    /// Index in the head, from 0: `i` of a [`Pair`], or that of a value or output element.
+    dim;
+    /// Number of query heads.
+    num_qo_heads;
+    /// Number of KV heads.
+    num_kv_heads;
 }
 
 impl At<f32> {

@@ -70,6 +70,7 @@ pub use heads::{AttentionSinks, HeadScales};
 pub use hook::Hook;
 pub use masks::{DocumentMask, MultiItemScoring, PrefixLm};
 pub use number::Number;
+pub(crate) use number::inline_methods;
 pub use recorded::ExpressionVariant;
 pub use rotary::RotaryEmbedding;
 pub use soft_cap::SoftCap;

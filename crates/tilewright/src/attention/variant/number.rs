@@ -6,6 +6,17 @@
 use super::{At, ExpressionVariant, Hook, HookBuffer, elementary};
 use std::ops::{Add, BitAnd, BitOr, Div, Mul, Neg, Not, Sub};
 
+/// Methods that are one expression: `name(self, arguments) -> result = expression;`
+macro_rules! inline_methods {
+    ($($name:ident($this:ident $(, $arg:ident: $ty:ty)*) -> $result:ty = $body:expr;)*) => {$(
+        #[inline(always)]
+        fn $name($this $(, $arg: $ty)*) -> $result {
+            $body
+        }
+    )*};
+}
+pub(crate) use inline_methods;
+
 /// A number in a hook: f32, a vector register, or a recorded expression.
 ///
 /// Constants are built from an existing value: `x.number(0.5)`. Hooks use [`Number::select`] instead of `if`.
@@ -124,33 +135,20 @@ pub trait Number:
 impl Number for f32 {
     type Bool = bool;
 
-    #[inline(always)]
-    fn number(self, value: f32) -> Self {
-        value
-    }
-    #[inline(always)]
-    fn truth(self, value: bool) -> bool {
-        value
-    }
-    #[inline(always)]
-    fn min(self, other: Self) -> Self {
-        if self < other { self } else { other }
-    }
-    #[inline(always)]
-    fn max(self, other: Self) -> Self {
-        if self > other { self } else { other }
-    }
-    #[inline(always)]
-    fn abs(self) -> Self {
-        Self::abs(self)
-    }
-    #[inline(always)]
-    fn floor(self) -> Self {
-        Self::floor(self)
-    }
-    #[inline(always)]
-    fn sqrt(self) -> Self {
-        Self::sqrt(self)
+    inline_methods! {
+        number(self, value: f32) -> Self = value;
+        truth(self, value: bool) -> bool = value;
+        min(self, other: Self) -> Self = if self < other { self } else { other };
+        max(self, other: Self) -> Self = if self > other { self } else { other };
+        abs(self) -> Self = Self::abs(self);
+        floor(self) -> Self = Self::floor(self);
+        sqrt(self) -> Self = Self::sqrt(self);
+        lt(self, other: Self) -> bool = self < other;
+        le(self, other: Self) -> bool = self <= other;
+        eq(self, other: Self) -> bool = self == other;
+        exp2(self) -> Self = if self < -126.0 { 0.0 } else { Self::exp2(self) };
+        log2(self) -> Self = Self::log2(self);
+        turns(self, high: Self, low: Self) -> Self = elementary::turns_in_f64(self, high, low);
     }
     #[inline(always)]
     fn mul_add(self, factor: Self, summand: Self) -> Self {
@@ -158,32 +156,8 @@ impl Number for f32 {
         self * factor + summand
     }
     #[inline(always)]
-    fn lt(self, other: Self) -> bool {
-        self < other
-    }
-    #[inline(always)]
-    fn le(self, other: Self) -> bool {
-        self <= other
-    }
-    #[inline(always)]
-    fn eq(self, other: Self) -> bool {
-        self == other
-    }
-    #[inline(always)]
     fn select(condition: bool, a: Self, b: Self) -> Self {
         if condition { a } else { b }
-    }
-    #[inline(always)]
-    fn exp2(self) -> Self {
-        if self < -126.0 { 0.0 } else { Self::exp2(self) }
-    }
-    #[inline(always)]
-    fn log2(self) -> Self {
-        Self::log2(self)
-    }
-    #[inline(always)]
-    fn turns(self, high: Self, low: Self) -> Self {
-        elementary::turns_in_f64(self, high, low)
     }
     #[inline(always)]
     fn read(self, _: &str, table: &[f32]) -> Self {

@@ -30,10 +30,30 @@ impl Simd for Avx2 {
     const TILE_ROWS: usize = 6;
     const FUSES: bool = true;
 
-    #[inline(always)]
-    fn splat(self, value: f32) -> __m256 {
-        // SAFETY: `self` proves AVX2.
-        unsafe { _mm256_set1_ps(value) }
+    vector_methods! {
+        splat(value: f32) -> Self::V = _mm256_set1_ps(value);
+        add(a: Self::V, b: Self::V) -> Self::V = _mm256_add_ps(a, b);
+        sub(a: Self::V, b: Self::V) -> Self::V = _mm256_sub_ps(a, b);
+        mul(a: Self::V, b: Self::V) -> Self::V = _mm256_mul_ps(a, b);
+        mul_add(a: Self::V, b: Self::V, c: Self::V) -> Self::V = _mm256_fmadd_ps(a, b, c);
+        max(a: Self::V, b: Self::V) -> Self::V = _mm256_max_ps(a, b);
+        round(a: Self::V) -> Self::V = _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a);
+        any_greater(a: Self::V, b: Self::V) -> bool = _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_GT_OQ>(a, b)) != 0;
+        min(a: Self::V, b: Self::V) -> Self::V = _mm256_min_ps(a, b);
+        div(a: Self::V, b: Self::V) -> Self::V = _mm256_div_ps(a, b);
+        sqrt(a: Self::V) -> Self::V = _mm256_sqrt_ps(a);
+        floor(a: Self::V) -> Self::V = _mm256_floor_ps(a);
+        abs(a: Self::V) -> Self::V = _mm256_andnot_ps(_mm256_set1_ps(-0.0), a);
+        negate(a: Self::V) -> Self::V = _mm256_xor_ps(_mm256_set1_ps(-0.0), a);
+        less(a: Self::V, b: Self::V) -> Self::Mask = _mm256_cmp_ps::<_CMP_LT_OQ>(a, b);
+        less_equal(a: Self::V, b: Self::V) -> Self::Mask = _mm256_cmp_ps::<_CMP_LE_OQ>(a, b);
+        equal(a: Self::V, b: Self::V) -> Self::Mask = _mm256_cmp_ps::<_CMP_EQ_OQ>(a, b);
+        splat_mask(value: bool) -> Self::Mask = _mm256_castsi256_ps(_mm256_set1_epi32(-i32::from(value)));
+        and(a: Self::Mask, b: Self::Mask) -> Self::Mask = _mm256_and_ps(a, b);
+        or(a: Self::Mask, b: Self::Mask) -> Self::Mask = _mm256_or_ps(a, b);
+        not(a: Self::Mask) -> Self::Mask = _mm256_xor_ps(a, _mm256_castsi256_ps(_mm256_set1_epi32(-1)));
+        bits(mask: Self::Mask) -> u32 = _mm256_movemask_ps(mask).cast_unsigned();
+        select(mask: Self::Mask, a: Self::V, b: Self::V) -> Self::V = _mm256_blendv_ps(b, a, mask);
     }
 
     #[inline(always)]
@@ -46,42 +66,6 @@ impl Simd for Avx2 {
     unsafe fn store(self, to: *mut f32, value: __m256) {
         // SAFETY: `self` proves AVX2; `to` is writable for `LANES` elements.
         unsafe { _mm256_storeu_ps(to, value) }
-    }
-
-    #[inline(always)]
-    fn add(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: `self` proves AVX2.
-        unsafe { _mm256_add_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn sub(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: `self` proves AVX2.
-        unsafe { _mm256_sub_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn mul(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: `self` proves AVX2.
-        unsafe { _mm256_mul_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn mul_add(self, a: __m256, b: __m256, c: __m256) -> __m256 {
-        // SAFETY: `self` proves AVX2 and FMA.
-        unsafe { _mm256_fmadd_ps(a, b, c) }
-    }
-
-    #[inline(always)]
-    fn max(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: `self` proves AVX2.
-        unsafe { _mm256_max_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn round(self, a: __m256) -> __m256 {
-        // SAFETY: `self` proves AVX2.
-        unsafe { _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a) }
     }
 
     #[inline(always)]
@@ -107,12 +91,6 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn any_greater(self, a: __m256, b: __m256) -> bool {
-        // SAFETY: `self` proves AVX2.
-        unsafe { _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_GT_OQ>(a, b)) != 0 }
-    }
-
-    #[inline(always)]
     fn reduce_add(self, a: __m256) -> f32 {
         // SAFETY: `self` proves AVX2.
         unsafe {
@@ -120,96 +98,6 @@ impl Simd for Avx2 {
             let half = _mm_add_ps(half, _mm_movehl_ps(half, half));
             _mm_cvtss_f32(_mm_add_ss(half, _mm_shuffle_ps::<1>(half, half)))
         }
-    }
-
-    #[inline(always)]
-    fn min(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: `self` proves AVX2.
-        unsafe { _mm256_min_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn div(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: `self` proves AVX2.
-        unsafe { _mm256_div_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn sqrt(self, a: __m256) -> __m256 {
-        // SAFETY: `self` proves AVX2.
-        unsafe { _mm256_sqrt_ps(a) }
-    }
-
-    #[inline(always)]
-    fn floor(self, a: __m256) -> __m256 {
-        // SAFETY: `self` proves AVX2.
-        unsafe { _mm256_floor_ps(a) }
-    }
-
-    #[inline(always)]
-    fn abs(self, a: __m256) -> __m256 {
-        // SAFETY: `self` proves AVX2.
-        unsafe { _mm256_andnot_ps(_mm256_set1_ps(-0.0), a) }
-    }
-
-    #[inline(always)]
-    fn negate(self, a: __m256) -> __m256 {
-        // SAFETY: `self` proves AVX2.
-        unsafe { _mm256_xor_ps(_mm256_set1_ps(-0.0), a) }
-    }
-
-    #[inline(always)]
-    fn less(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: `self` proves AVX2.
-        unsafe { _mm256_cmp_ps::<_CMP_LT_OQ>(a, b) }
-    }
-
-    #[inline(always)]
-    fn less_equal(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: `self` proves AVX2.
-        unsafe { _mm256_cmp_ps::<_CMP_LE_OQ>(a, b) }
-    }
-
-    #[inline(always)]
-    fn equal(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: `self` proves AVX2.
-        unsafe { _mm256_cmp_ps::<_CMP_EQ_OQ>(a, b) }
-    }
-
-    #[inline(always)]
-    fn splat_mask(self, value: bool) -> __m256 {
-        // SAFETY: `self` proves AVX2.
-        unsafe { _mm256_castsi256_ps(_mm256_set1_epi32(-i32::from(value))) }
-    }
-
-    #[inline(always)]
-    fn and(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: `self` proves AVX2.
-        unsafe { _mm256_and_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn or(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: `self` proves AVX2.
-        unsafe { _mm256_or_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn not(self, a: __m256) -> __m256 {
-        // SAFETY: `self` proves AVX2.
-        unsafe { _mm256_xor_ps(a, _mm256_castsi256_ps(_mm256_set1_epi32(-1))) }
-    }
-
-    #[inline(always)]
-    fn bits(self, mask: __m256) -> u32 {
-        // SAFETY: `self` proves AVX2.
-        unsafe { _mm256_movemask_ps(mask).cast_unsigned() }
-    }
-
-    #[inline(always)]
-    fn select(self, mask: __m256, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: `self` proves AVX2.
-        unsafe { _mm256_blendv_ps(b, a, mask) }
     }
 
     #[inline(always)]

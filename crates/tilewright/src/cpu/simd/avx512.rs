@@ -4,7 +4,7 @@ use super::{
     ColumnSink, Simd, Task,
     lanes::{InterpretCall, InterpretOutput, turns_fused},
 };
-use crate::{E4m3, E5m2};
+use crate::{E4m3, E5m2, attention::variant::inline_methods};
 use half::{bf16, f16};
 use std::arch::{asm, x86_64::*};
 
@@ -43,10 +43,35 @@ impl Simd for Avx512 {
     const TILE_ROWS: usize = 6;
     const FUSES: bool = true;
 
-    #[inline(always)]
-    fn splat(self, value: f32) -> __m512 {
-        // SAFETY: `self` proves AVX-512.
-        unsafe { _mm512_set1_ps(value) }
+    vector_methods! {
+        splat(value: f32) -> Self::V = _mm512_set1_ps(value);
+        add(a: Self::V, b: Self::V) -> Self::V = _mm512_add_ps(a, b);
+        sub(a: Self::V, b: Self::V) -> Self::V = _mm512_sub_ps(a, b);
+        mul(a: Self::V, b: Self::V) -> Self::V = _mm512_mul_ps(a, b);
+        mul_add(a: Self::V, b: Self::V, c: Self::V) -> Self::V = _mm512_fmadd_ps(a, b, c);
+        max(a: Self::V, b: Self::V) -> Self::V = _mm512_max_ps(a, b);
+        round(a: Self::V) -> Self::V = _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a);
+        reduce_max(a: Self::V) -> f32 = _mm512_reduce_max_ps(a);
+        any_greater(a: Self::V, b: Self::V) -> bool = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(a, b) != 0;
+        reduce_add(a: Self::V) -> f32 = _mm512_reduce_add_ps(a);
+        min(a: Self::V, b: Self::V) -> Self::V = _mm512_min_ps(a, b);
+        div(a: Self::V, b: Self::V) -> Self::V = _mm512_div_ps(a, b);
+        sqrt(a: Self::V) -> Self::V = _mm512_sqrt_ps(a);
+        floor(a: Self::V) -> Self::V = _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC }>(a);
+        abs(a: Self::V) -> Self::V = _mm512_abs_ps(a);
+        negate(a: Self::V) -> Self::V = _mm512_xor_ps(_mm512_set1_ps(-0.0), a);
+        less(a: Self::V, b: Self::V) -> Self::Mask = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b);
+        less_equal(a: Self::V, b: Self::V) -> Self::Mask = _mm512_cmp_ps_mask::<_CMP_LE_OQ>(a, b);
+        equal(a: Self::V, b: Self::V) -> Self::Mask = _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(a, b);
+        select(mask: Self::Mask, a: Self::V, b: Self::V) -> Self::V = _mm512_mask_blend_ps(mask, b, a);
+    }
+
+    inline_methods! {
+        splat_mask(self, value: bool) -> Self::Mask = if value { 0xffff } else { 0 };
+        and(self, a: Self::Mask, b: Self::Mask) -> Self::Mask = a & b;
+        or(self, a: Self::Mask, b: Self::Mask) -> Self::Mask = a | b;
+        not(self, a: Self::Mask) -> Self::Mask = !a;
+        bits(self, mask: Self::Mask) -> u32 = u32::from(mask);
     }
 
     #[inline(always)]
@@ -62,42 +87,6 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn add(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: `self` proves AVX-512.
-        unsafe { _mm512_add_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn sub(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: `self` proves AVX-512.
-        unsafe { _mm512_sub_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn mul(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: `self` proves AVX-512.
-        unsafe { _mm512_mul_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn mul_add(self, a: __m512, b: __m512, c: __m512) -> __m512 {
-        // SAFETY: `self` proves AVX-512.
-        unsafe { _mm512_fmadd_ps(a, b, c) }
-    }
-
-    #[inline(always)]
-    fn max(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: `self` proves AVX-512.
-        unsafe { _mm512_max_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn round(self, a: __m512) -> __m512 {
-        // SAFETY: `self` proves AVX-512.
-        unsafe { _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a) }
-    }
-
-    #[inline(always)]
     fn scale_or_zero(self, a: __m512, n: __m512, x: __m512) -> __m512 {
         // SAFETY: `self` proves AVX-512.
         unsafe {
@@ -105,109 +94,6 @@ impl Simd for Avx512 {
             let keep = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, _mm512_set1_ps(-126.0));
             _mm512_maskz_scalef_ps(keep, a, n)
         }
-    }
-
-    #[inline(always)]
-    fn reduce_max(self, a: __m512) -> f32 {
-        // SAFETY: `self` proves AVX-512.
-        unsafe { _mm512_reduce_max_ps(a) }
-    }
-
-    #[inline(always)]
-    fn any_greater(self, a: __m512, b: __m512) -> bool {
-        // SAFETY: `self` proves AVX-512.
-        unsafe { _mm512_cmp_ps_mask::<_CMP_GT_OQ>(a, b) != 0 }
-    }
-
-    #[inline(always)]
-    fn reduce_add(self, a: __m512) -> f32 {
-        // SAFETY: `self` proves AVX-512.
-        unsafe { _mm512_reduce_add_ps(a) }
-    }
-
-    #[inline(always)]
-    fn min(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: `self` proves AVX-512.
-        unsafe { _mm512_min_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn div(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: `self` proves AVX-512.
-        unsafe { _mm512_div_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn sqrt(self, a: __m512) -> __m512 {
-        // SAFETY: `self` proves AVX-512.
-        unsafe { _mm512_sqrt_ps(a) }
-    }
-
-    #[inline(always)]
-    fn floor(self, a: __m512) -> __m512 {
-        // SAFETY: `self` proves AVX-512.
-        unsafe { _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC }>(a) }
-    }
-
-    #[inline(always)]
-    fn abs(self, a: __m512) -> __m512 {
-        // SAFETY: `self` proves AVX-512.
-        unsafe { _mm512_abs_ps(a) }
-    }
-
-    #[inline(always)]
-    fn negate(self, a: __m512) -> __m512 {
-        // SAFETY: `self` proves AVX-512.
-        unsafe { _mm512_xor_ps(_mm512_set1_ps(-0.0), a) }
-    }
-
-    #[inline(always)]
-    fn less(self, a: __m512, b: __m512) -> __mmask16 {
-        // SAFETY: `self` proves AVX-512.
-        unsafe { _mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b) }
-    }
-
-    #[inline(always)]
-    fn less_equal(self, a: __m512, b: __m512) -> __mmask16 {
-        // SAFETY: `self` proves AVX-512.
-        unsafe { _mm512_cmp_ps_mask::<_CMP_LE_OQ>(a, b) }
-    }
-
-    #[inline(always)]
-    fn equal(self, a: __m512, b: __m512) -> __mmask16 {
-        // SAFETY: `self` proves AVX-512.
-        unsafe { _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(a, b) }
-    }
-
-    #[inline(always)]
-    fn splat_mask(self, value: bool) -> __mmask16 {
-        if value { 0xffff } else { 0 }
-    }
-
-    #[inline(always)]
-    fn and(self, a: __mmask16, b: __mmask16) -> __mmask16 {
-        a & b
-    }
-
-    #[inline(always)]
-    fn or(self, a: __mmask16, b: __mmask16) -> __mmask16 {
-        a | b
-    }
-
-    #[inline(always)]
-    fn not(self, a: __mmask16) -> __mmask16 {
-        !a
-    }
-
-    #[inline(always)]
-    fn bits(self, mask: __mmask16) -> u32 {
-        u32::from(mask)
-    }
-
-    #[inline(always)]
-    fn select(self, mask: __mmask16, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: `self` proves AVX-512.
-        unsafe { _mm512_mask_blend_ps(mask, b, a) }
     }
 
     #[inline(always)]

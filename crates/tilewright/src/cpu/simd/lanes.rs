@@ -1,7 +1,7 @@
 //! SIMD implementation of [`Number`]: hooks compute on [`Simd::LANES`] keys or elements at once.
 
 use super::{Simd, Task, softmax};
-use crate::attention::variant::{At, ExpressionVariant, Hook, HookBuffer, Number};
+use crate::attention::variant::{At, ExpressionVariant, Hook, HookBuffer, Number, inline_methods};
 use std::ops::{Add, BitAnd, BitOr, Div, Mul, Neg, Not, Sub};
 
 /// Lanes of the widest register.
@@ -88,24 +88,6 @@ impl<S: Simd> LaneMask<S> {
     }
 }
 
-impl<S: Simd> BitAnd for LaneMask<S> {
-    type Output = Self;
-
-    #[inline(always)]
-    fn bitand(self, other: Self) -> Self {
-        Self { mask: self.simd.and(self.mask, other.mask), ..self }
-    }
-}
-
-impl<S: Simd> BitOr for LaneMask<S> {
-    type Output = Self;
-
-    #[inline(always)]
-    fn bitor(self, other: Self) -> Self {
-        Self { mask: self.simd.or(self.mask, other.mask), ..self }
-    }
-}
-
 impl<S: Simd> Not for LaneMask<S> {
     type Output = Self;
 
@@ -115,24 +97,22 @@ impl<S: Simd> Not for LaneMask<S> {
     }
 }
 
-macro_rules! operator {
-    ($($trait:ident $method:ident $of_simd:ident;)+) => {
-        $(impl<S: Simd> $trait for Lanes<S> {
+macro_rules! operators {
+    ($($Number:ident $field:ident: $($trait:ident $method:ident $of_simd:ident),+;)+) => {$(
+        $(impl<S: Simd> $trait for $Number<S> {
             type Output = Self;
 
             #[inline(always)]
             fn $method(self, other: Self) -> Self {
-                self.with_lanes(self.simd.$of_simd(self.lanes, other.lanes))
+                Self { $field: self.simd.$of_simd(self.$field, other.$field), ..self }
             }
         })+
-    };
+    )+};
 }
 
-operator! {
-    Add add add;
-    Sub sub sub;
-    Mul mul mul;
-    Div div div;
+operators! {
+    Lanes lanes: Add add add, Sub sub sub, Mul mul mul, Div div div;
+    LaneMask mask: BitAnd bitand and, BitOr bitor or;
 }
 
 impl<S: Simd> Neg for Lanes<S> {
@@ -147,49 +127,20 @@ impl<S: Simd> Neg for Lanes<S> {
 impl<S: Simd> Number for Lanes<S> {
     type Bool = LaneMask<S>;
 
-    #[inline(always)]
-    fn number(self, value: f32) -> Self {
-        Self::splat(self.simd, value)
-    }
-    #[inline(always)]
-    fn truth(self, value: bool) -> LaneMask<S> {
-        self.with_mask(self.simd.splat_mask(value))
-    }
-    #[inline(always)]
-    fn min(self, other: Self) -> Self {
-        self.with_lanes(self.simd.min(self.lanes, other.lanes))
-    }
-    #[inline(always)]
-    fn max(self, other: Self) -> Self {
-        self.with_lanes(self.simd.max(self.lanes, other.lanes))
-    }
-    #[inline(always)]
-    fn abs(self) -> Self {
-        self.with_lanes(self.simd.abs(self.lanes))
-    }
-    #[inline(always)]
-    fn floor(self) -> Self {
-        self.with_lanes(self.simd.floor(self.lanes))
-    }
-    #[inline(always)]
-    fn sqrt(self) -> Self {
-        self.with_lanes(self.simd.sqrt(self.lanes))
-    }
-    #[inline(always)]
-    fn mul_add(self, factor: Self, summand: Self) -> Self {
-        self.with_lanes(self.simd.mul_add(self.lanes, factor.lanes, summand.lanes))
-    }
-    #[inline(always)]
-    fn lt(self, other: Self) -> LaneMask<S> {
-        self.with_mask(self.simd.less(self.lanes, other.lanes))
-    }
-    #[inline(always)]
-    fn le(self, other: Self) -> LaneMask<S> {
-        self.with_mask(self.simd.less_equal(self.lanes, other.lanes))
-    }
-    #[inline(always)]
-    fn eq(self, other: Self) -> LaneMask<S> {
-        self.with_mask(self.simd.equal(self.lanes, other.lanes))
+    inline_methods! {
+        number(self, value: f32) -> Self = Self::splat(self.simd, value);
+        truth(self, value: bool) -> LaneMask<S> = self.with_mask(self.simd.splat_mask(value));
+        min(self, other: Self) -> Self = self.with_lanes(self.simd.min(self.lanes, other.lanes));
+        max(self, other: Self) -> Self = self.with_lanes(self.simd.max(self.lanes, other.lanes));
+        abs(self) -> Self = self.with_lanes(self.simd.abs(self.lanes));
+        floor(self) -> Self = self.with_lanes(self.simd.floor(self.lanes));
+        sqrt(self) -> Self = self.with_lanes(self.simd.sqrt(self.lanes));
+        mul_add(self, by: Self, plus: Self) -> Self = self.with_lanes(self.simd.mul_add(self.lanes, by.lanes, plus.lanes));
+        lt(self, other: Self) -> LaneMask<S> = self.with_mask(self.simd.less(self.lanes, other.lanes));
+        le(self, other: Self) -> LaneMask<S> = self.with_mask(self.simd.less_equal(self.lanes, other.lanes));
+        eq(self, other: Self) -> LaneMask<S> = self.with_mask(self.simd.equal(self.lanes, other.lanes));
+        log2(self) -> Self = Self::load(self.simd, &self.array().map(f32::log2));
+        turns(self, high: Self, low: Self) -> Self = self.with_lanes(self.simd.turns(self.lanes, high.lanes, low.lanes));
     }
     #[inline(always)]
     fn select(condition: LaneMask<S>, a: Self, b: Self) -> Self {
@@ -204,14 +155,6 @@ impl<S: Simd> Number for Lanes<S> {
         let x = self.number(127.0).min(x);
         let power = self.with_lanes(softmax::exp2(self.simd, x.lanes));
         power * Self::select(large, self.number(4.0), self.number(1.0))
-    }
-    #[inline(always)]
-    fn log2(self) -> Self {
-        Self::load(self.simd, &self.array().map(f32::log2))
-    }
-    #[inline(always)]
-    fn turns(self, high: Self, low: Self) -> Self {
-        self.with_lanes(self.simd.turns(self.lanes, high.lanes, low.lanes))
     }
     #[inline(always)]
     fn read(self, _: &str, table: &[f32]) -> Self {

@@ -10,6 +10,18 @@
 
 #![allow(unsafe_code, reason = "the only unsafe module; every block states why it is sound")]
 
+/// Methods of a leaf that are one expression of instructions.
+#[cfg(target_arch = "x86_64")]
+macro_rules! vector_methods {
+    ($($name:ident($($arg:ident: $ty:ty),*) -> $result:ty = $body:expr;)*) => {$(
+        #[inline(always)]
+        fn $name(self, $($arg: $ty),*) -> $result {
+            // SAFETY: `self` proves the instructions of its leaf.
+            unsafe { $body }
+        }
+    )*};
+}
+
 pub(crate) mod attend;
 #[cfg(target_arch = "x86_64")]
 mod avx2;

@@ -4,7 +4,10 @@ use super::{
     ColumnSink, Simd, Task,
     lanes::{InterpretCall, InterpretOutput},
 };
-use crate::{E4m3, E5m2, attention::variant::elementary::turns_in_f64};
+use crate::{
+    E4m3, E5m2,
+    attention::variant::{elementary::turns_in_f64, inline_methods},
+};
 use half::{bf16, f16};
 
 /// The leaf without CPU requirements.
@@ -32,9 +35,33 @@ impl Simd for Portable {
     const TILE_ROWS: usize = 4;
     const FUSES: bool = false;
 
-    #[inline(always)]
-    fn splat(self, value: f32) -> Self::V {
-        [value; LANES]
+    inline_methods! {
+        splat(self, value: f32) -> Self::V = [value; LANES];
+        add(self, a: Self::V, b: Self::V) -> Self::V = lanewise(|i| a[i] + b[i]);
+        sub(self, a: Self::V, b: Self::V) -> Self::V = lanewise(|i| a[i] - b[i]);
+        mul(self, a: Self::V, b: Self::V) -> Self::V = lanewise(|i| a[i] * b[i]);
+        max(self, a: Self::V, b: Self::V) -> Self::V = lanewise(|i| if a[i] > b[i] { a[i] } else { b[i] });
+        reduce_max(self, a: Self::V) -> f32 = a[0].max(a[1]).max(a[2].max(a[3]));
+        any_greater(self, a: Self::V, b: Self::V) -> bool = (0..LANES).any(|i| a[i] > b[i]);
+        reduce_add(self, a: Self::V) -> f32 = (a[0] + a[1]) + (a[2] + a[3]);
+        min(self, a: Self::V, b: Self::V) -> Self::V = lanewise(|i| if a[i] < b[i] { a[i] } else { b[i] });
+        div(self, a: Self::V, b: Self::V) -> Self::V = lanewise(|i| a[i] / b[i]);
+        sqrt(self, a: Self::V) -> Self::V = lanewise(|i| a[i].sqrt());
+        floor(self, a: Self::V) -> Self::V = lanewise(|i| a[i].floor());
+        abs(self, a: Self::V) -> Self::V = lanewise(|i| a[i].abs());
+        negate(self, a: Self::V) -> Self::V = lanewise(|i| -a[i]);
+        less(self, a: Self::V, b: Self::V) -> Self::Mask = std::array::from_fn(|i| a[i] < b[i]);
+        less_equal(self, a: Self::V, b: Self::V) -> Self::Mask = std::array::from_fn(|i| a[i] <= b[i]);
+        equal(self, a: Self::V, b: Self::V) -> Self::Mask = std::array::from_fn(|i| a[i] == b[i]);
+        splat_mask(self, value: bool) -> Self::Mask = [value; LANES];
+        and(self, a: Self::Mask, b: Self::Mask) -> Self::Mask = std::array::from_fn(|i| a[i] & b[i]);
+        or(self, a: Self::Mask, b: Self::Mask) -> Self::Mask = std::array::from_fn(|i| a[i] | b[i]);
+        not(self, a: Self::Mask) -> Self::Mask = a.map(|lane| !lane);
+        bits(self, mask: Self::Mask) -> u32 = (0..LANES).fold(0, |bits, i| bits | u32::from(mask[i]) << i);
+        select(self, mask: Self::Mask, a: Self::V, b: Self::V) -> Self::V = lanewise(|i| if mask[i] { a[i] } else { b[i] });
+        split_e4m3(self, fours: Self::V) -> [Self::V; 4] = widen_bytes(fours, |byte| E4m3::from_bits(byte).to_f32());
+        split_e5m2(self, fours: Self::V) -> [Self::V; 4] = widen_bytes(fours, |byte| E5m2::from_bits(byte).to_f32());
+        split_i8(self, fours: Self::V) -> [Self::V; 4] = widen_bytes(fours, |byte| f32::from(byte.cast_signed()));
     }
 
     #[inline(always)]
@@ -50,29 +77,9 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn add(self, a: Self::V, b: Self::V) -> Self::V {
-        lanewise(|i| a[i] + b[i])
-    }
-
-    #[inline(always)]
-    fn sub(self, a: Self::V, b: Self::V) -> Self::V {
-        lanewise(|i| a[i] - b[i])
-    }
-
-    #[inline(always)]
-    fn mul(self, a: Self::V, b: Self::V) -> Self::V {
-        lanewise(|i| a[i] * b[i])
-    }
-
-    #[inline(always)]
     fn mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
         // f32::mul_add is a library call on targets without FMA
         lanewise(|i| a[i] * b[i] + c[i])
-    }
-
-    #[inline(always)]
-    fn max(self, a: Self::V, b: Self::V) -> Self::V {
-        lanewise(|i| if a[i] > b[i] { a[i] } else { b[i] })
     }
 
     #[inline(always)]
@@ -88,96 +95,6 @@ impl Simd for Portable {
             let power = f32::from_bits(((n[i] as i32 + 127) as u32) << 23);
             if x[i] < -126.0 { 0.0 } else { a[i] * power }
         })
-    }
-
-    #[inline(always)]
-    fn reduce_max(self, a: Self::V) -> f32 {
-        a[0].max(a[1]).max(a[2].max(a[3]))
-    }
-
-    #[inline(always)]
-    fn any_greater(self, a: Self::V, b: Self::V) -> bool {
-        (0..LANES).any(|i| a[i] > b[i])
-    }
-
-    #[inline(always)]
-    fn reduce_add(self, a: Self::V) -> f32 {
-        (a[0] + a[1]) + (a[2] + a[3])
-    }
-
-    #[inline(always)]
-    fn min(self, a: Self::V, b: Self::V) -> Self::V {
-        lanewise(|i| if a[i] < b[i] { a[i] } else { b[i] })
-    }
-
-    #[inline(always)]
-    fn div(self, a: Self::V, b: Self::V) -> Self::V {
-        lanewise(|i| a[i] / b[i])
-    }
-
-    #[inline(always)]
-    fn sqrt(self, a: Self::V) -> Self::V {
-        lanewise(|i| a[i].sqrt())
-    }
-
-    #[inline(always)]
-    fn floor(self, a: Self::V) -> Self::V {
-        lanewise(|i| a[i].floor())
-    }
-
-    #[inline(always)]
-    fn abs(self, a: Self::V) -> Self::V {
-        lanewise(|i| a[i].abs())
-    }
-
-    #[inline(always)]
-    fn negate(self, a: Self::V) -> Self::V {
-        lanewise(|i| -a[i])
-    }
-
-    #[inline(always)]
-    fn less(self, a: Self::V, b: Self::V) -> Self::Mask {
-        std::array::from_fn(|i| a[i] < b[i])
-    }
-
-    #[inline(always)]
-    fn less_equal(self, a: Self::V, b: Self::V) -> Self::Mask {
-        std::array::from_fn(|i| a[i] <= b[i])
-    }
-
-    #[inline(always)]
-    fn equal(self, a: Self::V, b: Self::V) -> Self::Mask {
-        std::array::from_fn(|i| a[i] == b[i])
-    }
-
-    #[inline(always)]
-    fn splat_mask(self, value: bool) -> Self::Mask {
-        [value; LANES]
-    }
-
-    #[inline(always)]
-    fn and(self, a: Self::Mask, b: Self::Mask) -> Self::Mask {
-        std::array::from_fn(|i| a[i] & b[i])
-    }
-
-    #[inline(always)]
-    fn or(self, a: Self::Mask, b: Self::Mask) -> Self::Mask {
-        std::array::from_fn(|i| a[i] | b[i])
-    }
-
-    #[inline(always)]
-    fn not(self, a: Self::Mask) -> Self::Mask {
-        a.map(|lane| !lane)
-    }
-
-    #[inline(always)]
-    fn bits(self, mask: Self::Mask) -> u32 {
-        (0..LANES).fold(0, |bits, i| bits | u32::from(mask[i]) << i)
-    }
-
-    #[inline(always)]
-    fn select(self, mask: Self::Mask, a: Self::V, b: Self::V) -> Self::V {
-        lanewise(|i| if mask[i] { a[i] } else { b[i] })
     }
 
     #[inline(always)]
@@ -252,21 +169,6 @@ impl Simd for Portable {
         // SAFETY: `from` is readable for `LANES` words.
         let word = |i: usize| unsafe { from.add(i).read_unaligned() };
         [bit, bit + 16].map(|bit| lanewise(|i| (word(i) >> bit & 15) as f32 - 8.0))
-    }
-
-    #[inline(always)]
-    fn split_e4m3(self, fours: Self::V) -> [Self::V; 4] {
-        widen_bytes(fours, |byte| E4m3::from_bits(byte).to_f32())
-    }
-
-    #[inline(always)]
-    fn split_e5m2(self, fours: Self::V) -> [Self::V; 4] {
-        widen_bytes(fours, |byte| E5m2::from_bits(byte).to_f32())
-    }
-
-    #[inline(always)]
-    fn split_i8(self, fours: Self::V) -> [Self::V; 4] {
-        widen_bytes(fours, |byte| f32::from(byte.cast_signed()))
     }
 
     #[inline(always)]
