@@ -77,17 +77,9 @@ macro_rules! time {
     )+};
 }
 
-/// Forwards methods that are not operators of a step.
-macro_rules! forward {
-    ($(fn $method:ident(&self $(, $argument:ident: $Type:ty)*) -> $Output:ty;)+) => {$(
-        fn $method(&self $(, $argument: $Type)*) -> $Output {
-            self.inner.$method($($argument),*)
-        }
-    )+};
-}
-
 impl<B: Backend> Backend for Profiled<B> {
-    forward! {
+    tilewright::forward_to_backend! {
+        inner:
         fn describe(&self) -> String;
         fn computes_on_host(&self) -> bool;
         fn allocate(&self, dtype: Dtype, len: usize) -> Result<Buffer>;

@@ -127,12 +127,17 @@ macro_rules! stage {
 }
 
 impl<M: Machine> Backend for Staged<M> {
-    fn describe(&self) -> String {
-        self.0.describe()
-    }
-
-    fn tiling(&self, problem: &Problem) -> Result<Tiling> {
-        self.0.tiling(problem)
+    tilewright::forward_to_backend! {
+        0:
+        fn describe(&self) -> String;
+        fn tiling(&self, problem: &Problem) -> Result<Tiling>;
+        fn load_attention(&self, problem: &Problem, recorded: &ExpressionVariant, built: Option<&Opaque>) -> Result<()>;
+        fn describe_attention(&self, problem: &Problem, built: Option<&Opaque>) -> String;
+        fn prepare(&self, plan: &Plan, previous: Option<Opaque>) -> Result<Option<Opaque>>;
+        fn plan_on_device(&self, plan: &mut Plan, batch: DeviceBatch) -> Result<()>;
+        fn replan_on_device(&self, plan: &Plan) -> Result<()>;
+        fn refusals_on_device(&self, plan: &Plan) -> Result<u32>;
+        fn prepare_append(&self, plan: &AppendPlan) -> Result<Option<Opaque>>;
     }
 
     fn build<V: Variant>(
@@ -142,39 +147,6 @@ impl<M: Machine> Backend for Staged<M> {
         recorded: &ExpressionVariant,
     ) -> Result<Option<Opaque>> {
         self.0.build(problem, variant, recorded)
-    }
-
-    fn load_attention(
-        &self,
-        problem: &Problem,
-        recorded: &ExpressionVariant,
-        built: Option<&Opaque>,
-    ) -> Result<()> {
-        Backend::load_attention(&self.0, problem, recorded, built)
-    }
-
-    fn describe_attention(&self, problem: &Problem, built: Option<&Opaque>) -> String {
-        self.0.describe_attention(problem, built)
-    }
-
-    fn prepare(&self, plan: &Plan, previous: Option<Opaque>) -> Result<Option<Opaque>> {
-        self.0.prepare(plan, previous)
-    }
-
-    fn plan_on_device(&self, plan: &mut Plan, batch: DeviceBatch) -> Result<()> {
-        self.0.plan_on_device(plan, batch)
-    }
-
-    fn replan_on_device(&self, plan: &Plan) -> Result<()> {
-        self.0.replan_on_device(plan)
-    }
-
-    fn refusals_on_device(&self, plan: &Plan) -> Result<u32> {
-        self.0.refusals_on_device(plan)
-    }
-
-    fn prepare_append(&self, plan: &AppendPlan) -> Result<Option<Opaque>> {
-        self.0.prepare_append(plan)
     }
 
     tilewright::for_each_operator!(stage);

@@ -29,6 +29,17 @@ pub trait RecordedGraph: Debug + Send + Sync {
     fn replay(&self) -> Result<()>;
 }
 
+/// Methods of a [`Backend`] that those of the field `$field`, another backend, implement.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! forward_to_backend {
+    ($field:tt: $(fn $method:ident(&self $(, $argument:ident: $Type:ty)*) -> $Output:ty;)+) => {$(
+        fn $method(&self $(, $argument: $Type)*) -> $Output {
+            $crate::Backend::$method(&self.$field, $($argument),*)
+        }
+    )+};
+}
+
 /// Calls `$declare!` with the operators that every [`Backend`] has: `method: module of the operator, Operator;`.
 ///
 /// `attention` is not among them, because a backend checks its plan before its tensors.
