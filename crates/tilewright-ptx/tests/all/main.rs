@@ -4,7 +4,7 @@ mod divide;
 mod instructions;
 mod mutate;
 mod sim;
-mod spelling;
+mod text;
 mod units;
 mod verify;
 

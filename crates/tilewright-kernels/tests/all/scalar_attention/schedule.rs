@@ -60,20 +60,29 @@ impl Schedule {
                 for begin in segment.qo.clone().step_by(tokens) {
                     let qo = begin..(begin + tokens).min(segment.qo.end);
                     let pieces = pieces(visible(segment, qo.clone()), cut.keys);
-                    let is_partial = segment.shared || pieces.len() > 1;
-                    for kv in &pieces {
-                        let mut item = item(segment, (head, &qo), kv, &schedule.requests);
-                        if is_partial {
-                            item.partial = schedule.partial_rows as u32;
-                            schedule.partial_rows += qo.len() * group;
-                        }
-                        schedule.items.push(item);
-                    }
+                    schedule.push(segment, (head, &qo), &pieces, group);
                 }
             }
         }
         schedule.merge(heads as u32);
         schedule
+    }
+
+    fn push(
+        &mut self,
+        segment: &Segment,
+        (head, qo): (usize, &Range<usize>),
+        pieces: &[Range<usize>],
+        group: usize,
+    ) {
+        for kv in pieces {
+            let mut item = item(segment, (head, qo), kv, &self.requests);
+            if segment.shared || pieces.len() > 1 {
+                item.partial = self.partial_rows as u32;
+                self.partial_rows += qo.len() * group;
+            }
+            self.items.push(item);
+        }
     }
 
     /// Merges each row of each head from all items that contain it, in runs of rows with the same items.

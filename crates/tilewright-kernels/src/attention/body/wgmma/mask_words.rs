@@ -18,12 +18,18 @@ use crate::{
 };
 use tilewright_ptx::build::{Shared, Value, Var};
 
+/// A row of an item.
+#[derive(Clone, Copy)]
+pub(super) struct MaskedRow<'k> {
+    pub(super) row: Value<'k, u32>,
+    /// The keys, or positions of blocks, that the row sees without mask bits.
+    pub(super) range: [Value<'k, i32>; 2],
+}
+
 /// The visible masks of this thread's row of an item.
 #[derive(Clone, Copy)]
 pub(super) struct RowMasks<'k> {
-    row: Value<'k, u32>,
-    /// The keys, or positions of blocks, that the row sees without mask bits.
-    range: [Value<'k, i32>; 2],
+    row: MaskedRow<'k>,
     /// The first tile that is masked by words.
     first_tile: Value<'k, u32>,
     cursor: Cursor<'k>,
@@ -58,12 +64,12 @@ impl<'k> WgmmaCta<'k> {
         self.cta.at::<u64>(self.arena.mask_words).at((stage * Q_ROWS as u32 + row) * parts + part)
     }
 
-    /// The word of 64 keys and a row of the item, which sees keys, or positions of blocks, in a range; `hook` applies the mask hook.
+    /// The word of a row and 64 keys; `hook` applies the mask hook.
     #[track_caller]
     pub(super) fn visible_word(
         &self,
-        (item, row): (&WorkItemRegs<'k>, Value<'k, u32>),
-        [from, to]: [Value<'k, i32>; 2],
+        item: &WorkItemRegs<'k>,
+        MaskedRow { row, range: [from, to] }: MaskedRow<'k>,
         keys: KeyRange<'k>,
         hook: impl FnOnce(Value<'k, u64>) -> Value<'k, u64>,
     ) -> Var<'k, u64> {
@@ -85,24 +91,20 @@ impl<'k> Producer<'_, 'k> {
         let row = self.thread.min(last);
         let (from, to) = range(row);
         let seen = [range(last).0, range(self.k.constant(0)).1];
-        Some(RowMasks {
-            row,
-            range: [from, to],
-            first_tile: self.shared.first_tile_by_words(item, seen),
-            cursor,
-        })
+        let row = MaskedRow { row, range: [from, to] };
+        Some(RowMasks { row, first_tile: self.shared.first_tile_by_words(item, seen), cursor })
     }
 
     /// Computes this thread's masks of a tile, if it is masked by words.
     pub(super) fn compute_masks(&self, item: &WorkItemRegs<'k>, masks: &RowMasks<'k>, tile: Value<'k, u32>) {
         let (k, shared) = (self.k, self.shared);
         let keys = shared.config.kv_tokens() as u32;
-        let RowMasks { row, range, first_tile, cursor } = *masks;
+        let RowMasks { row, first_tile, cursor } = *masks;
         k.when(tile.ge(first_tile), || {
             cursor.wait_empty();
             let word = |part| {
                 let keys = KeyRange { first: tile * keys + 64 * part, width: 64 };
-                shared.visible_word((item, row), range, keys, |seen| seen)
+                shared.visible_word(item, row, keys, |seen| seen)
             };
             let words: Vec<_> = (0..keys / 64).map(word).collect();
             for (part, word) in words.into_iter().enumerate() {

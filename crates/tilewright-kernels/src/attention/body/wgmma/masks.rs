@@ -1,6 +1,6 @@
 //! Masks of a consumer: ranges of visible keys per row, visible masks of KV tiles, and values that masked keys must not contribute.
 
-use super::{ONE_CONSUMER, consumer::Consumer};
+use super::{ONE_CONSUMER, consumer::Consumer, mask_words::MaskedRow};
 use crate::attention::{
     items::NONE,
     kernel::{
@@ -194,8 +194,8 @@ impl<'c, 'k> Consumer<'c, 'k> {
             if !self.shared.config.any_mask {
                 return self.visible(row, part).store(range_mask(k, keys, range[0], range[1]));
             }
-            let of_item = row.min(current.rows() - 1);
-            let word = self.shared.visible_word((&item, of_item), range, keys, |seen| {
+            let of_item = MaskedRow { row: row.min(current.rows() - 1), range };
+            let word = self.shared.visible_word(&item, of_item, keys, |seen| {
                 self.hooks.visible_mask((cta, &item), row, keys, seen)
             });
             self.visible(row, part).store(word.get());
