@@ -1,128 +1,25 @@
-//! Exact arithmetic: arbitrary-precision naturals times a power of 2, and rounding to binary formats.
+//! Exact arithmetic: integers of any size times a power of 2, and rounding to binary formats.
 
+use num_bigint::BigUint;
 use std::cmp::Ordering;
-
-/// A natural number: 32-bit limbs, lowest first, highest nonzero.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Natural(Vec<u32>);
-
-impl Natural {
-    pub(crate) fn new(mut value: u128) -> Self {
-        let mut limbs = Vec::new();
-        while value != 0 {
-            limbs.push(value as u32);
-            value >>= 32;
-        }
-        Self(limbs)
-    }
-
-    fn trimmed(mut limbs: Vec<u32>) -> Self {
-        while limbs.last() == Some(&0) {
-            limbs.pop();
-        }
-        Self(limbs)
-    }
-
-    pub(crate) fn is_zero(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    pub(crate) fn bit_len(&self) -> i32 {
-        self.0.last().map_or(0, |top| 32 * self.0.len() as i32 - top.leading_zeros() as i32)
-    }
-
-    pub(crate) fn bit(&self, at: i32) -> bool {
-        self.0.get((at / 32) as usize).is_some_and(|limb| limb >> (at % 32) & 1 != 0)
-    }
-
-    /// The lowest 128 bits.
-    pub(crate) fn low(&self) -> u128 {
-        self.0.iter().take(4).rev().fold(0, |value, &limb| value << 32 | u128::from(limb))
-    }
-
-    fn shifted_left(&self, by: i32) -> Self {
-        let (limbs, bits) = ((by / 32) as usize, by % 32);
-        let mut out = vec![0; limbs];
-        let mut carry = 0;
-        for &limb in &self.0 {
-            let wide = u64::from(limb) << bits | carry;
-            out.push(wide as u32);
-            carry = wide >> 32;
-        }
-        out.push(carry as u32);
-        Self::trimmed(out)
-    }
-
-    fn shifted_right(&self, by: i32) -> Self {
-        let (limbs, bits) = ((by / 32) as usize, by % 32);
-        let limb = |at: usize| u64::from(self.0.get(at).copied().unwrap_or(0));
-        let out = (limbs..self.0.len()).map(|at| ((limb(at) | limb(at + 1) << 32) >> bits) as u32);
-        Self::trimmed(out.collect())
-    }
-
-    fn any_below(&self, at: i32) -> bool {
-        (0..at.min(self.bit_len())).any(|at| self.bit(at))
-    }
-
-    fn cmp(&self, other: &Self) -> Ordering {
-        (self.0.len().cmp(&other.0.len())).then_with(|| self.0.iter().rev().cmp(other.0.iter().rev()))
-    }
-
-    fn plus(&self, other: &Self) -> Self {
-        let limb = |of: &Self, at: usize| u64::from(of.0.get(at).copied().unwrap_or(0));
-        let mut carry = 0;
-        let sum = (0..=self.0.len().max(other.0.len())).map(|at| {
-            let wide = limb(self, at) + limb(other, at) + carry;
-            carry = wide >> 32;
-            wide as u32
-        });
-        Self::trimmed(sum.collect())
-    }
-
-    /// `other` must not be greater.
-    fn minus(&self, other: &Self) -> Self {
-        let mut borrow = false;
-        let difference = self.0.iter().enumerate().map(|(at, &limb)| {
-            let (value, first) = limb.overflowing_sub(other.0.get(at).copied().unwrap_or(0));
-            let (value, second) = value.overflowing_sub(u32::from(borrow));
-            borrow = first | second;
-            value
-        });
-        Self::trimmed(difference.collect())
-    }
-
-    fn times(&self, other: &Self) -> Self {
-        let mut out = vec![0; self.0.len() + other.0.len()];
-        for (i, &a) in self.0.iter().enumerate() {
-            let mut carry = 0;
-            for (j, &b) in other.0.iter().enumerate() {
-                let wide = u64::from(a) * u64::from(b) + u64::from(out[i + j]) + carry;
-                out[i + j] = wide as u32;
-                carry = wide >> 32;
-            }
-            out[i + other.0.len()] = carry as u32;
-        }
-        Self::trimmed(out)
-    }
-}
 
 /// A magnitude times a power of 2, with a sign (0 is signed).
 #[derive(Debug, Clone)]
 pub(crate) struct Exact {
     pub(crate) negative: bool,
-    pub(crate) magnitude: Natural,
+    pub(crate) magnitude: BigUint,
     pub(crate) exponent: i32,
 }
 
 impl Exact {
     pub(crate) fn integer(value: i128) -> Self {
-        Self { negative: value < 0, magnitude: Natural::new(value.unsigned_abs()), exponent: 0 }
+        Self { negative: value < 0, magnitude: BigUint::from(value.unsigned_abs()), exponent: 0 }
     }
 
     pub(crate) fn times(&self, other: &Self) -> Self {
         Self {
             negative: self.negative != other.negative,
-            magnitude: self.magnitude.times(&other.magnitude),
+            magnitude: &self.magnitude * &other.magnitude,
             exponent: self.exponent + other.exponent,
         }
     }
@@ -130,15 +27,15 @@ impl Exact {
     /// The sum; an exact 0 is positive unless both are negative (round to nearest).
     pub(crate) fn plus(&self, other: &Self) -> Self {
         let exponent = self.exponent.min(other.exponent);
-        let a = self.magnitude.shifted_left(self.exponent - exponent);
-        let b = other.magnitude.shifted_left(other.exponent - exponent);
+        let a = &self.magnitude << (self.exponent - exponent);
+        let b = &other.magnitude << (other.exponent - exponent);
         if self.negative == other.negative {
-            return Self { negative: self.negative, magnitude: a.plus(&b), exponent };
+            return Self { negative: self.negative, magnitude: a + b, exponent };
         }
         match a.cmp(&b) {
-            Ordering::Equal => Self { negative: false, magnitude: Natural::new(0), exponent },
-            Ordering::Greater => Self { negative: self.negative, magnitude: a.minus(&b), exponent },
-            Ordering::Less => Self { negative: other.negative, magnitude: b.minus(&a), exponent },
+            Ordering::Equal => Self { negative: false, magnitude: BigUint::ZERO, exponent },
+            Ordering::Greater => Self { negative: self.negative, magnitude: a - b, exponent },
+            Ordering::Less => Self { negative: other.negative, magnitude: b - a, exponent },
         }
     }
 
@@ -146,10 +43,10 @@ impl Exact {
     fn steps(&self, quantum: i32) -> u128 {
         let cut = quantum - self.exponent;
         if cut <= 0 {
-            return self.magnitude.shifted_left(-cut).low();
+            return low(&(&self.magnitude << -cut));
         }
-        let whole = self.magnitude.shifted_right(cut).low();
-        let up = self.magnitude.bit(cut - 1) && (self.magnitude.any_below(cut - 1) || whole % 2 == 1);
+        let whole = low(&(&self.magnitude >> cut));
+        let up = self.magnitude.bit(cut as u64 - 1) && (self.any_below(cut - 1) || whole % 2 == 1);
         whole + u128::from(up)
     }
 
@@ -160,20 +57,34 @@ impl Exact {
 
     /// The integer part, rounded towards 0.
     pub(crate) fn truncated(&self) -> i128 {
-        self.signed_integer(
-            self.magnitude.shifted_right((-self.exponent).max(0)).shifted_left(self.exponent.max(0)).low(),
-        )
+        self.signed_integer(low(&((&self.magnitude >> (-self.exponent).max(0)) << self.exponent.max(0))))
     }
 
     pub(crate) fn is_integer(&self) -> bool {
-        self.exponent >= 0 || !self.magnitude.any_below(-self.exponent)
+        self.exponent >= 0 || !self.any_below(-self.exponent)
+    }
+
+    /// Whether one of the lowest `bits` bits of the magnitude is set.
+    fn any_below(&self, bits: i32) -> bool {
+        self.magnitude.trailing_zeros().is_some_and(|zeros| (zeros as i32) < bits)
     }
 
     fn signed_integer(&self, magnitude: u128) -> i128 {
-        let huge = self.magnitude.bit_len() + self.exponent > 64;
+        let huge = bit_len(&self.magnitude) + self.exponent > 64;
         let magnitude = if huge { 1 << 100 } else { magnitude.cast_signed() };
         if self.negative { -magnitude } else { magnitude }
     }
+}
+
+fn bit_len(magnitude: &BigUint) -> i32 {
+    magnitude.bits() as i32
+}
+
+/// The lowest 128 bits.
+pub(crate) fn low(magnitude: &BigUint) -> u128 {
+    let mut digits = magnitude.iter_u64_digits().map(u128::from);
+    let [low, high] = [(); 2].map(|()| digits.next().unwrap_or(0));
+    high << 64 | low
 }
 
 /// An IEEE 754 binary format: significand bits including the hidden one, exponent of the smallest subnormal, width in bits.
@@ -232,7 +143,7 @@ impl Format {
             return Number::Infinite(negative);
         }
         let significand = if field == 0 { fraction } else { fraction + hidden };
-        let magnitude = Natural::new(u128::from(significand));
+        let magnitude = BigUint::from(significand);
         Number::Finite(Exact { negative, magnitude, exponent: self.lowest + (field - 1).max(0) })
     }
 
@@ -243,11 +154,11 @@ impl Format {
             Number::Nan => None,
             Number::Infinite(negative) => Some(signed(*negative, self.infinity())),
             Number::Finite(exact) => {
-                let top = exact.magnitude.bit_len() + exact.exponent;
+                let top = bit_len(&exact.magnitude) + exact.exponent;
                 let quantum = (top - self.digits).max(self.lowest);
                 let steps = exact.steps(quantum) as u64;
                 // the hidden bit of `steps` adds one to the exponent field
-                let bits = if exact.magnitude.is_zero() {
+                let bits = if exact.magnitude == BigUint::ZERO {
                     0
                 } else {
                     ((quantum - self.lowest) as u64)
@@ -277,7 +188,7 @@ pub(crate) fn times(a: &Number, b: &Number) -> Number {
         (Number::Nan, _) | (_, Number::Nan) => Number::Nan,
         (Number::Infinite(a), Number::Infinite(b)) => Number::Infinite(a != b),
         (Number::Infinite(sign), Number::Finite(a)) | (Number::Finite(a), Number::Infinite(sign)) => {
-            if a.magnitude.is_zero() { Number::Nan } else { Number::Infinite(*sign != a.negative) }
+            if a.magnitude == BigUint::ZERO { Number::Nan } else { Number::Infinite(*sign != a.negative) }
         }
     }
 }

@@ -2,9 +2,10 @@
 
 use super::{
     check::{Definition, Expected, check, halves},
-    exact::{BF16, Exact, F16, F32, F64, Format, Natural, Number, plus, times},
+    exact::{BF16, Exact, F16, F32, F64, Format, Number, low, plus, times},
     inputs::{Args, Random},
 };
+use num_bigint::BigUint;
 use tilewright_ptx::isa::pure::PureOp::{self, *};
 
 #[test]
@@ -93,11 +94,11 @@ fn quotient(a: &Number, b: &Number) -> Number {
         }
         (Number::Finite(a), Number::Finite(b)) => {
             let negative = a.negative != b.negative;
-            if b.magnitude.is_zero() {
-                return if a.magnitude.is_zero() { Number::Nan } else { Number::Infinite(negative) };
+            if b.magnitude == BigUint::ZERO {
+                return if a.magnitude == BigUint::ZERO { Number::Nan } else { Number::Infinite(negative) };
             }
-            let (above, below) = (a.magnitude.low() << 80, b.magnitude.low());
-            let magnitude = Natural::new((above / below) << 1 | u128::from(above % below != 0));
+            let (above, below) = (low(&a.magnitude) << 80, low(&b.magnitude));
+            let magnitude = BigUint::from((above / below) << 1 | u128::from(above % below != 0));
             Number::Finite(Exact { negative, magnitude, exponent: a.exponent - b.exponent - 81 })
         }
     }
@@ -107,15 +108,15 @@ fn root(a: Number) -> Number {
     let Number::Finite(exact) = a else {
         return if matches!(a, Number::Infinite(false)) { a } else { Number::Nan };
     };
-    if exact.magnitude.is_zero() {
+    if exact.magnitude == BigUint::ZERO {
         return Number::Finite(exact);
     }
     if exact.negative {
         return Number::Nan;
     }
     let shift = 80 + exact.exponent.rem_euclid(2);
-    let square = exact.magnitude.low() << shift;
-    let magnitude = Natural::new(square.isqrt() << 1 | u128::from(square.isqrt().pow(2) != square));
+    let square = low(&exact.magnitude) << shift;
+    let magnitude = BigUint::from(square.isqrt() << 1 | u128::from(square.isqrt().pow(2) != square));
     Number::Finite(Exact { negative: false, magnitude, exponent: (exact.exponent - shift) / 2 - 1 })
 }
 
