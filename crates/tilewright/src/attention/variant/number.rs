@@ -6,9 +6,9 @@
 use super::{At, ExpressionVariant, Hook, HookBuffer, elementary};
 use std::ops::{Add, BitAnd, BitOr, Div, Mul, Neg, Not, Sub};
 
-/// Methods that are one expression: `name(self, arguments) -> result = expression;`
+/// Methods that are one expression: `fn name(self, arguments) -> result = expression;`
 macro_rules! inline_methods {
-    ($($name:ident($this:ident $(, $arg:ident: $ty:ty)*) -> $result:ty = $body:expr;)*) => {$(
+    ($(fn $name:ident($this:ident $(, $arg:ident: $ty:ty)*) -> $result:ty = $body:expr;)*) => {$(
         #[inline(always)]
         fn $name($this $(, $arg: $ty)*) -> $result {
             $body
@@ -136,19 +136,19 @@ impl Number for f32 {
     type Bool = bool;
 
     inline_methods! {
-        number(self, value: f32) -> Self = value;
-        truth(self, value: bool) -> bool = value;
-        min(self, other: Self) -> Self = if self < other { self } else { other };
-        max(self, other: Self) -> Self = if self > other { self } else { other };
-        abs(self) -> Self = Self::abs(self);
-        floor(self) -> Self = Self::floor(self);
-        sqrt(self) -> Self = Self::sqrt(self);
-        lt(self, other: Self) -> bool = self < other;
-        le(self, other: Self) -> bool = self <= other;
-        eq(self, other: Self) -> bool = self == other;
-        exp2(self) -> Self = if self < -126.0 { 0.0 } else { Self::exp2(self) };
-        log2(self) -> Self = Self::log2(self);
-        turns(self, high: Self, low: Self) -> Self = elementary::turns_in_f64(self, high, low);
+        fn number(self, value: f32) -> Self = value;
+        fn truth(self, value: bool) -> bool = value;
+        fn min(self, other: Self) -> Self = if self < other { self } else { other };
+        fn max(self, other: Self) -> Self = if self > other { self } else { other };
+        fn abs(self) -> Self = Self::abs(self);
+        fn floor(self) -> Self = Self::floor(self);
+        fn sqrt(self) -> Self = Self::sqrt(self);
+        fn lt(self, other: Self) -> bool = self < other;
+        fn le(self, other: Self) -> bool = self <= other;
+        fn eq(self, other: Self) -> bool = self == other;
+        fn exp2(self) -> Self = if self < -126.0 { 0.0 } else { Self::exp2(self) };
+        fn log2(self) -> Self = Self::log2(self);
+        fn turns(self, high: Self, low: Self) -> Self = elementary::turns_in_f64(self, high, low);
     }
     #[inline(always)]
     fn mul_add(self, factor: Self, summand: Self) -> Self {

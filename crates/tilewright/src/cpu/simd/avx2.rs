@@ -31,29 +31,29 @@ impl Simd for Avx2 {
     const FUSES: bool = true;
 
     vector_methods! {
-        splat(value: f32) -> Self::V = _mm256_set1_ps(value);
-        add(a: Self::V, b: Self::V) -> Self::V = _mm256_add_ps(a, b);
-        sub(a: Self::V, b: Self::V) -> Self::V = _mm256_sub_ps(a, b);
-        mul(a: Self::V, b: Self::V) -> Self::V = _mm256_mul_ps(a, b);
-        mul_add(a: Self::V, b: Self::V, c: Self::V) -> Self::V = _mm256_fmadd_ps(a, b, c);
-        max(a: Self::V, b: Self::V) -> Self::V = _mm256_max_ps(a, b);
-        round(a: Self::V) -> Self::V = _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a);
-        any_greater(a: Self::V, b: Self::V) -> bool = _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_GT_OQ>(a, b)) != 0;
-        min(a: Self::V, b: Self::V) -> Self::V = _mm256_min_ps(a, b);
-        div(a: Self::V, b: Self::V) -> Self::V = _mm256_div_ps(a, b);
-        sqrt(a: Self::V) -> Self::V = _mm256_sqrt_ps(a);
-        floor(a: Self::V) -> Self::V = _mm256_floor_ps(a);
-        abs(a: Self::V) -> Self::V = _mm256_andnot_ps(_mm256_set1_ps(-0.0), a);
-        negate(a: Self::V) -> Self::V = _mm256_xor_ps(_mm256_set1_ps(-0.0), a);
-        less(a: Self::V, b: Self::V) -> Self::Mask = _mm256_cmp_ps::<_CMP_LT_OQ>(a, b);
-        less_equal(a: Self::V, b: Self::V) -> Self::Mask = _mm256_cmp_ps::<_CMP_LE_OQ>(a, b);
-        equal(a: Self::V, b: Self::V) -> Self::Mask = _mm256_cmp_ps::<_CMP_EQ_OQ>(a, b);
-        splat_mask(value: bool) -> Self::Mask = _mm256_castsi256_ps(_mm256_set1_epi32(-i32::from(value)));
-        and(a: Self::Mask, b: Self::Mask) -> Self::Mask = _mm256_and_ps(a, b);
-        or(a: Self::Mask, b: Self::Mask) -> Self::Mask = _mm256_or_ps(a, b);
-        not(a: Self::Mask) -> Self::Mask = _mm256_xor_ps(a, _mm256_castsi256_ps(_mm256_set1_epi32(-1)));
-        bits(mask: Self::Mask) -> u32 = _mm256_movemask_ps(mask).cast_unsigned();
-        select(mask: Self::Mask, a: Self::V, b: Self::V) -> Self::V = _mm256_blendv_ps(b, a, mask);
+        fn splat(value: f32) -> Self::V = _mm256_set1_ps(value);
+        fn add(a: Self::V, b: Self::V) -> Self::V = _mm256_add_ps(a, b);
+        fn sub(a: Self::V, b: Self::V) -> Self::V = _mm256_sub_ps(a, b);
+        fn mul(a: Self::V, b: Self::V) -> Self::V = _mm256_mul_ps(a, b);
+        fn mul_add(a: Self::V, b: Self::V, c: Self::V) -> Self::V = _mm256_fmadd_ps(a, b, c);
+        fn max(a: Self::V, b: Self::V) -> Self::V = _mm256_max_ps(a, b);
+        fn round(a: Self::V) -> Self::V = _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a);
+        fn any_greater(a: Self::V, b: Self::V) -> bool = _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_GT_OQ>(a, b)) != 0;
+        fn min(a: Self::V, b: Self::V) -> Self::V = _mm256_min_ps(a, b);
+        fn div(a: Self::V, b: Self::V) -> Self::V = _mm256_div_ps(a, b);
+        fn sqrt(a: Self::V) -> Self::V = _mm256_sqrt_ps(a);
+        fn floor(a: Self::V) -> Self::V = _mm256_floor_ps(a);
+        fn abs(a: Self::V) -> Self::V = _mm256_andnot_ps(_mm256_set1_ps(-0.0), a);
+        fn negate(a: Self::V) -> Self::V = _mm256_xor_ps(_mm256_set1_ps(-0.0), a);
+        fn less(a: Self::V, b: Self::V) -> Self::Mask = _mm256_cmp_ps::<_CMP_LT_OQ>(a, b);
+        fn less_equal(a: Self::V, b: Self::V) -> Self::Mask = _mm256_cmp_ps::<_CMP_LE_OQ>(a, b);
+        fn equal(a: Self::V, b: Self::V) -> Self::Mask = _mm256_cmp_ps::<_CMP_EQ_OQ>(a, b);
+        fn splat_mask(value: bool) -> Self::Mask = _mm256_castsi256_ps(_mm256_set1_epi32(-i32::from(value)));
+        fn and(a: Self::Mask, b: Self::Mask) -> Self::Mask = _mm256_and_ps(a, b);
+        fn or(a: Self::Mask, b: Self::Mask) -> Self::Mask = _mm256_or_ps(a, b);
+        fn not(a: Self::Mask) -> Self::Mask = _mm256_xor_ps(a, _mm256_castsi256_ps(_mm256_set1_epi32(-1)));
+        fn bits(mask: Self::Mask) -> u32 = _mm256_movemask_ps(mask).cast_unsigned();
+        fn select(mask: Self::Mask, a: Self::V, b: Self::V) -> Self::V = _mm256_blendv_ps(b, a, mask);
     }
 
     #[inline(always)]

@@ -44,34 +44,34 @@ impl Simd for Avx512 {
     const FUSES: bool = true;
 
     vector_methods! {
-        splat(value: f32) -> Self::V = _mm512_set1_ps(value);
-        add(a: Self::V, b: Self::V) -> Self::V = _mm512_add_ps(a, b);
-        sub(a: Self::V, b: Self::V) -> Self::V = _mm512_sub_ps(a, b);
-        mul(a: Self::V, b: Self::V) -> Self::V = _mm512_mul_ps(a, b);
-        mul_add(a: Self::V, b: Self::V, c: Self::V) -> Self::V = _mm512_fmadd_ps(a, b, c);
-        max(a: Self::V, b: Self::V) -> Self::V = _mm512_max_ps(a, b);
-        round(a: Self::V) -> Self::V = _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a);
-        reduce_max(a: Self::V) -> f32 = _mm512_reduce_max_ps(a);
-        any_greater(a: Self::V, b: Self::V) -> bool = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(a, b) != 0;
-        reduce_add(a: Self::V) -> f32 = _mm512_reduce_add_ps(a);
-        min(a: Self::V, b: Self::V) -> Self::V = _mm512_min_ps(a, b);
-        div(a: Self::V, b: Self::V) -> Self::V = _mm512_div_ps(a, b);
-        sqrt(a: Self::V) -> Self::V = _mm512_sqrt_ps(a);
-        floor(a: Self::V) -> Self::V = _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC }>(a);
-        abs(a: Self::V) -> Self::V = _mm512_abs_ps(a);
-        negate(a: Self::V) -> Self::V = _mm512_xor_ps(_mm512_set1_ps(-0.0), a);
-        less(a: Self::V, b: Self::V) -> Self::Mask = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b);
-        less_equal(a: Self::V, b: Self::V) -> Self::Mask = _mm512_cmp_ps_mask::<_CMP_LE_OQ>(a, b);
-        equal(a: Self::V, b: Self::V) -> Self::Mask = _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(a, b);
-        select(mask: Self::Mask, a: Self::V, b: Self::V) -> Self::V = _mm512_mask_blend_ps(mask, b, a);
+        fn splat(value: f32) -> Self::V = _mm512_set1_ps(value);
+        fn add(a: Self::V, b: Self::V) -> Self::V = _mm512_add_ps(a, b);
+        fn sub(a: Self::V, b: Self::V) -> Self::V = _mm512_sub_ps(a, b);
+        fn mul(a: Self::V, b: Self::V) -> Self::V = _mm512_mul_ps(a, b);
+        fn mul_add(a: Self::V, b: Self::V, c: Self::V) -> Self::V = _mm512_fmadd_ps(a, b, c);
+        fn max(a: Self::V, b: Self::V) -> Self::V = _mm512_max_ps(a, b);
+        fn round(a: Self::V) -> Self::V = _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a);
+        fn reduce_max(a: Self::V) -> f32 = _mm512_reduce_max_ps(a);
+        fn any_greater(a: Self::V, b: Self::V) -> bool = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(a, b) != 0;
+        fn reduce_add(a: Self::V) -> f32 = _mm512_reduce_add_ps(a);
+        fn min(a: Self::V, b: Self::V) -> Self::V = _mm512_min_ps(a, b);
+        fn div(a: Self::V, b: Self::V) -> Self::V = _mm512_div_ps(a, b);
+        fn sqrt(a: Self::V) -> Self::V = _mm512_sqrt_ps(a);
+        fn floor(a: Self::V) -> Self::V = _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC }>(a);
+        fn abs(a: Self::V) -> Self::V = _mm512_abs_ps(a);
+        fn negate(a: Self::V) -> Self::V = _mm512_xor_ps(_mm512_set1_ps(-0.0), a);
+        fn less(a: Self::V, b: Self::V) -> Self::Mask = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b);
+        fn less_equal(a: Self::V, b: Self::V) -> Self::Mask = _mm512_cmp_ps_mask::<_CMP_LE_OQ>(a, b);
+        fn equal(a: Self::V, b: Self::V) -> Self::Mask = _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(a, b);
+        fn select(mask: Self::Mask, a: Self::V, b: Self::V) -> Self::V = _mm512_mask_blend_ps(mask, b, a);
     }
 
     inline_methods! {
-        splat_mask(self, value: bool) -> Self::Mask = if value { 0xffff } else { 0 };
-        and(self, a: Self::Mask, b: Self::Mask) -> Self::Mask = a & b;
-        or(self, a: Self::Mask, b: Self::Mask) -> Self::Mask = a | b;
-        not(self, a: Self::Mask) -> Self::Mask = !a;
-        bits(self, mask: Self::Mask) -> u32 = u32::from(mask);
+        fn splat_mask(self, value: bool) -> Self::Mask = if value { 0xffff } else { 0 };
+        fn and(self, a: Self::Mask, b: Self::Mask) -> Self::Mask = a & b;
+        fn or(self, a: Self::Mask, b: Self::Mask) -> Self::Mask = a | b;
+        fn not(self, a: Self::Mask) -> Self::Mask = !a;
+        fn bits(self, mask: Self::Mask) -> u32 = u32::from(mask);
     }
 
     #[inline(always)]

@@ -128,19 +128,19 @@ impl<S: Simd> Number for Lanes<S> {
     type Bool = LaneMask<S>;
 
     inline_methods! {
-        number(self, value: f32) -> Self = Self::splat(self.simd, value);
-        truth(self, value: bool) -> LaneMask<S> = self.with_mask(self.simd.splat_mask(value));
-        min(self, other: Self) -> Self = self.with_lanes(self.simd.min(self.lanes, other.lanes));
-        max(self, other: Self) -> Self = self.with_lanes(self.simd.max(self.lanes, other.lanes));
-        abs(self) -> Self = self.with_lanes(self.simd.abs(self.lanes));
-        floor(self) -> Self = self.with_lanes(self.simd.floor(self.lanes));
-        sqrt(self) -> Self = self.with_lanes(self.simd.sqrt(self.lanes));
-        mul_add(self, by: Self, plus: Self) -> Self = self.with_lanes(self.simd.mul_add(self.lanes, by.lanes, plus.lanes));
-        lt(self, other: Self) -> LaneMask<S> = self.with_mask(self.simd.less(self.lanes, other.lanes));
-        le(self, other: Self) -> LaneMask<S> = self.with_mask(self.simd.less_equal(self.lanes, other.lanes));
-        eq(self, other: Self) -> LaneMask<S> = self.with_mask(self.simd.equal(self.lanes, other.lanes));
-        log2(self) -> Self = Self::load(self.simd, &self.array().map(f32::log2));
-        turns(self, high: Self, low: Self) -> Self = self.with_lanes(self.simd.turns(self.lanes, high.lanes, low.lanes));
+        fn number(self, value: f32) -> Self = Self::splat(self.simd, value);
+        fn truth(self, value: bool) -> LaneMask<S> = self.with_mask(self.simd.splat_mask(value));
+        fn min(self, other: Self) -> Self = self.with_lanes(self.simd.min(self.lanes, other.lanes));
+        fn max(self, other: Self) -> Self = self.with_lanes(self.simd.max(self.lanes, other.lanes));
+        fn abs(self) -> Self = self.with_lanes(self.simd.abs(self.lanes));
+        fn floor(self) -> Self = self.with_lanes(self.simd.floor(self.lanes));
+        fn sqrt(self) -> Self = self.with_lanes(self.simd.sqrt(self.lanes));
+        fn mul_add(self, by: Self, plus: Self) -> Self = self.with_lanes(self.simd.mul_add(self.lanes, by.lanes, plus.lanes));
+        fn lt(self, other: Self) -> LaneMask<S> = self.with_mask(self.simd.less(self.lanes, other.lanes));
+        fn le(self, other: Self) -> LaneMask<S> = self.with_mask(self.simd.less_equal(self.lanes, other.lanes));
+        fn eq(self, other: Self) -> LaneMask<S> = self.with_mask(self.simd.equal(self.lanes, other.lanes));
+        fn log2(self) -> Self = Self::load(self.simd, &self.array().map(f32::log2));
+        fn turns(self, high: Self, low: Self) -> Self = self.with_lanes(self.simd.turns(self.lanes, high.lanes, low.lanes));
     }
     #[inline(always)]
     fn select(condition: LaneMask<S>, a: Self, b: Self) -> Self {

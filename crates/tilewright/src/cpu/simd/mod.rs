@@ -13,7 +13,7 @@
 /// Methods of a leaf that are one expression of instructions.
 #[cfg(target_arch = "x86_64")]
 macro_rules! vector_methods {
-    ($($name:ident($($arg:ident: $ty:ty),*) -> $result:ty = $body:expr;)*) => {$(
+    ($(fn $name:ident($($arg:ident: $ty:ty),*) -> $result:ty = $body:expr;)*) => {$(
         #[inline(always)]
         fn $name(self, $($arg: $ty),*) -> $result {
             // SAFETY: `self` proves the instructions of its leaf.

@@ -36,32 +36,32 @@ impl Simd for Portable {
     const FUSES: bool = false;
 
     inline_methods! {
-        splat(self, value: f32) -> Self::V = [value; LANES];
-        add(self, a: Self::V, b: Self::V) -> Self::V = lanewise(|i| a[i] + b[i]);
-        sub(self, a: Self::V, b: Self::V) -> Self::V = lanewise(|i| a[i] - b[i]);
-        mul(self, a: Self::V, b: Self::V) -> Self::V = lanewise(|i| a[i] * b[i]);
-        max(self, a: Self::V, b: Self::V) -> Self::V = lanewise(|i| if a[i] > b[i] { a[i] } else { b[i] });
-        reduce_max(self, a: Self::V) -> f32 = a[0].max(a[1]).max(a[2].max(a[3]));
-        any_greater(self, a: Self::V, b: Self::V) -> bool = (0..LANES).any(|i| a[i] > b[i]);
-        reduce_add(self, a: Self::V) -> f32 = (a[0] + a[1]) + (a[2] + a[3]);
-        min(self, a: Self::V, b: Self::V) -> Self::V = lanewise(|i| if a[i] < b[i] { a[i] } else { b[i] });
-        div(self, a: Self::V, b: Self::V) -> Self::V = lanewise(|i| a[i] / b[i]);
-        sqrt(self, a: Self::V) -> Self::V = lanewise(|i| a[i].sqrt());
-        floor(self, a: Self::V) -> Self::V = lanewise(|i| a[i].floor());
-        abs(self, a: Self::V) -> Self::V = lanewise(|i| a[i].abs());
-        negate(self, a: Self::V) -> Self::V = lanewise(|i| -a[i]);
-        less(self, a: Self::V, b: Self::V) -> Self::Mask = std::array::from_fn(|i| a[i] < b[i]);
-        less_equal(self, a: Self::V, b: Self::V) -> Self::Mask = std::array::from_fn(|i| a[i] <= b[i]);
-        equal(self, a: Self::V, b: Self::V) -> Self::Mask = std::array::from_fn(|i| a[i] == b[i]);
-        splat_mask(self, value: bool) -> Self::Mask = [value; LANES];
-        and(self, a: Self::Mask, b: Self::Mask) -> Self::Mask = std::array::from_fn(|i| a[i] & b[i]);
-        or(self, a: Self::Mask, b: Self::Mask) -> Self::Mask = std::array::from_fn(|i| a[i] | b[i]);
-        not(self, a: Self::Mask) -> Self::Mask = a.map(|lane| !lane);
-        bits(self, mask: Self::Mask) -> u32 = (0..LANES).fold(0, |bits, i| bits | u32::from(mask[i]) << i);
-        select(self, mask: Self::Mask, a: Self::V, b: Self::V) -> Self::V = lanewise(|i| if mask[i] { a[i] } else { b[i] });
-        split_e4m3(self, fours: Self::V) -> [Self::V; 4] = widen_bytes(fours, |byte| E4m3::from_bits(byte).to_f32());
-        split_e5m2(self, fours: Self::V) -> [Self::V; 4] = widen_bytes(fours, |byte| E5m2::from_bits(byte).to_f32());
-        split_i8(self, fours: Self::V) -> [Self::V; 4] = widen_bytes(fours, |byte| f32::from(byte.cast_signed()));
+        fn splat(self, value: f32) -> Self::V = [value; LANES];
+        fn add(self, a: Self::V, b: Self::V) -> Self::V = lanewise(|i| a[i] + b[i]);
+        fn sub(self, a: Self::V, b: Self::V) -> Self::V = lanewise(|i| a[i] - b[i]);
+        fn mul(self, a: Self::V, b: Self::V) -> Self::V = lanewise(|i| a[i] * b[i]);
+        fn max(self, a: Self::V, b: Self::V) -> Self::V = lanewise(|i| if a[i] > b[i] { a[i] } else { b[i] });
+        fn reduce_max(self, a: Self::V) -> f32 = a[0].max(a[1]).max(a[2].max(a[3]));
+        fn any_greater(self, a: Self::V, b: Self::V) -> bool = (0..LANES).any(|i| a[i] > b[i]);
+        fn reduce_add(self, a: Self::V) -> f32 = (a[0] + a[1]) + (a[2] + a[3]);
+        fn min(self, a: Self::V, b: Self::V) -> Self::V = lanewise(|i| if a[i] < b[i] { a[i] } else { b[i] });
+        fn div(self, a: Self::V, b: Self::V) -> Self::V = lanewise(|i| a[i] / b[i]);
+        fn sqrt(self, a: Self::V) -> Self::V = lanewise(|i| a[i].sqrt());
+        fn floor(self, a: Self::V) -> Self::V = lanewise(|i| a[i].floor());
+        fn abs(self, a: Self::V) -> Self::V = lanewise(|i| a[i].abs());
+        fn negate(self, a: Self::V) -> Self::V = lanewise(|i| -a[i]);
+        fn less(self, a: Self::V, b: Self::V) -> Self::Mask = std::array::from_fn(|i| a[i] < b[i]);
+        fn less_equal(self, a: Self::V, b: Self::V) -> Self::Mask = std::array::from_fn(|i| a[i] <= b[i]);
+        fn equal(self, a: Self::V, b: Self::V) -> Self::Mask = std::array::from_fn(|i| a[i] == b[i]);
+        fn splat_mask(self, value: bool) -> Self::Mask = [value; LANES];
+        fn and(self, a: Self::Mask, b: Self::Mask) -> Self::Mask = std::array::from_fn(|i| a[i] & b[i]);
+        fn or(self, a: Self::Mask, b: Self::Mask) -> Self::Mask = std::array::from_fn(|i| a[i] | b[i]);
+        fn not(self, a: Self::Mask) -> Self::Mask = a.map(|lane| !lane);
+        fn bits(self, mask: Self::Mask) -> u32 = (0..LANES).fold(0, |bits, i| bits | u32::from(mask[i]) << i);
+        fn select(self, mask: Self::Mask, a: Self::V, b: Self::V) -> Self::V = lanewise(|i| if mask[i] { a[i] } else { b[i] });
+        fn split_e4m3(self, fours: Self::V) -> [Self::V; 4] = widen_bytes(fours, |byte| E4m3::from_bits(byte).to_f32());
+        fn split_e5m2(self, fours: Self::V) -> [Self::V; 4] = widen_bytes(fours, |byte| E5m2::from_bits(byte).to_f32());
+        fn split_i8(self, fours: Self::V) -> [Self::V; 4] = widen_bytes(fours, |byte| f32::from(byte.cast_signed()));
     }
 
     #[inline(always)]
