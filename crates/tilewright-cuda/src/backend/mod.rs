@@ -23,7 +23,6 @@ use crate::machine::{Limits, Machine};
 use attention::kernel::{AttentionKernels, tiling};
 use checks::HostCopies;
 use constants::Constants;
-use tilewright_kernels::sampling::SamplingKernel;
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, PoisonError},
@@ -38,6 +37,7 @@ use tilewright::{
     operator::TensorRef,
     tensor::{Buffer, DeviceAddress, DeviceMemory, IndexBuffer, Integers},
 };
+use tilewright_kernels::sampling::SamplingKernel;
 use tilewright_ptx::{ir::Kernel, verify::Invalid};
 
 /// Loaded kernels. A name identifies one configuration of a kernel.

@@ -7,7 +7,7 @@ use crate::{
 };
 use std::sync::PoisonError;
 use tilewright::{
-    Dtype, Operator, Result, View,
+    Operator, Result, View,
     sampling::{Scores, TensorParam, TensorParams, TensorSampling, TokenSampling},
     tensor::{DeviceMemory, Integers},
 };
