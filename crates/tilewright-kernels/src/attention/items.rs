@@ -210,7 +210,8 @@ fn load_words<const N: usize, A: Scalar>(at: Pointer<'_, u32, A>) -> Vec<Value<'
 #[track_caller]
 pub fn find_request<'k>(
     k: &'k Builder,
-    (requests, count): (Global<'k, u32>, Value<'k, u32>),
+    requests: Global<'k, u32>,
+    count: Value<'k, u32>,
     row: Value<'k, u32>,
     guess: Value<'k, u32>,
 ) -> Value<'k, u32> {
@@ -244,7 +245,7 @@ pub fn look_up_request<'k>(
 ) {
     let _line = k.at_line(std::panic::Location::caller());
     k.when(known.eq(NONE), || {
-        let of = find_request(k, (requests, count), row, row + offset.get().reinterpret::<u32>());
+        let of = find_request(k, requests, count, row, row + offset.get().reinterpret::<u32>());
         if let Some(request) = request {
             request.set(of);
         }

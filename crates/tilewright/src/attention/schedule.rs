@@ -292,8 +292,8 @@ impl Schedule {
         &self.items[self.worker_indptr[self.num_workers()] as usize..]
     }
 
-    /// The sources that arrive at a merge, and perform it. Where rows have both runs and other items, all runs are complete before
-    /// the others begin.
+    /// The sources that arrive at a merge, and perform it. If rows have both runs and other items, all runs are complete before the
+    /// others begin to merge.
     pub fn arrivals(&self, merge: &Merge) -> &[u32] {
         let sources = &self.sources[merge.sources.start as usize..merge.sources.end as usize];
         // sources are in the order of items, and runs are the last items

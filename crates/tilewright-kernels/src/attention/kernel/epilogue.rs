@@ -183,8 +183,7 @@ pub(crate) fn store_chunk<'k>(
             k.when(chunk.eq(0), || stats_of_row.store_vector(stats.of_partial_state()));
         },
         || {
-            let state =
-                if cta.can_follow_runs() { state.with_added(cta, &item, (row, chunk)) } else { state };
+            let state = if cta.can_follow_runs() { state.with_added(cta, &item, row, chunk) } else { state };
             let head = cta.query_head(&item, row);
             let epilogue = hooks.epilogue(|| row, 0);
             let stats = epilogue.apply_update(state.stats);
@@ -212,7 +211,8 @@ impl<'k> ChunkState<'k> {
         self,
         cta: &MmaCta<'k>,
         item: &WorkItemRegs<'k>,
-        (row, chunk): (Value<'k, u32>, Value<'k, u32>),
+        row: Value<'k, u32>,
+        chunk: Value<'k, u32>,
     ) -> Self {
         let (k, added) = (cta.k, item.added_sources());
         let values = self.values.map(|value| k.var("sum_of_states", value));
@@ -227,7 +227,7 @@ impl<'k> ChunkState<'k> {
                 let states: Vec<_> = (0..ADDED_AT_ONCE)
                     .map(|ahead| {
                         let at = first + ahead;
-                        let partial = added_row(cta, item, (at.min(count - 1), row)).to_u64();
+                        let partial = added_row(cta, item, at.min(count - 1), row).to_u64();
                         let stats: [Value<'k, f32>; 2] =
                             cta.params.partial_stats.at_wide(partial * 2).load_vector();
                         let o = cta.params.partial_o.at_wide(partial * cta.layout.v.dim as u64);

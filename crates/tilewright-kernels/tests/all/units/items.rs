@@ -46,10 +46,10 @@ fn records_round_trip_to_registers() {
 fn find_request_finds_the_owner_of_a_row() {
     let kernel = Builder::kernel("request", 32, |k| {
         let (requests, out) = (k.global::<u32>("requests"), k.global::<u32>("out"));
-        let (requests, row) = ((requests, k.param("count")), k.thread());
+        let (count, row) = (k.param("count"), k.thread());
         // a guess for all rows, one per row, and one beyond all requests
         for (at, guess) in [k.constant(2), row - 1, row + 100].into_iter().enumerate() {
-            out.at(row * 3).plus(at).store(find_request(k, requests, row, guess));
+            out.at(row * 3).plus(at).store(find_request(k, requests, count, row, guess));
         }
     })
     .unwrap();

@@ -99,7 +99,8 @@ fn added_source<'k>(cta: &MmaCta<'k>, at: Value<'k, u32>) -> Shared<'k, u32> {
 pub(crate) fn added_row<'k>(
     cta: &MmaCta<'k>,
     item: &WorkItemRegs<'k>,
-    (at, row): (Value<'k, u32>, Value<'k, u32>),
+    at: Value<'k, u32>,
+    row: Value<'k, u32>,
 ) -> Value<'k, u32> {
     let [partial, qo_begin] = added_source(cta, at).load_vector();
     let (token, in_group) = cta.params.group.divide(row);
