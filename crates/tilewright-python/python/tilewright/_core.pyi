@@ -16,6 +16,7 @@ __all__ = [
     "Variant",
     "norm",
     "gated_activation",
+    "quantize_groups",
     "merge_states",
     "linear_layer",
     "segment_gemm",

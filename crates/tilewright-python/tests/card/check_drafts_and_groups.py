@@ -38,10 +38,11 @@ def check(name):
 
 def microseconds(call, calls=10, replays=30) -> float:
     """The median time of a call in a replayed graph of several."""
-    call()
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.stream(stream):  # stateless calls keep a plan per stream
+        call()
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=stream):
         for _ in range(calls):
             call()
     times = []

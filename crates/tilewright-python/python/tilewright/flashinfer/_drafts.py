@@ -30,7 +30,7 @@ def drafts_variant(num_requests: int, num_flags: int, width: int, qo_len: int):
 
 
 def draft_tables(function: str, mask, bounds, qo_len: int, seq_lens, num_rows: int):
-    """The sizes and the tables of a mask uint16 ``[num_rows, ceil(qo_len / 32) · 2]``, on its device, with two launches and
+    """The sizes and the tables of a mask uint16 ``[num_rows, ceil(qo_len / 32) · 2]``, on its device, with three launches and
     without waiting: a flag per bit, then lengths of requests, with bounds of their rows unless all have ``qo_len``.
 
     Rows of request ``r`` are ``bounds[r]..bounds[r + 1]``, or ``qo_len`` without ``bounds``. Sizes are powers of two, so that other
@@ -47,7 +47,8 @@ def draft_tables(function: str, mask, bounds, qo_len: int, seq_lens, num_rows: i
         raise Error(f"flashinfer.{function}: mask has {bits} bits, expected at most {1 << 24}")
     num_flags, num_requests = _power_of_2(bits), _power_of_2(requests)
     flags = torch.empty(num_flags, dtype=torch.float32, device=device)
-    torch.bitwise_and(mask.contiguous().view(torch.uint8).view(-1, 1), _bits_of_a_byte(device), out=flags[:bits].view(-1, 8))
+    # results of another dtype are refused on GPUs
+    flags[:bits].view(-1, 8).copy_(mask.contiguous().view(torch.uint8).view(-1, 1) & _bits_of_a_byte(device))
     rows = torch.empty(num_requests if bounds is None else 2 * num_requests + 1, dtype=torch.float32, device=device)
     if bounds is None:
         rows[:requests] = seq_lens

@@ -80,7 +80,8 @@ def _quantized_by_torch(x, group_size, eps, dtype, power_of_two, scales):
     """``x`` in ``dtype`` and ``scales``, through torch."""
     limits = torch.iinfo(dtype) if dtype == torch.int8 else torch.finfo(dtype)
     groups = x.float().unflatten(-1, (-1, group_size))
-    exact = groups.abs().amax(-1).clamp_(min=eps) / limits.max
+    # by a tensor: on GPUs torch multiplies by the reciprocal of a number
+    exact = groups.abs().amax(-1).clamp_(min=eps) / torch.full((), limits.max, dtype=torch.float32, device=x.device)
     if power_of_two:
         mantissa, exponent = torch.frexp(exact)  # in [0.5, 1)
         exact = torch.ldexp(torch.ones_like(exact), exponent - (mantissa == 0.5).int())
