@@ -206,7 +206,7 @@ struct ChunkState<'k> {
 }
 
 impl<'k> ChunkState<'k> {
-    /// With the states of the sources that an item adds, one after the other.
+    /// With the states of the sources that an item adds, [`ADDED_AT_ONCE`] at a time.
     fn with_added(
         self,
         cta: &MmaCta<'k>,
