@@ -208,13 +208,13 @@ fn is_write(op: Op) -> bool {
         Op::Matrix(op) => matches!(op, MatrixOp::Store(..)),
         Op::Copy(op) => matches!(
             op,
-            CopyOp::Async(_)
-                | CopyOp::AsyncUnless(_)
+            CopyOp::Async(..)
+                | CopyOp::AsyncUnless(..)
                 | CopyOp::BulkLoad
                 | CopyOp::BulkStore
                 | CopyOp::BulkReduceAddF32
-                | CopyOp::TensorLoad(_)
-                | CopyOp::TensorLoadMulticast(_)
+                | CopyOp::TensorLoad(..)
+                | CopyOp::TensorLoadMulticast(..)
                 | CopyOp::TensorStore(_)
         ),
         _ => false,
@@ -313,7 +313,7 @@ fn access_size(op: Op) -> Option<usize> {
         Op::Memory(MemoryOp::Atomic(_, op, ..) | MemoryOp::Reduce(_, op, ..)) => {
             Some(if op.class() == Class::B64 { 8 } else { 4 })
         }
-        Op::Copy(CopyOp::Async(bytes) | CopyOp::AsyncUnless(bytes)) => Some(bytes),
+        Op::Copy(CopyOp::Async(bytes, _) | CopyOp::AsyncUnless(bytes, _)) => Some(bytes),
         Op::Matrix(MatrixOp::Load(..) | MatrixOp::Store(..)) => Some(16),
         Op::Sync(SyncOp::Mbarrier(_)) => Some(8),
         _ => None,

@@ -285,12 +285,12 @@ fn wrong_size(op: Op) -> Option<String> {
             let fits = matches!(count, 1 | 2 | 4) && count * element.bytes() <= 16;
             expect(fits, "elements of a vector", count, "1, 2 or 4 of together at most 16 bytes")
         }
-        Op::Copy(CopyOp::Async(bytes) | CopyOp::AsyncUnless(bytes)) => {
+        Op::Copy(CopyOp::Async(bytes, _) | CopyOp::AsyncUnless(bytes, _)) => {
             expect(matches!(bytes, 4 | 8 | 16), "bytes of a copy", bytes, "4, 8 or 16")
         }
         Op::Copy(
-            CopyOp::TensorLoad(dims)
-            | CopyOp::TensorLoadMulticast(dims)
+            CopyOp::TensorLoad(dims, _)
+            | CopyOp::TensorLoadMulticast(dims, _)
             | CopyOp::TensorStore(dims)
             | CopyOp::TensorPrefetch(dims),
         ) => expect((1..=5).contains(&dims), "dimensions of a tensor", dims, "1 to 5"),

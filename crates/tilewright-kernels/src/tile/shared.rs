@@ -7,7 +7,7 @@
 use half::bf16;
 use std::panic::Location;
 use tilewright_ptx::{
-    build::{Barrier, Builder, BulkOptions, Shared, Stored, Value},
+    build::{Barrier, Builder, BulkOptions, CachePolicy, Shared, Stored, Value},
     sim::tensor::{Swizzle, TensorMap},
 };
 
@@ -29,6 +29,8 @@ pub struct SharedTile<'k, T = bf16> {
     memory: Shared<'k, T>,
     rows: usize,
     columns: usize,
+    /// The L2 cache policy of copies to the tile.
+    policy: Option<CachePolicy<'k>>,
 }
 
 impl<'k, T: Stored> SharedTile<'k, T> {
@@ -36,7 +38,18 @@ impl<'k, T: Stored> SharedTile<'k, T> {
     #[track_caller]
     pub fn new(k: &'k Builder, name: &str, (rows, columns): (usize, usize), stages: usize) -> Self {
         const { assert!(size_of::<T>() == 2, "elements of 16 bits") };
-        Self { memory: k.shared(name, stages * rows * columns, 1024), rows, columns }
+        Self { memory: k.shared(name, stages * rows * columns, 1024), rows, columns, policy: None }
+    }
+
+    /// The tile, with an L2 cache policy of copies to it.
+    #[must_use]
+    pub fn with_policy(self, policy: CachePolicy<'k>) -> Self {
+        Self { policy: Some(policy), ..self }
+    }
+
+    /// The L2 cache policy of copies to the tile.
+    pub fn policy(self) -> Option<CachePolicy<'k>> {
+        self.policy
     }
 
     /// Bytes per stage.
@@ -84,7 +97,8 @@ impl<'k, T: Stored> SharedTile<'k, T> {
         let _line = k.at_line(Location::caller());
         for panel in 0..self.columns / PANEL {
             let coordinates = [&[column + (panel * PANEL) as u32], corner].concat();
-            k.load_tensor(self.panel(panel), (map, &coordinates), barrier, BulkOptions::default());
+            let options = BulkOptions { policy: self.policy, ..BulkOptions::default() };
+            k.load_tensor(self.panel(panel), (map, &coordinates), barrier, options);
         }
     }
 

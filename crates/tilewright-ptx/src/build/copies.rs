@@ -1,6 +1,6 @@
 //! Asynchronous copies.
 
-use super::{Barrier, Builder, Global, IntoOperand, Shared, Value};
+use super::{Barrier, Builder, CachePolicy, Global, IntoOperand, Shared, Value};
 use crate::{
     ir::Operand,
     isa::{Op, copies::CopyOp, types::Scalar},
@@ -11,6 +11,8 @@ use crate::{
 pub struct BulkOptions<'k> {
     /// A bitmask of destination CTAs of the cluster; without it, only this CTA.
     pub multicast: Option<Value<'k, u16>>,
+    /// The L2 cache policy.
+    pub policy: Option<CachePolicy<'k>>,
 }
 
 impl Builder {
@@ -27,8 +29,11 @@ impl Builder {
         from: Global<'_, T>,
         bytes: usize,
         read: impl IntoOperand<u32>,
+        policy: Option<CachePolicy<'_>>,
     ) {
-        self.copy_op(CopyOp::Async(bytes), &[&to.operands(), &from.operands(), &[read.into_operand()]]);
+        let (policy, last) = CachePolicy::operand(policy);
+        let operands: [&[Operand]; 4] = [&to.operands(), &from.operands(), &[read.into_operand()], &last];
+        self.copy_op(CopyOp::Async(bytes, policy), &operands);
     }
 
     /// Copies 4, 8 or 16 bytes, or zero-fills them without a read if `absent`. A predicate takes fewer instructions than a byte
@@ -40,11 +45,11 @@ impl Builder {
         to: Shared<'_, T>,
         from: Global<'_, T>,
         bytes: usize,
+        policy: Option<CachePolicy<'_>>,
     ) {
-        self.copy_op(
-            CopyOp::AsyncUnless(bytes),
-            &[&to.operands(), &from.operands(), &[absent.into_operand()]],
-        );
+        let (policy, last) = CachePolicy::operand(policy);
+        let operands: [&[Operand]; 4] = [&to.operands(), &from.operands(), &[absent.into_operand()], &last];
+        self.copy_op(CopyOp::AsyncUnless(bytes, policy), &operands);
     }
 
     /// Commits this thread's pending copies as a group.
@@ -107,11 +112,12 @@ impl Builder {
     ) {
         let coordinates: Vec<Operand> = coordinates.iter().map(|at| at.operand).collect();
         let (map, dims) = ([map.operand, Operand::Const(0)], coordinates.len());
-        let (op, mask) = match options.multicast {
-            None => (CopyOp::TensorLoad(dims), vec![]),
-            Some(mask) => (CopyOp::TensorLoadMulticast(dims), vec![mask.operand]),
+        let (policy, last) = CachePolicy::operand(options.policy);
+        let (op, last) = match options.multicast {
+            None => (CopyOp::TensorLoad(dims, policy), last),
+            Some(mask) => (CopyOp::TensorLoadMulticast(dims, policy), [vec![mask.operand], last].concat()),
         };
-        self.copy_op(op, &[&to.operands(), &map, &barrier.0.operands(), &coordinates, &mask]);
+        self.copy_op(op, &[&to.operands(), &map, &barrier.0.operands(), &coordinates, &last]);
     }
 
     /// Stores a box, in this thread's bulk group.

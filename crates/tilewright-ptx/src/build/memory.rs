@@ -5,7 +5,8 @@ use crate::{
     ir::Operand,
     isa::{
         Op,
-        memory::{Access, AtomicOp, Element, MemoryOp, Order, Scope, Space},
+        copies::Policy,
+        memory::{Access, AtomicOp, Element, Eviction, MemoryOp, Order, Scope, Space},
         pure::PureOp,
         types::{Bf16x2, Class, E4m3x2, E5m2x2, F16x2, Scalar},
     },
@@ -267,7 +268,25 @@ impl<T: Scalar> Global<'_, T> {
     }
 }
 
+/// An L2 cache policy of asynchronous copies.
+#[derive(Debug, Clone, Copy)]
+pub struct CachePolicy<'k>(Value<'k, u64>);
+
+impl CachePolicy<'_> {
+    /// The kind of the last operand of a copy, and the operand.
+    pub(super) fn operand(of: Option<Self>) -> (Policy, Vec<Operand>) {
+        of.map_or((Policy::Default, Vec::new()), |Self(policy)| (Policy::Operand, vec![policy.operand]))
+    }
+}
+
 impl Builder {
+    /// Creates an L2 cache policy.
+    #[track_caller]
+    pub fn cache_policy(&self, eviction: Eviction) -> CachePolicy<'_> {
+        let [policy] = self.effect(Op::Memory(MemoryOp::CachePolicy(eviction)), &[]);
+        CachePolicy(policy)
+    }
+
     /// Prefetches a tensor map.
     #[track_caller]
     pub fn prefetch_tensor_map(&self, map: Value<'_, u64>) {

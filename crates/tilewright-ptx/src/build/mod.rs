@@ -39,7 +39,7 @@ pub use arith::{Arithmetic, Bits, Compare};
 pub use copies::BulkOptions;
 pub use line::LineGuard;
 pub use matrix::{WgmmaLeft, WgmmaOperands};
-pub use memory::{Global, Pointer, Shared, Stored};
+pub use memory::{CachePolicy, Global, Pointer, Shared, Stored};
 pub use sync::Barrier;
 pub use value::{IntoOperand, Value, Var};
 

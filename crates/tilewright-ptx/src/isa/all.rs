@@ -2,9 +2,9 @@
 
 use super::{
     Op,
-    copies::CopyOp,
+    copies::{CopyOp, Policy},
     matrix::{Elements, Left, Major, MatrixOp},
-    memory::{Access, AtomicOp, Element, MemoryOp, Order, Scope, Space},
+    memory::{Access, AtomicOp, Element, Eviction, MemoryOp, Order, Scope, Space},
     pure::PureOp,
     sync::{Fence, MbarrierOp, Special, SyncOp},
     types::Class,
@@ -65,6 +65,7 @@ fn memory() -> Vec<MemoryOp> {
             .map(|space| MemoryOp::Atomic(space, AtomicOp::AddU32, Order::Relaxed, Scope::Cta)),
     );
     all.extend([MemoryOp::Prefetch, MemoryOp::PrefetchTensorMap]);
+    all.extend(Eviction::ALL.map(MemoryOp::CachePolicy));
     all
 }
 
@@ -123,12 +124,16 @@ fn sync() -> Vec<SyncOp> {
 }
 
 fn copies() -> Vec<CopyOp> {
-    let mut all = [4, 8, 16].map(CopyOp::Async).to_vec();
-    all.extend([4, 8, 16].map(CopyOp::AsyncUnless));
+    let mut all = Vec::new();
+    for policy in [Policy::Default, Policy::Operand] {
+        all.extend([4, 8, 16].map(|bytes| CopyOp::Async(bytes, policy)));
+        all.extend([4, 8, 16].map(|bytes| CopyOp::AsyncUnless(bytes, policy)));
+        all.extend([1, 2, 3, 4, 5].map(|dims| CopyOp::TensorLoad(dims, policy)));
+        all.extend([1, 2, 3, 4, 5].map(|dims| CopyOp::TensorLoadMulticast(dims, policy)));
+    }
     all.extend([CopyOp::AsyncCommit, CopyOp::AsyncWait(1), CopyOp::AsyncArrive]);
     all.extend([CopyOp::BulkLoad, CopyOp::BulkStore, CopyOp::BulkReduceAddF32]);
     for dims in 1..=5 {
-        all.extend([CopyOp::TensorLoad(dims), CopyOp::TensorLoadMulticast(dims)]);
         all.extend([CopyOp::TensorStore(dims), CopyOp::TensorPrefetch(dims)]);
     }
     all.extend([CopyOp::BulkCommit, CopyOp::BulkWait(1), CopyOp::BulkWaitRead(0)]);

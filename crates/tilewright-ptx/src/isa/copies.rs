@@ -6,15 +6,24 @@ use super::{
     types::Class::{B16, B32, B64, Pred},
 };
 
+/// The L2 cache policy of a copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Policy {
+    /// The default policy.
+    Default,
+    /// That of one more operand, the last one.
+    Operand,
+}
+
 /// An asynchronous copy, or an operation on copy groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum CopyOp {
     /// Copies 4, 8 or 16 bytes from global to shared memory. The last operand is the number of bytes read; the rest is
     /// zero-filled. Operands: `[shared + offset]`, `[global + offset]`, bytes read. 16-byte copies bypass L1.
-    Async(usize),
+    Async(usize, Policy),
     /// Like `Async`, but the last operand is a predicate: if true, nothing is read and the destination is zero-filled. 16-byte
     /// copies prefetch 128 bytes into L2.
-    AsyncUnless(usize),
+    AsyncUnless(usize, Policy),
     /// Commits this thread's pending copies as a group.
     AsyncCommit,
     /// Waits until at most this many of the thread's most recent groups are incomplete.
@@ -31,9 +40,9 @@ pub enum CopyOp {
     BulkReduceAddF32,
     /// Loads a box of a tensor with this many dimensions into shared memory. Operands: `[shared + offset]`, `[map + offset]`,
     /// `[mbarrier + offset]`, coordinates, innermost first.
-    TensorLoad(usize),
-    /// Like `TensorLoad`, to the same offset of every CTA in a bitmask, which is one more operand.
-    TensorLoadMulticast(usize),
+    TensorLoad(usize, Policy),
+    /// Like `TensorLoad`, to the same offset of every CTA in a bitmask, which is one more operand before that.
+    TensorLoadMulticast(usize, Policy),
     /// Stores a box in this thread's bulk group. Operands: `[map + offset]`, `[shared + offset]`, coordinates.
     TensorStore(usize),
     /// Prefetches a box into L2. Operands: `[map + offset]`, coordinates.
@@ -46,19 +55,36 @@ pub enum CopyOp {
     BulkWaitRead(usize),
 }
 
+impl Policy {
+    /// The qualifier of a copy, its last operand, which has index `at`, and the kind of that operand.
+    fn words(self, at: usize) -> (&'static str, String, Option<Slot>) {
+        match self {
+            Self::Default => ("", String::new(), None),
+            Self::Operand => (".L2::cache_hint", format!(", ${at}"), Some(Slot::Register(B64))),
+        }
+    }
+}
+
 impl CopyOp {
     pub(super) fn form(self) -> Form {
         let (shared, global) = (Address(B32), Address(B64));
         match self {
-            Self::Async(bytes) | Self::AsyncUnless(bytes) => {
+            Self::Async(bytes, policy) | Self::AsyncUnless(bytes, policy) => {
                 let cache = if bytes == 16 { "cg" } else { "ca" };
-                let unless = matches!(self, Self::AsyncUnless(_));
+                let unless = matches!(self, Self::AsyncUnless(..));
                 // a 128-byte L2 prefetch makes decode 2 % faster
                 let line = if bytes == 16 { ".L2::128B" } else { "" };
-                let spelling = format!("cp.async.{cache}.shared.global{line} $0, $2, {bytes}, $4");
-                let version = if unless || bytes == 16 { "7.5" } else { "7.0" };
+                let (hint, last, operand) = policy.words(5);
+                let spelling =
+                    format!("cp.async.{cache}.shared.global{hint}{line} $0, $2, {bytes}, $4{last}");
+                let version = match (unless || bytes == 16, policy) {
+                    (true, _) => "7.5",
+                    (false, Policy::Operand) => "7.4",
+                    (false, Policy::Default) => "7.0",
+                };
                 let read = if unless { Pred } else { B32 };
-                Form::new(spelling, version, "sm_80").operands([shared, global, Value(read)])
+                let operands = [shared, global, Value(read)].into_iter().chain(operand);
+                Form::new(spelling, version, "sm_80").operands(operands)
             }
             Self::AsyncCommit => Form::new("cp.async.commit_group", "7.0", "sm_80"),
             Self::AsyncWait(count) => Form::new(format!("cp.async.wait_group {count}"), "7.0", "sm_80"),
@@ -81,8 +107,8 @@ impl CopyOp {
                 "sm_90",
             )
             .operands([global, shared, Value(B32)]),
-            Self::TensorLoad(dims)
-            | Self::TensorLoadMulticast(dims)
+            Self::TensorLoad(dims, _)
+            | Self::TensorLoadMulticast(dims, _)
             | Self::TensorStore(dims)
             | Self::TensorPrefetch(dims) => self.tensor_form(dims),
             Self::BulkCommit => Form::new("cp.async.bulk.commit_group", "8.0", "sm_90"),
@@ -99,23 +125,30 @@ impl CopyOp {
         let load =
             format!("cp.async.bulk.tensor.{dims}d.shared::cluster.global.mbarrier::complete_tx::bytes");
         let (spelling, operands) = match self {
-            Self::TensorLoadMulticast(_) => {
-                let spelling =
-                    format!("{load}.multicast::cluster $0, [$#2, $*6:{}], $4, ${}", 6 + dims, 6 + dims);
-                (spelling, [coordinates(&[shared, global, shared]), vec![Value(B16)]].concat())
+            Self::TensorLoad(_, policy) => {
+                let (hint, last, operand) = policy.words(6 + dims);
+                let spelling = format!("{load}{hint} $0, [$#2, $*6:{}], $4{last}", 6 + dims);
+                let operands = coordinates(&[shared, global, shared]).into_iter().chain(operand);
+                (spelling, operands.collect())
+            }
+            Self::TensorLoadMulticast(_, policy) => {
+                let (hint, last, operand) = policy.words(7 + dims);
+                let words = format!("{load}.multicast::cluster{hint}");
+                let spelling = format!("{words} $0, [$#2, $*6:{}], $4, ${}{last}", 6 + dims, 6 + dims);
+                let operands = coordinates(&[shared, global, shared]).into_iter();
+                (spelling, operands.chain([Value(B16)]).chain(operand).collect())
             }
             Self::TensorStore(_) => {
                 let words = "global.shared::cta.bulk_group";
                 let spelling = format!("cp.async.bulk.tensor.{dims}d.{words} [$#0, $*4:{}], $2", 4 + dims);
                 (spelling, coordinates(&[global, shared]))
             }
-            Self::TensorPrefetch(_) => {
+            _ => {
                 let words = "L2.global";
                 let spelling =
                     format!("cp.async.bulk.prefetch.tensor.{dims}d.{words} [$#0, $*2:{}]", 2 + dims);
                 (spelling, coordinates(&[global]))
             }
-            _ => (format!("{load} $0, [$#2, $*6:{}], $4", 6 + dims), coordinates(&[shared, global, shared])),
         };
         Form::new(spelling, "8.0", "sm_90").operands(operands)
     }

@@ -237,6 +237,30 @@ impl Order {
     }
 }
 
+/// The order in which L2 evicts the lines of an access with a cache policy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Eviction {
+    /// Before others: data that is used once.
+    First,
+    /// As without a policy.
+    Normal,
+    /// After others: data that other CTAs will use.
+    Last,
+}
+
+impl Eviction {
+    /// All orders.
+    pub const ALL: [Self; 3] = [Self::First, Self::Normal, Self::Last];
+
+    fn ptx(self) -> &'static str {
+        match self {
+            Self::First => "evict_first",
+            Self::Normal => "evict_normal",
+            Self::Last => "evict_last",
+        }
+    }
+}
+
 /// A memory instruction. Addresses are aligned to the full access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum MemoryOp {
@@ -252,6 +276,8 @@ pub enum MemoryOp {
     Prefetch,
     /// Prefetches the tensor map at an address.
     PrefetchTensorMap,
+    /// Creates an L2 cache policy, an opaque number of 64 bits for asynchronous copies.
+    CachePolicy(Eviction),
 }
 
 impl MemoryOp {
@@ -298,6 +324,10 @@ impl MemoryOp {
             Self::Prefetch => Form::new("prefetch.global.L2 $0", "2.0", "sm_50").operands([Address(B64)]),
             Self::PrefetchTensorMap => {
                 Form::new("prefetch.tensormap $0", "8.0", "sm_90").operands([Address(B64)])
+            }
+            Self::CachePolicy(eviction) => {
+                let spelling = format!("createpolicy.fractional.L2::{}.b64 $d", eviction.ptx());
+                Form::new(spelling, "7.4", "sm_80").results([B64])
             }
         }
     }

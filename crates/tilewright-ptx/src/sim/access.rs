@@ -52,6 +52,8 @@ impl Exec<'_, '_> {
             MemoryOp::Reduce(space, op, order, scope) => {
                 self.atomic(space, op, (order, scope), operands)?;
             }
+            // caches are not simulated
+            MemoryOp::CachePolicy(_) => self.write(self.result(results), &[0; 32])?,
             // a hint: unmapped addresses are allowed
             MemoryOp::Prefetch => {}
             MemoryOp::PrefetchTensorMap => {

@@ -19,8 +19,8 @@ pub(super) type ChunkSpec = (Option<MemoryLocation>, MemoryLocation, (usize, usi
 impl Exec<'_, '_> {
     pub(super) fn copy(&mut self, op: CopyOp, operands: Range) -> Result<Next, FaultCause> {
         match op {
-            CopyOp::Async(bytes) => self.async_copy(bytes, operands, |read| read as usize)?,
-            CopyOp::AsyncUnless(bytes) => {
+            CopyOp::Async(bytes, _) => self.async_copy(bytes, operands, |read| read as usize)?,
+            CopyOp::AsyncUnless(bytes, _) => {
                 self.async_copy(bytes, operands, |absent| if absent == 0 { bytes } else { 0 })?;
             }
             CopyOp::AsyncCommit => self.active().for_each(|lane| self.warp.copies[lane].commit()),
@@ -29,8 +29,8 @@ impl Exec<'_, '_> {
             CopyOp::BulkLoad => self.bulk_load(operands)?,
             CopyOp::BulkStore => self.bulk_store(operands, false)?,
             CopyOp::BulkReduceAddF32 => self.bulk_store(operands, true)?,
-            CopyOp::TensorLoad(dims) => self.tensor_load(operands, dims, false)?,
-            CopyOp::TensorLoadMulticast(dims) => self.tensor_load(operands, dims, true)?,
+            CopyOp::TensorLoad(dims, _) => self.tensor_load(operands, dims, false)?,
+            CopyOp::TensorLoadMulticast(dims, _) => self.tensor_load(operands, dims, true)?,
             CopyOp::TensorStore(dims) => self.tensor_store(operands, dims)?,
             CopyOp::TensorPrefetch(_) => {
                 let maps = self.addresses(operands, 0, true);

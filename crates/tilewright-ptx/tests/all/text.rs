@@ -9,7 +9,7 @@ use spelling::{
 };
 use tilewright_ptx::isa::{
     Op,
-    copies::CopyOp,
+    copies::{CopyOp, Policy},
     memory::{Access, Element, MemoryOp, Space},
     pure::PureOp,
 };
@@ -38,6 +38,19 @@ fn spellings_are_parsed_into_tokens() {
             Word("}"),
             Word(", "),
             Address(0),
+        ],
+    );
+    check_tokens(
+        Op::Copy(CopyOp::Async(16, Policy::Operand)),
+        &[
+            Word("cp.async.cg.shared.global.L2::cache_hint.L2::128B "),
+            Address(0),
+            Word(", "),
+            Address(2),
+            Word(", 16, "),
+            Operand(4),
+            Word(", "),
+            Operand(5),
         ],
     );
     check_tokens(

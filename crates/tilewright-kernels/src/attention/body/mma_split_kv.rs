@@ -88,6 +88,7 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
         let loader = |format: RowFormat, table: usize| {
             let entries = entries.plus(table * layout.stage_keys * 4);
             TileLoader::new(cta, ThreadGroup::of_warp(k), format, layout.stage_keys, entries)
+                .with_policy(cursors.policy)
         };
         let groups =
             divide(item.kv_end - item.kv_begin + (layout.stage_keys - 1) as u32, layout.stage_keys).0;

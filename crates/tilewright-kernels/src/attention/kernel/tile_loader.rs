@@ -5,7 +5,7 @@ use super::{
     layout::RowFormat,
     partition::{PartitionedRows, ThreadGroup, ThreadPartition},
 };
-use tilewright_ptx::build::{Builder, Global, Shared, Value};
+use tilewright_ptx::build::{Builder, CachePolicy, Global, Shared, Value};
 
 /// Bytes per entry.
 const ENTRY_BYTES: usize = 16;
@@ -20,6 +20,8 @@ pub(crate) struct TileLoader<'k> {
     format: RowFormat,
     rows: usize,
     entries: Shared<'k, u32>,
+    /// The L2 cache policy of the copies.
+    policy: Option<CachePolicy<'k>>,
 }
 
 impl<'k> TileLoader<'k> {
@@ -31,7 +33,12 @@ impl<'k> TileLoader<'k> {
         rows: usize,
         entries: Shared<'k, u32>,
     ) -> Self {
-        Self { cta: *cta, threads, format, rows, entries }
+        Self { cta: *cta, threads, format, rows, entries, policy: None }
+    }
+
+    /// The loader, with an L2 cache policy of its copies.
+    pub(crate) fn with_policy(self, policy: CachePolicy<'k>) -> Self {
+        Self { policy: Some(policy), ..self }
     }
 
     /// The rows, and the chunks that this thread copies.
@@ -62,7 +69,7 @@ impl<'k> TileLoader<'k> {
                 let from = Global::<u32>::new(k.pack32(low, high) + first_chunk);
                 for chunk in (0..format.chunks).step_by(partition.lanes) {
                     let to = to.plus((row * format.stride + chunk * 16) / 4);
-                    k.copy_async(to, from.plus(chunk * 4), 16, 16);
+                    k.copy_async(to, from.plus(chunk * 4), 16, 16, self.policy);
                 }
             }
         });
@@ -89,7 +96,7 @@ impl<'k> TileLoader<'k> {
                 for (at, present) in present.iter().enumerate() {
                     let (chunk, absent) = (at * partition.lanes, exists.eq(0) | !*present);
                     let to = to.plus((row * format.stride + chunk * 16) / 4);
-                    k.copy_async_unless(absent, to, from.plus(chunk * 4), 16);
+                    k.copy_async_unless(absent, to, from.plus(chunk * 4), 16, self.policy);
                 }
             }
         });

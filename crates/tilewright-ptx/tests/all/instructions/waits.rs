@@ -7,6 +7,7 @@ use tilewright_ptx::{
     ir::{Block, Kernel, Stmt},
     isa::{
         Op, all,
+        memory::Eviction,
         sync::{Fence, MbarrierOp, Special, SyncOp},
     },
     sim::{
@@ -212,7 +213,7 @@ const SIDES: [u32; 5] = [8, 2, 2, 1, 2];
 const CORNERS: [[i32; 5]; 3] = [[0; 5], [8, 4, -1, 1, 1], [-4, 1, 2, 0, -1]];
 
 /// A kernel that loads a box and copies it to `out`, with multicast if `ctas > 1`.
-fn loads(dims: usize, corner: &[i32], ctas: u32) -> Kernel {
+fn loads(dims: usize, corner: &[i32], ctas: u32, with_policy: bool) -> Kernel {
     let words: u32 = SIDES[..dims].iter().product();
     kernel(32, |k| {
         k.clusters_of(ctas);
@@ -232,7 +233,8 @@ fn loads(dims: usize, corner: &[i32], ctas: u32) -> Kernel {
             k.sync_cluster();
         }
         let loads = k.thread().eq(0) & if ctas > 1 { k.cluster_rank().eq(0) } else { k.constant(true) };
-        k.when(loads, || k.load_tensor(memory, (map, &corner), full, BulkOptions { multicast }));
+        let policy = with_policy.then(|| k.cache_policy(Eviction::Last));
+        k.when(loads, || k.load_tensor(memory, (map, &corner), full, BulkOptions { multicast, policy }));
         full.wait(0);
         k.repeat((k.thread(), words), 32, |at| out.at(k.cta() * words + at).store(memory.at(at).load()));
         if ctas > 1 {
@@ -244,9 +246,9 @@ fn loads(dims: usize, corner: &[i32], ctas: u32) -> Kernel {
 #[test]
 fn boxes_of_one_to_five_dimensions_are_loaded() {
     for (dims, ctas) in (1..=5).flat_map(|dims| [(dims, 1), (dims, 2)]) {
-        for corner in CORNERS {
-            let (kernel, all) =
-                (loads(dims, &corner[..dims], ctas), DIMS[..dims].iter().product::<u64>() as u32);
+        for (corner, with_policy) in CORNERS.into_iter().flat_map(|at| [(at, false), (at, true)]) {
+            let kernel = loads(dims, &corner[..dims], ctas, with_policy);
+            let all = DIMS[..dims].iter().product::<u64>() as u32;
             let expected = boxed(&DIMS[..dims], &SIDES[..dims], &corner[..dims]).repeat(ctas as usize);
             for seed in 0..SEEDS {
                 let mut memory = Memory::new();
@@ -313,10 +315,9 @@ fn copied(kernel: &Kernel, seed: u64) -> Vec<u32> {
 
 #[test]
 fn cp_async_reads_the_given_bytes() {
-    for (bytes, read, by_barrier) in [(4, 4), (8, 4), (16, 16), (16, 8), (16, 0), (4, 0)]
-        .into_iter()
-        .flat_map(|(b, r)| [(b, r, false), (b, r, true)])
-    {
+    let sizes = [(4, 4), (8, 4), (16, 16), (16, 8), (16, 0), (4, 0)].into_iter();
+    let by_barrier = sizes.flat_map(|(bytes, read)| [(bytes, read, false), (bytes, read, true)]);
+    for ((bytes, read, by_barrier), with_policy) in by_barrier.flat_map(|of| [(of, false), (of, true)]) {
         let words = bytes / 4;
         let kernel = kernel(32, |k| {
             let (from, out) = (k.global::<u32>("from"), k.global::<u32>("out"));
@@ -324,7 +325,8 @@ fn cp_async_reads_the_given_bytes() {
             let first = k.thread() * words as u32;
             k.when(k.thread().eq(0), || done.init(32));
             k.sync_threads();
-            k.when(first.lt(64), || k.copy_async(memory.at(first), from.at(first), bytes, read));
+            let policy = with_policy.then(|| k.cache_policy(Eviction::First));
+            k.when(first.lt(64), || k.copy_async(memory.at(first), from.at(first), bytes, read, policy));
             if by_barrier {
                 k.arrive_after_copies(done);
                 done.wait(0);
@@ -347,7 +349,7 @@ fn cp_async_reads_the_given_bytes() {
 
 #[test]
 fn absent_cp_async_is_zero_filled() {
-    for bytes in [4, 8, 16] {
+    for (bytes, with_policy) in [4, 8, 16].into_iter().flat_map(|bytes| [(bytes, false), (bytes, true)]) {
         let words = bytes / 4;
         let kernel = kernel(32, |k| {
             let (from, out) = (k.global::<u32>("from"), k.global::<u32>("out"));
@@ -357,7 +359,8 @@ fn absent_cp_async_is_zero_filled() {
             // the address of an absent copy is arbitrary
             let place = inside.select(first, u32::MAX / 8);
             let absent = !inside | (k.thread() & 1).eq(1);
-            k.copy_async_unless(absent, memory.at(first), from.at(place), bytes);
+            let policy = with_policy.then(|| k.cache_policy(Eviction::First));
+            k.copy_async_unless(absent, memory.at(first), from.at(place), bytes, policy);
             k.commit_copies();
             k.wait_copies(0);
             k.sync_threads();

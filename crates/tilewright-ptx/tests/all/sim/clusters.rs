@@ -89,7 +89,7 @@ fn a_multicast_box() {
         k.when(k.thread().eq(0), || {
             // each CTA loads one half for both CTAs
             let rank = k.cluster_rank();
-            let options = BulkOptions { multicast: Some(k.constant(3_u16)) };
+            let options = BulkOptions { multicast: Some(k.constant(3_u16)), policy: None };
             k.load_tensor(tile.at(rank * 32), (map, &[rank * 32]), full, options);
         });
         full.wait(0);

@@ -10,6 +10,7 @@ use crate::attention::{
     items::{NONE, WorkItemRegs},
     params::KvLayout,
 };
+use crate::tile::SharedTile;
 use std::ops::Range;
 use tilewright_ptx::{build::Value, isa::sync::Fence};
 
@@ -67,7 +68,7 @@ impl<'k> MlaProducer<'_, 'k> {
             };
             barriers.iter().enumerate().for_each(expect);
         });
-        k.when(self.has_part(), || {
+        let load = |tile: SharedTile<'k>| {
             for (at, panels) in barriers.iter().enumerate() {
                 let full = shared.full(n, half, at);
                 for panel in panels.clone() {
@@ -76,6 +77,10 @@ impl<'k> MlaProducer<'_, 'k> {
                     to.load_columns(k, shared.maps[map], (k.constant(column as u32), &corner), full);
                 }
             }
+        };
+        k.when(self.has_part(), || {
+            // a policy of normal evictions would be slower than none
+            k.when_else(item.partial.ne(NONE), || load(tile.with_policy(self.policy)), || load(tile));
         });
     }
 

@@ -18,8 +18,8 @@ use crate::{
     tile::release_from_warp,
 };
 use tilewright_ptx::{
-    build::{Builder, Global, Value, Var},
-    isa::sync::Fence,
+    build::{Builder, CachePolicy, Global, Value, Var},
+    isa::{memory::Eviction, sync::Fence},
 };
 
 /// Registers per thread.
@@ -57,6 +57,8 @@ pub(super) struct MlaProducer<'c, 'k> {
     pub(super) pending: Var<'k, bool>,
     /// This lane's word of the next item, in warp 0.
     words: Var<'k, u32>,
+    /// The L2 cache policy of keys of items with partial states, so that the states stay there until they are merged.
+    pub(super) policy: CachePolicy<'k>,
 }
 
 impl<'c, 'k> MlaProducer<'c, 'k> {
@@ -80,6 +82,7 @@ impl<'c, 'k> MlaProducer<'c, 'k> {
             count: k.var("tiles_loaded", 0),
             pending: k.var("pending", false),
             words: k.var("item_word", 0),
+            policy: k.cache_policy(Eviction::First),
         }
     }
 

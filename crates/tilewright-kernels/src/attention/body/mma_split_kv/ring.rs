@@ -9,7 +9,10 @@ use crate::attention::{
         stage_lookup::{PendingStage, StageLookup},
     },
 };
-use tilewright_ptx::build::{Value, Var};
+use tilewright_ptx::{
+    build::{CachePolicy, Value, Var},
+    isa::memory::Eviction,
+};
 
 /// Positions of a warp in its ring, which outlive an item.
 #[derive(Debug, Clone, Copy)]
@@ -25,6 +28,8 @@ pub(crate) struct RingCursors<'k> {
     /// Byte offsets of the next unit to read and the next unit to write.
     pub(super) read: Var<'k, u32>,
     pub(super) write: Var<'k, u32>,
+    /// The L2 cache policy of keys and values, which are read once.
+    pub(super) policy: CachePolicy<'k>,
 }
 
 impl<'k> RingCursors<'k> {
@@ -39,6 +44,7 @@ impl<'k> RingCursors<'k> {
             pending: PendingStage::new(k, keys),
             read: var("reads"),
             write: var("fills"),
+            policy: k.cache_policy(Eviction::First),
         }
     }
 
