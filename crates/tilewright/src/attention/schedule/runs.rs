@@ -3,8 +3,8 @@
 //! 1. Segments whose largest query tile sees more keys come first.
 //! 2. Pairs of segment and KV head form sections whose keys and values stay in the device's cache together.
 //! 3. In a section the units with most keys come first, so that the last units drawn are small.
-//! 4. A unit is cut along its keys only if it costs more than half of a worker's share, into equal pieces. Units of like cost that
-//!    have all workers to themselves are cut into the number of pieces that ends first.
+//! 4. A unit is cut along its keys only if it costs more than a worker's share of the batch, into equal pieces of at most half a
+//!    share. Units of like cost that have all workers to themselves are cut into the number of pieces that ends first.
 
 use super::{Schedule, ScheduleInputs, Split, WorkItem, check_items, cut::RowTile};
 use crate::Result;
@@ -51,7 +51,10 @@ pub(super) fn append(
     // without levels, other items run beside the runs
     let alone = schedule.items.is_empty() || segments.iter().any(|segment| segment.shared);
     let pieces = if alone { pieces_of_like_units(&segments, units, many.workers.max(1)) } else { None };
-    let share = cost.div_ceil(many.workers.max(1));
+    // a KV tile of the other items takes about as long, by its bytes, as one of a run by its products
+    let others = |item: &WorkItem| item.kv_heads.len() * (item.kv.end - item.kv.start) as usize;
+    let beside = if alone { 0 } else { schedule.items.iter().map(others).sum::<usize>() };
+    let share = (cost + beside / inputs.tiling.kv_tokens.max(1)).div_ceil(many.workers.max(1));
     let cutter = RunCutter { inputs, kv_tokens: many.kv_tokens, share, pieces };
     check_items(
         inputs.operator,
@@ -158,8 +161,9 @@ impl RunCutter<'_> {
             Split::Never => return (usize::MAX, 0..1),
             Split::Fixed { tokens } => tokens.div_ceil(self.kv_tokens).max(1),
             Split::Balanced => {
-                let most = (self.share / 2).max(MIN_PIECE);
-                tiles.div_ceil(self.pieces.unwrap_or(tiles.div_ceil(most)).max(1)).max(1)
+                let most = if tiles > self.share { self.share / 2 } else { tiles };
+                let pieces = self.pieces.unwrap_or_else(|| tiles.div_ceil(most.max(MIN_PIECE)));
+                tiles.div_ceil(pieces.max(1)).max(1)
             }
         };
         match self.inputs.split {

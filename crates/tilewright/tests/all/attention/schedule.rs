@@ -315,25 +315,30 @@ fn runs_are_the_items_of_many_rows_in_order_of_cost() {
             let tiles = runs.iter().map(|item| item.kv.len().div_ceil(many.kv_tokens));
             assert!(tiles.is_sorted_by(|a, b| a >= b), "one section: the costliest first");
         }
-        // a unit of more than half a share is cut, into at least 8 tiles per piece
+        // a unit of more than a share is cut, into at least 8 tiles per piece
         let mut units = BTreeMap::<_, (usize, usize)>::new();
         for item in runs {
             assert!(item.qo.len() == tokens || item.qo.end as usize == draw.rows(item.segment as usize).end);
             let unit = units.entry((item.segment, item.kv_heads.start, item.qo.start)).or_default();
             *unit = (unit.0 + 1, unit.1 + item.kv.len().div_ceil(many.kv_tokens));
         }
-        let share = units.values().map(|(_, tiles)| 1 + tiles).sum::<usize>().div_ceil(many.workers);
-        let most = (share / 2).max(8);
+        let others = &plan.schedule().items[..plan.schedule().items.len() - runs.len()];
+        let of_others = others.iter().map(|item| item.kv_heads.len() * item.kv.len()).sum::<usize>();
+        let cost = units.values().map(|(_, tiles)| 1 + tiles).sum::<usize>();
+        let share = (cost + of_others / draw.tiling.kv_tokens).div_ceil(many.workers);
         // units of like length that are alone: the number of pieces that ends first, each with a start and an end of two tiles
         let tiles = || units.values().map(|(_, tiles)| *tiles);
         let (longest, shortest) = (tiles().max().unwrap_or(0), tiles().min().unwrap_or(0));
         let end =
             |pieces: usize| (units.len() * pieces).div_ceil(many.workers) * (longest.div_ceil(pieces) + 2);
         let first = (1..=(longest / 2).max(1)).min_by_key(|&pieces| end(pieces));
-        let alike = runs.len() == plan.schedule().items.len() && 8 * shortest >= 7 * longest;
+        let alike = others.is_empty() && 8 * shortest >= 7 * longest;
         if draw.split == Split::Balanced {
             for (unit, (pieces, tiles)) in &units {
-                let most = if alike { tiles.div_ceil(first.unwrap()) } else { most };
+                let most = match alike {
+                    true => tiles.div_ceil(first.unwrap()),
+                    false => if *tiles > share { share / 2 } else { *tiles }.max(8),
+                };
                 let expected = tiles.div_ceil(most.max(1)).max(1);
                 assert_eq!(*pieces, expected, "{unit:?}: {tiles} tiles, at most {most}");
             }
