@@ -69,6 +69,10 @@ pub(super) struct CtaCollectives<'k> {
     pub(super) high: Shared<'k, u32>,
     /// Keys of ranked entries, and the words of their masses.
     pub(super) ranked_keys: Shared<'k, u32>,
+    /// Indices of ranked elements, the words of two sums, and the token.
+    pub(super) ranked_indices: Shared<'k, u32>,
+    pub(super) ranked_sums: Shared<'k, u32>,
+    pub(super) ranked_token: Shared<'k, u32>,
     pub(super) ranked_low: Shared<'k, u32>,
     pub(super) ranked_high: Shared<'k, u32>,
 }
@@ -97,6 +101,9 @@ impl<'k> CtaCollectives<'k> {
             low: k.shared("bucket_low", buckets, 16),
             high: k.shared("bucket_high", buckets, 16),
             ranked_keys: ranked("ranked_keys"),
+            ranked_indices: ranked("ranked_indices"),
+            ranked_sums: k.shared("ranked_sums", 4, 8),
+            ranked_token: k.shared("ranked_token", 1, 4),
             ranked_low: ranked("ranked_low"),
             ranked_high: ranked("ranked_high"),
         };

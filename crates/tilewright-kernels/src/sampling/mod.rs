@@ -21,6 +21,7 @@
 //!    those around the estimate. If the total mass is not used, only the threads with candidates are read again.
 //! 3. `weights`: filters become thresholds on the weights, found in the list if it suffices, otherwise in the row (`row_filters`).
 //! 4. The token is the first index whose running sum exceeds the random number; `ranking` orders elements exactly.
+//!    [`sample()`] applies the filters and draws from a short list in one function (`short_list`), with fewer barriers.
 //!
 //! Thresholds of short lists come from counting: each thread adds the masses above its entry. Longer lists and rows use
 //! radix select.
@@ -50,6 +51,7 @@ mod row_reader;
 mod row_stats;
 mod row_writer;
 mod sample;
+mod short_list;
 mod top_k;
 mod weight_buckets;
 mod weights;

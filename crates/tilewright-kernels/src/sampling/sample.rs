@@ -130,7 +130,12 @@ pub fn sample<T: Number>(
                 drawn,
                 || {
                     let weights = Weights::new(list, row, kind, &stats, &request);
-                    token.set(weights.draw(&weights.apply_filters(), request.stream.uniform(k)));
+                    let fraction = request.stream.uniform(k);
+                    k.when_else(
+                        weights.has_short_list(),
+                        || token.set(weights.draw_from_short_list(fraction)),
+                        || token.set(weights.draw(&weights.apply_filters(), fraction)),
+                    );
                 },
                 || token.set(stats.first_of_max(&cta, &row)),
             );

@@ -131,12 +131,12 @@ impl<'k> WeightRule<'k> {
 
 /// Active filters of a request.
 #[derive(Debug, Clone, Copy)]
-struct Filters<'k> {
-    top_k: Value<'k, bool>,
-    top_p: Value<'k, bool>,
-    min_p: Value<'k, bool>,
+pub(super) struct Filters<'k> {
+    pub(super) top_k: Value<'k, bool>,
+    pub(super) top_p: Value<'k, bool>,
+    pub(super) min_p: Value<'k, bool>,
     /// Whether top-p applies to all weights, not only to those that top-k keeps.
-    top_p_of_all: Value<'k, bool>,
+    pub(super) top_p_of_all: Value<'k, bool>,
 }
 
 impl<'k> Filters<'k> {
@@ -201,7 +201,7 @@ pub(super) struct Weights<'k, T> {
     pub(super) rule: WeightRule<'k>,
     pub(super) mass_scale: MassScale<'k>,
     pub(super) request: SamplingRequest<'k>,
-    filters: Filters<'k>,
+    pub(super) filters: Filters<'k>,
     /// Whether the list has an upper limit, and [`RowMasses::part`] is the mass above it.
     pub(super) has_upper: Value<'k, bool>,
     /// The limits of the listed weights.
