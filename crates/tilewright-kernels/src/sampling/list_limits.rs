@@ -5,6 +5,7 @@ use super::{
     cta::CtaCollectives,
     cta_sum::CtaSum,
     mass::{MassScale, Number},
+    row_stats::RowStats,
     weights::WeightRule,
 };
 use tilewright_ptx::build::{Value, Var};
@@ -42,7 +43,7 @@ impl<'k> ListLimits<'k> {
         candidates: &Candidates<'k, T>,
         rule: &WeightRule<'k>,
         mass_scale: MassScale<'k>,
-        thread_max: Value<'k, f32>,
+        stats: &RowStats<'k>,
     ) -> RowMasses<'k> {
         let Candidates { cta, list, .. } = candidates;
         let k = cta.k;
@@ -76,7 +77,7 @@ impl<'k> ListLimits<'k> {
                         k.when_else(
                             self.skips_rest_by_element,
                             || self.fill_by_element(candidates, rule),
-                            || self.fill_by_thread(candidates, rule, thread_max),
+                            || self.fill_by_thread(candidates, rule, stats),
                         );
                     },
                 );
@@ -139,17 +140,24 @@ impl<'k> ListLimits<'k> {
         });
     }
 
-    /// Fills the list with elements that reach `min_score`, and reads those of threads that have one.
+    /// Fills the list with elements that reach `min_score`: reads the best vector of threads that have one, or all elements of
+    /// threads that may have more.
     #[track_caller]
     fn fill_by_thread<T: Number>(
         &self,
         Candidates { cta, row, list, .. }: &Candidates<'k, T>,
         rule: &WeightRule<'k>,
-        thread_max: Value<'k, f32>,
+        stats: &RowStats<'k>,
     ) {
-        let min_score = self.min_score.get();
-        row.each_of_threads(thread_max.ge(min_score), |index, x| {
-            cta.k.when(x.ge(min_score), || list.add(&[self.element(rule, index, x)]));
+        let (k, min_score, best) = (cta.k, self.min_score.get(), stats.best_vector);
+        let is_selected = stats.thread_max.ge(min_score);
+        let has_more = best.rest.ge(min_score);
+        k.when(is_selected & !has_more, || {
+            let element = |(i, x)| self.element(rule, best.first + i, x);
+            list.add(&(0..).zip(row.vector(best.first)).map(element).collect::<Vec<_>>());
+        });
+        row.each_of_threads(has_more, |index, x| {
+            k.when(x.ge(min_score), || list.add(&[self.element(rule, index, x)]));
         });
     }
 

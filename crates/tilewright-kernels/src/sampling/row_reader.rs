@@ -49,6 +49,13 @@ impl<'k, T: Number> RowReader<'k, T> {
         T::widen(self.begin.at(i).load())
     }
 
+    /// The elements of the vector whose first one has this index.
+    #[track_caller]
+    pub(super) fn vector(&self, first: Value<'k, u32>) -> Vec<Value<'k, f32>> {
+        let address = self.begin.at(first).address();
+        chunk::Elements::new(address, T::DTYPE).load(T::PER_VECTOR, Access::Weak).numbers()
+    }
+
     /// Index of the first aligned vector.
     pub(super) fn first_vector(&self) -> Value<'k, u32> {
         self.head

@@ -48,8 +48,19 @@ pub(super) struct RowStats<'k> {
     first_invalid: Value<'k, u32>,
     /// Maximum of this thread's elements.
     pub(super) thread_max: Value<'k, f32>,
+    /// The vector that holds it.
+    pub(super) best_vector: BestVector<'k>,
     /// Scores of the row, if its request was known.
     pub(super) histogram: Option<RowHistogram<'k>>,
+}
+
+/// The vector that holds the maximum of a thread.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct BestVector<'k> {
+    /// Index of its first element, if `rest` is below the maximum.
+    pub(super) first: Value<'k, u32>,
+    /// Maximum of the thread's other elements, or more.
+    pub(super) rest: Value<'k, f32>,
 }
 
 /// Maximum and validity of the elements of a thread.
@@ -59,13 +70,23 @@ struct RowScan<'k> {
     kind: RowKind,
     max: Var<'k, f32>,
     any_invalid: Var<'k, bool>,
+    /// A [`BestVector`].
+    first_of_best: Var<'k, u32>,
+    rest: Var<'k, f32>,
 }
 
 impl<'k> RowScan<'k> {
     #[track_caller]
     fn new(cta: &CtaCollectives<'k>, kind: RowKind) -> Self {
         let k = cta.k;
-        Self { cta: *cta, kind, max: k.var("max", f32::NEG_INFINITY), any_invalid: k.var("invalid", false) }
+        Self {
+            cta: *cta,
+            kind,
+            max: k.var("max", f32::NEG_INFINITY),
+            any_invalid: k.var("invalid", false),
+            first_of_best: k.var("first_of_best", 0_u32),
+            rest: k.var("rest_max", f32::NEG_INFINITY),
+        }
     }
 
     #[track_caller]
@@ -77,18 +98,56 @@ impl<'k> RowScan<'k> {
         }
     }
 
+    /// The maximum of two elements; NaN if one is NaN, except for probabilities.
+    #[track_caller]
+    fn max_of(&self, a: Value<'k, f32>, b: Value<'k, f32>) -> Value<'k, f32> {
+        match self.kind {
+            RowKind::Probs => a.max(b),
+            RowKind::Logits | RowKind::Scores => a.max_nan(b),
+        }
+    }
+
+    /// Whether an element is invalid.
+    #[track_caller]
+    fn any_invalid(&self) -> Value<'k, bool> {
+        match self.kind {
+            RowKind::Probs => self.any_invalid.get(),
+            RowKind::Logits | RowKind::Scores => self.is_invalid(self.max.get()),
+        }
+    }
+
     /// Reads a part of the row, and passes its elements to `other`.
     #[track_caller]
     fn visit<T: Number>(&self, row: &RowReader<'k, T>, part: RowPart, other: impl Fn(Value<'k, f32>)) {
         let k = self.cta.k;
-        let group = |_, there: Value<'k, bool>, numbers: &[Value<'k, f32>]| {
-            // without branches: copies of other vectors matter to `thread_max` only
-            numbers.iter().for_each(|&x| self.any_invalid.set(self.any_invalid.get() | self.is_invalid(x)));
-            let max = numbers[1..].iter().fold(numbers[0], |max, &x| max.max(x));
-            self.max.set(self.max.get().max(there.select(max, f32::NEG_INFINITY)));
+        let group = |first, there: Value<'k, bool>, numbers: &[Value<'k, f32>]| {
+            // without branches: copies of other vectors matter to the maxima only
+            let max = match self.kind {
+                RowKind::Probs => {
+                    let any = numbers.iter().fold(self.any_invalid.get(), |any, &x| any | self.is_invalid(x));
+                    self.any_invalid.set(any);
+                    numbers[1..].iter().fold(numbers[0], |max, &x| max.max(x))
+                }
+                // the maximum shows invalid elements
+                RowKind::Logits | RowKind::Scores => {
+                    numbers[1..].iter().fold(numbers[0], |max, &x| max.max_nan(x))
+                }
+            };
+            let (max, before) = (there.select(max, f32::NEG_INFINITY), self.max.get());
+            self.rest.set(self.rest.get().max(max.min(before)));
+            self.first_of_best.set(max.gt(before).select(first, self.first_of_best.get()));
+            self.max.set(self.max_of(before, max));
             k.when(there, || numbers.iter().for_each(|&x| other(x)));
         };
-        let single = |_, x| group(k.constant(0), k.constant(true), &[x]);
+        // elements outside of vectors belong to the rest
+        let single = |_, x: Value<'k, f32>| {
+            if self.kind == RowKind::Probs {
+                self.any_invalid.set(self.any_invalid.get() | self.is_invalid(x));
+            }
+            self.max.set(self.max_of(self.max.get(), x));
+            self.rest.set(self.rest.get().max(x));
+            other(x);
+        };
         row.visit_part(part, in_flight(&self.cta) / T::PER_VECTOR, group, single);
     }
 }
@@ -137,7 +196,7 @@ impl<'k> RowStats<'k> {
     ) -> Self {
         let cta = &list.cta;
         let k = cta.k;
-        let (thread_max, thread_invalid) = (scan.max.get(), scan.any_invalid.get());
+        let (thread_max, thread_invalid) = (scan.max.get(), scan.any_invalid());
         // no number has the key u32::MAX
         let reported = thread_invalid.select(k.constant(u32::MAX), key(thread_max));
         let row_key = cta.max_by_groups(reported, || list.clear());
@@ -153,7 +212,8 @@ impl<'k> RowStats<'k> {
         };
         let status = empty.select(EMPTY, VALID);
         let outcome = row_invalid.select(k.constant(INVALID_VALUE), status);
-        Self { max: row_max, outcome, first_invalid: first_invalid.get(), thread_max, histogram }
+        let best_vector = BestVector { first: scan.first_of_best.get(), rest: scan.rest.get() };
+        Self { max: row_max, outcome, first_invalid: first_invalid.get(), thread_max, best_vector, histogram }
     }
 
     /// First index of the maximum; reads the elements of the threads that hold it.

@@ -1,7 +1,7 @@
 //! Token sampling: one token per row, with the filters and random number of its request.
 //!
 //! A row is read twice: for its maximum, and for the list of its largest weights, which usually determines thresholds
-//! and token. With top-k, the second read covers only the threads that hold a candidate, unless top-p applies to all
+//! and token. With top-k, the second read covers only the vectors that hold a candidate, unless top-p applies to all
 //! tokens. Greedy rows are read once. Rows without filters, or with too short a list, are read again.
 //!
 //! Shapes: scores `[rows, vocab]`, any row stride; row ids, requests, tokens `[tokens]`; outcomes `[tokens, ROW_OUTCOME_WORDS]`

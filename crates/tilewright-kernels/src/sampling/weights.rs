@@ -256,7 +256,7 @@ impl<'k, T: Number> Weights<'k, T> {
             });
         });
         k.when(use_list & is_min_p_alone, || limits.set_min_weight(&rule, request.min_p * rule.max_weight()));
-        let masses = limits.fill(&candidates, &rule, mass_scale, stats.thread_max);
+        let masses = limits.fill(&candidates, &rule, mass_scale, stats);
         let count = list.count();
         let holds_top_k = !filters.top_k | count.ge(request.top_k);
         // without this share, top-p keeps all that a list of top-k has

@@ -279,6 +279,12 @@ impl<'k> Value<'k, f32> {
     pub fn is_nan(self) -> Value<'k, bool> {
         self.k.compute(PureOp::IsNanF32, &[self.operand, self.operand])
     }
+    /// The maximum, or NaN if one is NaN.
+    #[must_use]
+    #[track_caller]
+    pub fn max_nan(self, b: impl IntoOperand<f32>) -> Self {
+        self.k.compute(PureOp::MaxNanF32, &[self.operand, b.into_operand()])
+    }
 }
 
 impl Value<'_, u32> {
