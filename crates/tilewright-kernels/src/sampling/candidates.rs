@@ -21,9 +21,9 @@ pub(super) const NARROW_BITS: u32 = 22;
 /// Value of an element, computed from its index and stored number.
 pub(super) type ValueFn<'a, 'k> = &'a dyn Fn(Value<'k, u32>, Value<'k, f32>) -> Value<'k, f32>;
 
-/// List of elements in shared memory; every CTA of the row has a copy.
+/// List of elements in shared memory; every CTA of the row has a copy once it is complete.
 ///
-/// A CTA appends to a part of its own, so that no addition waits for the shared memory of another CTA.
+/// A CTA appends to a part in its own shared memory, and copies the parts of the others afterwards.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CandidateList<'k> {
     pub(super) cta: CtaCollectives<'k>,
@@ -91,8 +91,8 @@ impl<'k> CandidateList<'k> {
             for element in elements {
                 k.when(element.is_listed & at.get().lt(capacity), || {
                     let to = part + at.get();
-                    cta.of_all_ctas(self.indices.at(to)).for_each(|copy| copy.store(element.index));
-                    cta.of_all_ctas(self.values.at(to)).for_each(|copy| copy.store(element.value));
+                    self.indices.at(to).store(element.index);
+                    self.values.at(to).store(element.value);
                     at.set(at.get() + 1);
                 });
             }
@@ -110,6 +110,27 @@ impl<'k> CandidateList<'k> {
             count = count + added.le(part_capacity(&self.cta)).select(added, LIST_CAPACITY + 1);
             through.set(count);
         }
+        if self.cta.ctas > 1 {
+            self.copy_parts();
+        }
+    }
+
+    /// Copies the parts of the other CTAs, unless the list is too long.
+    #[track_caller]
+    fn copy_parts(&self) {
+        let (k, cta) = (self.cta.k, &self.cta);
+        let end = self.count().le(LIST_CAPACITY).select(self.count(), 0);
+        k.repeat((k.thread(), end), cta.threads, |at| {
+            let place = self.place(at);
+            let rank = place / part_capacity(cta);
+            k.when(rank.ne(cta.rank()), || {
+                let index = cta.of_cta(self.indices.at(place), rank).load();
+                let value = cta.of_cta(self.values.at(place), rank).load();
+                self.indices.at(place).store(index);
+                self.values.at(place).store(value);
+            });
+        });
+        k.sync_threads();
     }
 
     /// Number of appended elements.
@@ -131,12 +152,19 @@ impl<'k> CandidateList<'k> {
     /// Entry `at`.
     #[track_caller]
     pub(super) fn get(&self, at: Value<'k, u32>) -> (Value<'k, u32>, Value<'k, f32>) {
+        let place = self.place(at);
+        (self.indices.at(place).load(), self.values.at(place).load())
+    }
+
+    /// The place of entry `at` among the parts.
+    #[track_caller]
+    fn place(&self, at: Value<'k, u32>) -> Value<'k, u32> {
         let mut place = at;
         for (rank, through) in (1..self.cta.ctas).zip(self.counts) {
             let of_cta = at - through.get() + rank * part_capacity(&self.cta);
             place = at.lt(through.get()).select(place, of_cta);
         }
-        (self.indices.at(place).load(), self.values.at(place).load())
+        place
     }
 }
 
