@@ -162,7 +162,7 @@ fn samplers() -> Vec<KernelEntry> {
     use SamplingKernel as K;
     let (f32, bf16) = (Dtype::F32, Dtype::Bf16);
     let config = |kind, threads| SampleConfig { kind, threads };
-    let rows = [(1, 1024), (2, 512), (8, 256)].map(|(ctas, threads)| RowCtas { ctas, threads });
+    let rows = [(1, 1024), (1, 512), (2, 512), (8, 256)].map(|(ctas, threads)| RowCtas { ctas, threads });
     let (logits, probs) = (RowKind::Logits, RowKind::Probs);
     let samples = [(logits, f32), (logits, bf16), (probs, f32)]
         .into_iter()

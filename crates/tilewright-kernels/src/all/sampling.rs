@@ -12,6 +12,7 @@ pub(super) fn all() -> Vec<KernelEntry> {
     [
         K::Sample(RowKind::Logits, Bf16, row(1, 1024)),
         K::Sample(RowKind::Logits, F32, row(1, 1024)),
+        K::Sample(RowKind::Logits, F32, row(1, 512)),
         K::Sample(RowKind::Logits, F32, row(2, 512)),
         K::Sample(RowKind::Logits, F32, row(8, 256)),
         K::Sample(RowKind::Probs, F32, row(1, 128)),

@@ -30,6 +30,9 @@ pub(super) const MAX_LANES_PER_ENTRY: u32 = 8;
 /// Maximum groups of [`CtaCollectives::max_by_groups`] with more than one per warp.
 const MAX_GROUPS: u32 = 128;
 
+/// Registers of an SM.
+const REGISTERS_PER_SM: u32 = 1 << 16;
+
 /// Maximum CTAs per row.
 pub(super) const MAX_CTAS: usize = 8;
 
@@ -46,6 +49,8 @@ pub(super) struct CtaCollectives<'k> {
     pub(super) threads: u32,
     /// CTAs per row, at most [`MAX_CTAS`].
     pub(super) ctas: u32,
+    /// Registers per thread at most.
+    max_registers: u32,
     /// Bits per radix digit; there are 2^digit buckets.
     pub(super) digit: u32,
     /// Index of the set of copies of masses.
@@ -88,6 +93,7 @@ impl<'k> CtaCollectives<'k> {
             k,
             threads,
             ctas,
+            max_registers: REGISTERS_PER_SM / threads,
             digit,
             set: k.var("set", 0_u32),
             partials: k.shared("words", warps, 4),
@@ -158,9 +164,15 @@ impl<'k> CtaCollectives<'k> {
         if self.ctas == 1 { index } else { index + self.rank() * per_cta }
     }
 
+    /// With this minimum of resident CTAs per SM, which limits registers.
+    pub(super) fn with_ctas_per_sm(self, ctas: u32) -> Self {
+        self.k.ctas_per_sm(ctas);
+        Self { max_registers: self.max_registers / ctas, ..self }
+    }
+
     /// Whether a thread has 64 registers at most.
     pub(super) fn is_short_of_registers(&self) -> bool {
-        self.threads > 512
+        self.max_registers <= 64
     }
 
     pub(super) fn row_threads(&self) -> u32 {

@@ -45,7 +45,7 @@ pub struct RowCtas {
 
 impl RowCtas {
     /// The fastest of the measured choices for this many rows of `vocab` elements on a GPU of this compute capability with
-    /// this many SMs. Clusters were measured for 128,256 elements on an H200 only: they pay while they leave SMs idle otherwise.
+    /// this many SMs, all for 128,256 elements: clusters where SMs are idle otherwise, and two CTAs per SM where rows outnumber SMs.
     pub fn choose([rows, vocab]: [usize; 2], arch: u32, multiprocessors: u32) -> Self {
         const MIN_CLUSTER_VOCAB: usize = 1 << 16;
         let clusters =
@@ -53,8 +53,15 @@ impl RowCtas {
         match clusters {
             8.. => Self { ctas: 8, threads: 256 },
             2..8 => Self { ctas: 2, threads: 512 },
+            // two fit into the shared memory of an SM
+            0 if arch < 120 => Self { ctas: 1, threads: 512 },
             0 | 1 => Self { ctas: 1, threads: cta_threads(vocab) },
         }
+    }
+
+    /// Minimum resident CTAs per SM. The tail of a row overlaps with the reads of another.
+    fn per_sm(self) -> u32 {
+        if self.ctas == 1 && self.threads == 512 { 2 } else { 1 }
     }
 }
 
@@ -100,18 +107,15 @@ impl SampleParams {
 ///
 /// # Errors
 /// If `threads` or `ctas` is not supported.
-pub fn sample<T: Number>(
-    name: &str,
-    kind: RowKind,
-    RowCtas { ctas, threads }: RowCtas,
-) -> Result<Kernel, Invalid> {
+pub fn sample<T: Number>(name: &str, kind: RowKind, of_row: RowCtas) -> Result<Kernel, Invalid> {
+    let RowCtas { ctas, threads } = of_row;
     check_threads(name, threads)?;
     check_ctas(name, threads, ctas)?;
     Builder::dependent_kernel(name, threads, |k| {
         let params = SampleRegs::declare(k, ());
         let SampleRegs { arrays, stride, shape: [rows, vocab], row_ids, .. } = params;
         let requests = RequestParams::after(k, arrays);
-        let cta = CtaCollectives::new(k, threads, ctas);
+        let cta = CtaCollectives::new(k, threads, ctas).with_ctas_per_sm(of_row.per_sm());
         let list = CandidateList::new(&cta);
         let row_id = k.var("row_id", cta.row());
         k.when(row_ids.address().ne(0), || row_id.set(row_ids.at(cta.row()).load()));

@@ -181,7 +181,7 @@ fn filters_end_where_the_histogram_shows_or_not() {
         ..SamplingParams::default()
     };
     let params: Vec<_> = (0..8).map(of).collect();
-    for (ctas, threads) in [(1, 128), (1, 1024), (2, 512), (8, 64)] {
+    for (ctas, threads) in [(1, 128), (1, 512), (1, 1024), (2, 512), (8, 64)] {
         let launch = Launch { of_row: RowCtas { ctas, threads }, seed: u64::from(ctas + threads) };
         assert_drawn(&Rows::<f32>::new((8, 20_000), (1, 0), |row, i| bell(row, i) / 6.0), &params, launch);
         assert_drawn(&Rows::<f32>::new((8, 20_000), (0, 1), steps), &params, launch);
