@@ -10,9 +10,10 @@ use super::{
 };
 use tilewright_ptx::build::{Value, Var};
 
-/// Vectors in flight per thread while masses are added; two of 16-bit elements spill on sm_120.
+/// Vectors in flight per thread while masses are added: four are slower because the loop gets longer; two of 16-bit elements spill on
+/// sm_120.
 fn vectors_in_flight<T: Number>(cta: &CtaCollectives<'_>) -> u32 {
-    if T::PER_VECTOR == 4 { if !cta.is_short_of_registers() { 4 } else { 1 } } else { 1 }
+    if T::PER_VECTOR == 4 && !cta.is_short_of_registers() { 2 } else { 1 }
 }
 
 /// Vectors in flight per thread where scores are only compared.
