@@ -370,17 +370,18 @@ impl<'k, T: Number> Candidates<'k, T> {
         let each = (end - begin + (cta.threads - 1)) / cta.threads;
         let begin = (begin + k.thread() * each).min(end);
         let end = (begin + each).min(end);
-        // four elements at a time keep more loads in flight
+        // several elements at a time keep more loads in flight
+        let step = if cta.is_short_of_registers() { 4 } else { 8 };
         let masses_at = |first: Value<'k, u32>| {
             let of = |i: u32| {
                 let index = first + i;
                 let x = self.row.element(index.min(end - 1));
                 (index, index.lt(end).select(mass(index, value(index, x)), 0_u64))
             };
-            (0..4).map(of).collect::<Vec<_>>()
+            (0..step).map(of).collect::<Vec<_>>()
         };
         let total = cta.total();
-        k.repeat((begin, end), 4, |first| masses_at(first).iter().for_each(|&(_, mass)| total.add(mass)));
+        k.repeat((begin, end), step, |first| masses_at(first).iter().for_each(|&(_, mass)| total.add(mass)));
         let sum = k.var("before", before + cta.exclusive_sum(total.of_thread()));
         let reaches_target = sum.get().lt(target) & (sum.get() + total.of_thread()).ge(target);
         let (index, _) = cta.broadcast(|publish| {
@@ -391,7 +392,7 @@ impl<'k, T: Number> Candidates<'k, T> {
                 sum.set(after);
             };
             k.when(reaches_target, || {
-                k.repeat((begin, end), 4, |first| masses_at(first).into_iter().for_each(add));
+                k.repeat((begin, end), step, |first| masses_at(first).into_iter().for_each(add));
             });
         });
         index
