@@ -68,7 +68,6 @@ pub(super) struct CtaCollectives<'k> {
     /// Broadcast slot: a bucket or an index, and the sum before it.
     found: Shared<'k, u32>,
     before: Shared<'k, u64>,
-    pub(super) found_mass: Shared<'k, u64>,
     /// Low and high words of the bucket sums.
     pub(super) low: Shared<'k, u32>,
     pub(super) high: Shared<'k, u32>,
@@ -103,7 +102,6 @@ impl<'k> CtaCollectives<'k> {
             scan_partials: k.shared("scan", 32, 8),
             found: k.shared("found", 1, 4),
             before: k.shared("before", 1, 8),
-            found_mass: k.shared("found_mass", 1, 8),
             low: k.shared("bucket_low", buckets, 16),
             high: k.shared("bucket_high", buckets, 16),
             ranked_keys: ranked("ranked_keys"),

@@ -22,13 +22,16 @@ use tilewright_ptx::{
 };
 
 /// Octaves of weight that the buckets of a row cover.
-const OCTAVES: u32 = 40;
-/// Octaves above the preliminary maximum.
-const OCTAVES_ABOVE: u32 = 16;
+const OCTAVES: u32 = 44;
+/// Octaves above the preliminary maximum: elements that the first loads miss may be far above it.
+const OCTAVES_ABOVE: u32 = 20;
 /// Bits of a count in a sum; masses have the rest.
 const COUNT_BITS: u32 = 20;
 /// Maximum elements of a list that is ranked by counting, with a reserve for errors of the estimate.
-const MAX_LISTED: u64 = 384;
+const MAX_LISTED: u64 = 192;
+/// The largest elements, which are listed where top-p ends among them: few elements hold most of the mass, and the estimate may be
+/// off by one of them.
+const ALWAYS_LISTED: u64 = 32;
 /// Elements next to the bucket of the threshold that are listed on either side.
 const ELEMENTS_BESIDE: f32 = 64.0;
 /// Adding it rounds to an integer, which is in the low bits of the sum.
@@ -53,6 +56,10 @@ pub(super) struct RowHistogram<'k> {
     sums: [Shared<'k, u32>; 2],
     /// The preliminary maximum of this CTA in buckets.
     origin: Shared<'k, f32>,
+    /// The bucket of the threshold, and that of the first element after [`ALWAYS_LISTED`].
+    found: Shared<'k, u32>,
+    /// The sums before and in the bucket of the threshold.
+    found_sums: Shared<'k, u64>,
 }
 
 /// The scores around the end of top-k or top-p.
@@ -107,6 +114,8 @@ impl<'k> RowHistogram<'k> {
                 ["low", "high"].map(|half| k.shared(half, Self::buckets(cta) as usize / 2, 16))
             },
             origin: k.shared("origin", 1, 4),
+            found: k.shared("found_buckets", 2, 4),
+            found_sums: k.shared("found_sums", 2, 8),
         }
     }
 
@@ -204,31 +213,47 @@ impl<'k> RowHistogram<'k> {
         };
         let sums: Vec<_> = (0..).zip(&counts).map(|(i, &count)| packed(i, count)).collect();
         let all = sums[1..].iter().fold(sums[0], |sum, &of| sum + of);
+        k.when(k.thread().lt(2), || {
+            self.found.at(k.thread()).store(0_u32);
+            self.found_sums.at(k.thread()).store(0_u64);
+        });
         let (before, total) = cta.exclusive_sum_and_total(all);
         let count = |sum: Value<'k, u64>| sum & ((1_u64 << COUNT_BITS) - 1);
         let amount = |sum: Value<'k, u64>| is_top_k.select(count(sum), sum >> COUNT_BITS);
         let target = is_top_k.select(request.top_k.to_u64(), part_of(request.top_p, total >> COUNT_BITS));
-        k.when(k.thread().eq(0), || cta.found_mass.store(0_u64));
-        let (below, before) = cta.broadcast(|publish| {
-            let mut before = before;
-            for (i, &of) in (0..).zip(&sums) {
-                let after = before + of;
-                k.when(amount(before).lt(target) & amount(after).ge(target), || {
-                    publish(first + i, before);
-                    cta.found_mass.store(of);
-                });
-                before = after;
-            }
+        // calls `publish` with the bucket that reaches `target`, the sum before it and its own
+        let find = |amount: &dyn Fn(Value<'k, u64>) -> Value<'k, u64>,
+                    target: Value<'k, u64>,
+                    publish: &dyn Fn(_, _, _)| {
+            k.when(amount(before).lt(target) & amount(before + all).ge(target), || {
+                let mut before = before;
+                for (i, &of) in (0..).zip(&sums) {
+                    let after = before + of;
+                    k.when(amount(before).lt(target) & amount(after).ge(target), || {
+                        publish(first + i, before, of)
+                    });
+                    before = after;
+                }
+            });
+        };
+        find(&amount, target, &|bucket, before, of| {
+            self.found.store(bucket);
+            self.found_sums.store(before);
+            self.found_sums.at(1).store(of);
         });
-        let of_bucket = count(cta.found_mass.load());
-        let has_upper = !is_top_k & (count(before) + of_bucket).gt(MAX_LISTED);
+        find(&count, k.constant(ALWAYS_LISTED + 1), &|bucket, _, _| self.found.at(1).store(bucket));
+        k.sync_threads();
+        let [below, end] = [0, 1].map(|i| self.found.at(i).load());
+        let [before, of_bucket] = [0, 1].map(|i| count(self.found_sums.at(i).load()));
+        let has_upper = !is_top_k & (before + of_bucket).gt(MAX_LISTED);
         let beside = k.constant(ELEMENTS_BESIDE) / of_bucket.low().max(1).reinterpret::<i32>().to_f32();
         let beside = is_top_k.select(0.125, beside.max(0.125).min(8.0));
         let center = top - below.reinterpret::<i32>().to_f32();
         let score = |in_buckets| self.score_at(in_buckets).min(stats.max);
+        let always = is_top_k.select(f32::INFINITY, top - end.reinterpret::<i32>().to_f32() + 0.5);
         ThresholdRange {
             is_known: of_bucket.ne(0) & !is_above.get(),
-            lower: score(center - 0.5 - beside),
+            lower: score((center - 0.5 - beside).min(always)),
             upper: score(center + 0.5 + beside),
             has_upper,
         }

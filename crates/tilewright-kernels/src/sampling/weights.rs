@@ -231,7 +231,7 @@ impl<'k, T: Number> Weights<'k, T> {
         let candidates = Candidates::new(list, row);
 
         let row_fits = list.holds(row.vocab);
-        let wanted = filters.top_k.select(request.top_k, cta.groups() * 3 / 4);
+        let wanted = filters.top_k.select(request.top_k, cta.groups() / 2);
         let (wanted, worthwhile) = RowStats::list_size(&cta, wanted);
         let range = RangeVars::find(k, stats, |histogram| {
             histogram.threshold_range(&rule, stats, &request, filters.top_k)
