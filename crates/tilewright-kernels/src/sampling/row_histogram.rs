@@ -221,27 +221,13 @@ impl<'k> RowHistogram<'k> {
         let count = |sum: Value<'k, u64>| sum & ((1_u64 << COUNT_BITS) - 1);
         let amount = |sum: Value<'k, u64>| is_top_k.select(count(sum), sum >> COUNT_BITS);
         let target = is_top_k.select(request.top_k.to_u64(), part_of(request.top_p, total >> COUNT_BITS));
-        // calls `publish` with the bucket that reaches `target`, the sum before it and its own
-        let find = |amount: &dyn Fn(Value<'k, u64>) -> Value<'k, u64>,
-                    target: Value<'k, u64>,
-                    publish: &dyn Fn(_, _, _)| {
-            k.when(amount(before).lt(target) & amount(before + all).ge(target), || {
-                let mut before = before;
-                for (i, &of) in (0..).zip(&sums) {
-                    let after = before + of;
-                    k.when(amount(before).lt(target) & amount(after).ge(target), || {
-                        publish(first + i, before, of)
-                    });
-                    before = after;
-                }
-            });
-        };
-        find(&amount, target, &|bucket, before, of| {
+        let sums = BucketSums { first, sums, before, all };
+        sums.find(&amount, target, |bucket, before, of| {
             self.found.store(bucket);
             self.found_sums.store(before);
             self.found_sums.at(1).store(of);
         });
-        find(&count, k.constant(ALWAYS_LISTED + 1), &|bucket, _, _| self.found.at(1).store(bucket));
+        sums.find(&count, k.constant(ALWAYS_LISTED + 1), |bucket, _, _| self.found.at(1).store(bucket));
         k.sync_threads();
         let [below, end] = [0, 1].map(|i| self.found.at(i).load());
         let [before, of_bucket] = [0, 1].map(|i| count(self.found_sums.at(i).load()));
@@ -285,6 +271,38 @@ impl<'k> RowHistogram<'k> {
         k.when(!is_low, || of_thread.set(high.at(first - half).address()));
         let of_thread = Shared::<u32>::new(of_thread.get());
         (0..each).step_by(4).flat_map(|i| of_thread.plus(i as usize).load_vector::<4>()).collect()
+    }
+}
+
+/// Sums of adjacent buckets of a thread, the highest bucket first.
+struct BucketSums<'k> {
+    first: Value<'k, u32>,
+    sums: Vec<Value<'k, u64>>,
+    /// Sum of the buckets above.
+    before: Value<'k, u64>,
+    /// Sum of these buckets.
+    all: Value<'k, u64>,
+}
+
+impl<'k> BucketSums<'k> {
+    /// Calls `publish` with the bucket in which the running `amount` reaches `target`, the sum before it and its own.
+    #[track_caller]
+    fn find(
+        &self,
+        amount: &dyn Fn(Value<'k, u64>) -> Value<'k, u64>,
+        target: Value<'k, u64>,
+        publish: impl Fn(Value<'k, u32>, Value<'k, u64>, Value<'k, u64>),
+    ) {
+        let k = target.builder();
+        let reaches = |before, after| amount(before).lt(target) & amount(after).ge(target);
+        k.when(reaches(self.before, self.before + self.all), || {
+            let mut before = self.before;
+            for (i, &of) in (0..).zip(&self.sums) {
+                let after = before + of;
+                k.when(reaches(before, after), || publish(self.first + i, before, of));
+                before = after;
+            }
+        });
     }
 }
 

@@ -75,6 +75,19 @@ impl<'k> EntryLanes<'k> {
         });
     }
 
+    /// Kept mass of the entries with smaller indices, in all lanes of the entry.
+    #[track_caller]
+    fn kept_before(&self, index: Value<'k, u32>) -> Value<'k, u64> {
+        let (k, cta) = (self.cta.k, &self.cta);
+        let sum = MassSum::new(cta);
+        self.each_four([cta.ranked_indices, cta.low, cta.high], |[other, low, high]| {
+            sum.add(other.lt(index).select(1_u32, 0_u32), low, high);
+        });
+        let before = k.var("before", sum.get());
+        self.sum_lanes(&[before], None);
+        before.get()
+    }
+
     /// Sums of words over the lanes of the entry, in all of them.
     #[track_caller]
     fn sum_lanes(&self, sums: &[Var<'k, u64>], counts: Option<Var<'k, u32>>) {
@@ -92,6 +105,49 @@ impl<'k> EntryLanes<'k> {
             }
             mask.set(distance >> 1);
         });
+    }
+}
+
+/// An entry and the entries above it.
+#[derive(Debug, Clone, Copy)]
+struct ListEntry<'k> {
+    /// Bits of the weight.
+    key: Value<'k, u32>,
+    index: Value<'k, u32>,
+    mass: Value<'k, u64>,
+    /// Number of entries of larger weight, and of those of at least this weight.
+    count_above: Value<'k, u32>,
+    count_through: Value<'k, u32>,
+    /// Their masses.
+    above: Value<'k, u64>,
+    through: Value<'k, u64>,
+}
+
+impl<'k> ListEntry<'k> {
+    /// The entry of these lanes; the same in all of them.
+    #[track_caller]
+    fn new(lanes: &EntryLanes<'k>) -> Self {
+        let cta = &lanes.cta;
+        let k = cta.k;
+        let words = [cta.ranked_keys, cta.ranked_indices, cta.ranked_low, cta.ranked_high];
+        let [key, index, low, high] = words.map(|of| of.at(lanes.at).load());
+        let mass = k.pack32(low, high);
+        let (counts, above) = (k.var("counts", 0_u32), k.var("above", 0_u64));
+        k.when(lanes.is_active, || {
+            let sum = MassSum::new(cta);
+            lanes.each_four([cta.ranked_keys, cta.ranked_low, cta.ranked_high], |[other, low, high]| {
+                let is_above = other.gt(key).select(1_u32, 0_u32);
+                sum.add(is_above, low, high);
+                counts.set(counts.get() + is_above + other.ge(key).select(1_u32 << 16, 0_u32));
+            });
+            above.set(sum.get());
+            lanes.sum_lanes(&[above], Some(counts));
+        });
+        let (count_above, count_through) = (counts.get() & 0xffff, counts.get() >> 16);
+        // ties have the same mass
+        let above = above.get();
+        let through = above + (count_through - count_above).to_u64() * mass;
+        Self { key, index, mass, count_above, count_through, above, through }
     }
 }
 
@@ -134,74 +190,49 @@ impl<'k, T: Number> Weights<'k, T> {
     /// The first token at which the running kept mass exceeds `fraction` / 2^64 of the kept mass. The row is not greedy.
     #[track_caller]
     pub(super) fn draw_from_short_list(&self, fraction: Value<'k, u64>) -> Value<'k, u32> {
-        let (cta, list, filters) = (&self.candidates.cta, &self.candidates.list, &self.filters);
-        let (k, count) = (cta.k, list.count());
-        let entry = EntryLanes::new(cta, count);
-        self.store_entries(entry.padded);
+        let (cta, filters) = (&self.candidates.cta, &self.filters);
+        let k = cta.k;
+        let lanes = EntryLanes::new(cta, self.candidates.list.count());
+        self.store_entries(lanes.padded);
         k.sync_threads();
+        let entry = ListEntry::new(&lanes);
 
-        let [key, index, low, high] = [cta.ranked_keys, cta.ranked_indices, cta.ranked_low, cta.ranked_high]
-            .map(|of| of.at(entry.at).load());
-        let mass = k.pack32(low, high);
-        let (counts, above) = (k.var("counts", 0_u32), k.var("above", 0_u64));
-        k.when(entry.is_active, || {
-            let sum = MassSum::new(cta);
-            entry.each_four([cta.ranked_keys, cta.ranked_low, cta.ranked_high], |[other, low, high]| {
-                let is_above = other.gt(key).select(1_u32, 0_u32);
-                sum.add(is_above, low, high);
-                counts.set(counts.get() + is_above + other.ge(key).select(1_u32 << 16, 0_u32));
-            });
-            above.set(sum.get());
-            entry.sum_lanes(&[above], Some(counts));
-        });
-        let (count_above, count_through) = (counts.get() & 0xffff, counts.get() >> 16);
-        // ties have the same mass
-        let above = above.get();
-        let through = above + (count_through - count_above).to_u64() * mass;
-        let is_in_top_k = !filters.top_k | count_above.lt(self.request.top_k);
-        let ends_top_k = filters.top_k & count_through.ge(self.request.top_k);
-
+        let is_in_top_k = !filters.top_k | entry.count_above.lt(self.request.top_k);
+        let ends_top_k = filters.top_k & entry.count_through.ge(self.request.top_k);
         let judged = k.var("judged", self.masses.total);
         k.when(filters.top_p & !filters.top_p_of_all, || {
             let ends = ends_top_k & is_in_top_k;
-            k.when(entry.is_first() & ends, || publish(cta.ranked_sums, through));
+            k.when(lanes.is_first() & ends, || publish(cta.ranked_sums, entry.through));
             k.sync_threads();
             judged.set(published(cta.ranked_sums));
         });
         let target = part_of(self.request.top_p, judged.get());
-        let is_in_top_p = !filters.top_p | above.lt(target);
+        let is_in_top_p = !filters.top_p | entry.above.lt(target);
         let min_weight = filters.min_p.select(self.request.min_p * self.rule.max_weight(), 0.0);
-        let is_heavy = key.reinterpret::<f32>().ge(min_weight);
-        let is_kept = entry.is_first() & is_in_top_k & is_in_top_p & is_heavy;
-        let kept_mass = is_kept.select(mass, 0_u64);
-        let [kept_low, kept_high] = [cta.low, cta.high];
-        k.when(entry.is_first(), || {
-            kept_low.at(entry.at).store(kept_mass.low());
-            kept_high.at(entry.at).store(kept_mass.high());
+        let is_heavy = entry.key.reinterpret::<f32>().ge(min_weight);
+        let is_kept = lanes.is_first() & is_in_top_k & is_in_top_p & is_heavy;
+        let kept_mass = is_kept.select(entry.mass, 0_u64);
+        k.when(lanes.is_first(), || {
+            cta.low.at(lanes.at).store(kept_mass.low());
+            cta.high.at(lanes.at).store(kept_mass.high());
         });
         let kept = k.var("kept", 0_u64);
         k.when_else(
             filters.min_p,
             || kept.set(cta.sum_of_cta(kept_mass)),
             || {
-                let ends_top_p = filters.top_p & through.ge(target);
-                let is_last = ends_top_k | ends_top_p | count_through.ge(count);
-                k.when(is_kept & is_last, || publish(cta.ranked_sums.at(2), through));
+                let ends_top_p = filters.top_p & entry.through.ge(target);
+                let is_last = ends_top_k | ends_top_p | entry.count_through.ge(self.candidates.list.count());
+                k.when(is_kept & is_last, || publish(cta.ranked_sums.at(2), entry.through));
                 k.sync_threads();
                 kept.set(published(cta.ranked_sums.at(2)));
             },
         );
-
-        k.when(entry.is_active, || {
-            let sum = MassSum::new(cta);
-            entry.each_four([cta.ranked_indices, kept_low, kept_high], |[other, low, high]| {
-                sum.add(other.lt(index).select(1_u32, 0_u32), low, high);
-            });
-            let before = k.var("before", sum.get());
-            entry.sum_lanes(&[before], None);
-            let (before, target) = (before.get(), fraction_of(fraction, kept.get()) + 1);
+        k.when(lanes.is_active, || {
+            let before = lanes.kept_before(entry.index);
+            let target = fraction_of(fraction, kept.get()) + 1;
             let is_token = before.lt(target) & (before + kept_mass).ge(target);
-            k.when(is_kept & is_token, || cta.ranked_token.store(index));
+            k.when(is_kept & is_token, || cta.ranked_token.store(entry.index));
         });
         k.sync_threads();
         cta.ranked_token.load()
