@@ -1,6 +1,6 @@
 //! Samplers: large vocabularies with CTAs of 1024 threads, and small ones.
 
-use super::{ALL, CLUSTERS, KernelEntry, entry_with};
+use super::{ALL, CLUSTERS, HOPPER, KernelEntry, entry_with};
 use crate::sampling::{RowCtas, RowKind, SampleConfig, SamplingKernel};
 use tilewright::Dtype::{Bf16, F16, F32};
 
@@ -34,6 +34,11 @@ pub(super) fn all() -> Vec<KernelEntry> {
 
 /// The entry of a kernel for its architectures.
 pub(super) fn entry_of(kernel: SamplingKernel) -> KernelEntry {
-    let is_cluster = matches!(kernel, SamplingKernel::Sample(_, _, row) if row.ctas > 1);
-    entry_with(kernel.name(), if is_cluster { CLUSTERS } else { ALL }, move |name| kernel.record(name))
+    // those that `RowCtas::choose` returns
+    let archs = match kernel {
+        SamplingKernel::Sample(_, _, RowCtas { ctas: 1, threads: 512 }) => HOPPER,
+        SamplingKernel::Sample(_, _, RowCtas { ctas: 2.., .. }) => CLUSTERS,
+        _ => ALL,
+    };
+    entry_with(kernel.name(), archs, move |name| kernel.record(name))
 }

@@ -53,8 +53,8 @@ impl RowCtas {
         match clusters {
             8.. => Self { ctas: 8, threads: 256 },
             2..8 => Self { ctas: 2, threads: 512 },
-            // two fit into the shared memory of an SM
-            0 if arch < 120 => Self { ctas: 1, threads: 512 },
+            // two fit into an SM; spills on sm_100
+            0 if arch < 100 => Self { ctas: 1, threads: 512 },
             0 | 1 => Self { ctas: 1, threads: cta_threads(vocab) },
         }
     }
