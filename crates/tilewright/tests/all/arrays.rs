@@ -3,8 +3,8 @@
 //! Memory outside the view is NaN, so that reads of it spoil the result and writes to it are detected.
 #![allow(dead_code, reason = "several test binaries include this file and use parts of it")]
 
-use half::{bf16, f16};
-use tilewright::{Dtype, E4m3, E5m2, Element, View, ViewMut, reference::quant::quantize};
+use crate::elements::Elements;
+use tilewright::{Dtype, View, ViewMut, reference::quant::quantize};
 
 pub(crate) const DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::Bf16];
 
@@ -17,36 +17,15 @@ pub(crate) enum Layout {
     Dense,
     /// Row-major with 3 unused elements after each row.
     Padded,
+    /// Row-major with 8 unused elements after each row, so that rows remain aligned to vectors.
+    Aligned,
     /// The first two of three axes swapped in memory, with a gap after each row.
     HeadsFirst,
 }
 
-#[derive(Debug, Clone, PartialEq)]
-enum Data {
-    F32(Vec<f32>),
-    F16(Vec<f16>),
-    Bf16(Vec<bf16>),
-    E4m3(Vec<E4m3>),
-    E5m2(Vec<E5m2>),
-    I8(Vec<i8>),
-}
-
-macro_rules! each_data {
-    ($data:expr, $slice:ident => $body:expr) => {
-        match $data {
-            Data::F32($slice) => $body,
-            Data::F16($slice) => $body,
-            Data::Bf16($slice) => $body,
-            Data::E4m3($slice) => $body,
-            Data::E5m2($slice) => $body,
-            Data::I8($slice) => $body,
-        }
-    };
-}
-
 #[derive(Debug, Clone)]
 pub(crate) struct Array {
-    data: Data,
+    data: Elements,
     pub(crate) shape: Vec<usize>,
     strides: Vec<usize>,
 }
@@ -61,14 +40,7 @@ impl Array {
         for (i, &value) in values.iter().enumerate() {
             wide[offset(i, shape, &strides)] = value;
         }
-        let data = match dtype {
-            Dtype::F32 => Data::F32(wide),
-            Dtype::F16 => Data::F16(wide.into_iter().map(Element::from_f32).collect()),
-            Dtype::Bf16 => Data::Bf16(wide.into_iter().map(Element::from_f32).collect()),
-            Dtype::E4m3 => Data::E4m3(wide.into_iter().map(Element::from_f32).collect()),
-            Dtype::E5m2 => Data::E5m2(wide.into_iter().map(Element::from_f32).collect()),
-            Dtype::I8 => Data::I8(wide.into_iter().map(Element::from_f32).collect()),
-        };
+        let data = Elements::new(dtype, &wide);
         Self { data, shape: shape.to_vec(), strides }
     }
 
@@ -81,16 +53,16 @@ impl Array {
     }
 
     pub(crate) fn view(&self) -> View<'_> {
-        each_data!(&self.data, data => View::strided(data, &self.shape, &self.strides)).unwrap()
+        self.data.strided(0, &self.shape, &self.strides)
     }
 
     pub(crate) fn view_mut(&mut self) -> ViewMut<'_> {
-        each_data!(&mut self.data, data => ViewMut::strided(data, &self.shape, &self.strides)).unwrap()
+        self.data.strided_mut(0, &self.shape, &self.strides)
     }
 
     /// All values in logical row-major order.
     pub(crate) fn values(&self) -> Vec<f64> {
-        let memory = self.memory();
+        let memory = self.data.to_f32();
         let count = self.shape.iter().product();
         (0..count).map(|i| f64::from(memory[offset(i, &self.shape, &self.strides)])).collect()
     }
@@ -102,7 +74,7 @@ impl Array {
 
     /// Whether the gaps between rows are still NaN.
     pub(crate) fn gaps_untouched(&self) -> bool {
-        let mut memory = self.memory();
+        let mut memory = self.data.to_f32();
         let count: usize = self.shape.iter().product();
         (0..count).for_each(|i| memory[offset(i, &self.shape, &self.strides)] = f32::NAN);
         memory.iter().all(|value| value.is_nan())
@@ -112,9 +84,9 @@ impl Array {
     /// arithmetic before that rounding.
     pub(crate) fn assert_close(&self, expected: &[f64], slack: impl Fn(usize) -> f64, what: &str) {
         let (unit, smallest) = match self.data {
-            Data::F32(_) => (F32_UNIT, 2f64.powi(-150)),
-            Data::F16(_) => (2f64.powi(-11), 2f64.powi(-25)),
-            Data::Bf16(_) => (2f64.powi(-8), 2f64.powi(-134)),
+            Elements::F32(_) => (F32_UNIT, 2f64.powi(-150)),
+            Elements::F16(_) => (2f64.powi(-11), 2f64.powi(-25)),
+            Elements::Bf16(_) => (2f64.powi(-8), 2f64.powi(-134)),
             _ => panic!("8-bit results are compared by assert_quantized"),
         };
         let actual = self.values();
@@ -145,10 +117,6 @@ impl Array {
         // int8 has no NaN to fill gaps with
         assert!(dtype == Dtype::I8 || self.gaps_untouched(), "{what}: wrote between the rows");
     }
-
-    fn memory(&self) -> Vec<f32> {
-        each_data!(&self.data, data => data.iter().map(|value| Element::to_f32(*value)).collect())
-    }
 }
 
 /// Bell-shaped values between -6 and 6 with deviation about 1.7.
@@ -163,7 +131,12 @@ pub(crate) fn random(count: usize, seed: u64) -> Vec<f32> {
 
 fn strides(shape: &[usize], layout: Layout) -> Vec<usize> {
     let width = shape[shape.len() - 1];
-    let row = if layout == Layout::Dense { width } else { width + 3 };
+    let row = width
+        + match layout {
+            Layout::Dense => 0,
+            Layout::Padded | Layout::HeadsFirst => 3,
+            Layout::Aligned => 8,
+        };
     match (shape, layout) {
         ([_], _) => vec![1],
         ([_, _], _) => vec![row, 1],
