@@ -1,12 +1,9 @@
 //! Operator kernels beside attention in the simulator, against their f64 definitions, with many seeds.
 
-mod activation;
 mod append;
 mod bits;
-mod elementwise;
+mod far_rows;
 mod gemm;
 mod merge;
-mod norm;
-mod rope;
 mod rows;
 mod simulate;

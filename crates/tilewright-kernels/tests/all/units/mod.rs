@@ -7,5 +7,6 @@ mod entries;
 mod items;
 mod mla_config;
 mod mma_config;
+mod norm_config;
 mod params;
 mod row_partition;

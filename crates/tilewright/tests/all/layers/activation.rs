@@ -47,8 +47,10 @@ fn check<B: Backend>(activation: Activation, x: &Array, layout: Layout, backend:
 fn activations_match_the_oracle<B: Backend>(backends: &[B]) {
     for (backend, activation) in backends_and_activations(backends) {
         for dtype in DTYPES {
-            for (rows, d) in [(1, 1), (3, 5), (2, 64), (17, 1001), (0, 4)] {
-                for layout in [Layout::Dense, Layout::Padded] {
+            for (rows, d) in
+                [(1, 1), (3, 5), (2, 64), (17, 1001), (0, 4), (3, 8), (1, 96), (2, 1024), (3, 2056)]
+            {
+                for layout in [Layout::Dense, Layout::Padded, Layout::Aligned] {
                     check(activation, &Array::random(dtype, &[rows, 2 * d], layout, 1), layout, backend);
                 }
             }
@@ -71,14 +73,15 @@ fn tails_keep_their_relative_accuracy<B: Backend>(backends: &[B]) {
 
 fn nan_and_infinity_follow_the_formulas<B: Backend>(backends: &[B]) {
     for (backend, activation) in backends_and_activations(backends) {
-        let gates = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1.0];
-        let factors = [1.0, 2.0, 1.0, f32::NAN];
-        let x = Array::new(Dtype::F32, &[1, 8], Layout::Dense, &[gates, factors].concat());
-        let mut out = Array::zeros(Dtype::F32, &[1, 4], Layout::Dense);
+        let gates = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1.0, -1e30, 1e30, 0.0, -0.0];
+        let factors = [1.0, 2.0, 1.0, f32::NAN, 1.0, 1.0, 1.0, 1.0];
+        let x = Array::new(Dtype::F32, &[1, 16], Layout::Dense, &[gates, factors].concat());
+        let mut out = Array::zeros(Dtype::F32, &[1, 8], Layout::Dense);
         act_and_mul(backend, activation, x.view(), out.view_mut()).unwrap();
         let out = out.values();
         assert!(out[0].is_nan() && out[2].is_nan() && out[3].is_nan(), "{activation:?} {out:?}");
         assert_eq!(out[1], f64::INFINITY);
+        assert_eq!(out[4..], [0.0, f64::from(1e30_f32), 0.0, 0.0], "{activation:?}");
     }
 }
 

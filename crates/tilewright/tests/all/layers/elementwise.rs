@@ -13,12 +13,14 @@ const FUNCTIONS: [ElementFunction; 4] = [
     ElementFunction::SoftCap { cap: 30.0 },
     ElementFunction::SoftCap { cap: 0.75 },
 ];
-const SHAPES: [[usize; 2]; 5] = [[1, 1], [3, 5], [2, 64], [17, 1001], [0, 4]];
+const SHAPES: [[usize; 2]; 9] =
+    [[1, 1], [3, 5], [2, 64], [17, 1001], [0, 4], [3, 8], [2, 96], [1, 1024], [2, 2056]];
+const LAYOUTS: [Layout; 3] = [Layout::Dense, Layout::Padded, Layout::Aligned];
 
 fn functions_match_the_oracle<B: Backend>(backends: &[B]) {
     for (backend, function) in backends.iter().flat_map(|backend| FUNCTIONS.map(|f| (backend, f))) {
         for (dtype, shape) in DTYPES.into_iter().flat_map(|dtype| SHAPES.map(|shape| (dtype, shape))) {
-            for layout in [Layout::Dense, Layout::Padded] {
+            for layout in LAYOUTS {
                 let mut x = Array::random(dtype, &shape, layout, 3);
                 let expected: Vec<f64> = x.values().into_iter().map(|x| map(function, x)).collect();
                 map_in_place(backend, function, x.view_mut()).unwrap();
@@ -33,7 +35,7 @@ fn functions_match_the_oracle<B: Backend>(backends: &[B]) {
 fn sums_are_rounded_once<B: Backend>(backends: &[B]) {
     for (backend, dtype) in backends.iter().flat_map(|backend| DTYPES.map(|dtype| (backend, dtype))) {
         for (to, shape) in DTYPES.into_iter().flat_map(|to| SHAPES.map(|shape| (to, shape))) {
-            for layout in [Layout::Dense, Layout::Padded] {
+            for layout in LAYOUTS {
                 let x = Array::random(dtype, &shape, layout, 4);
                 let mut residual = Array::random(Dtype::F32, &shape, layout, 5);
                 let mut out = Array::zeros(to, &shape, layout);

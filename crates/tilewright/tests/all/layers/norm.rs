@@ -11,7 +11,25 @@ use tilewright::{
 const EPS: f32 = 0.125;
 
 /// Shapes with widths around the number of lanes; one is per-head.
-const SHAPES: [&[usize]; 7] = [&[1, 1], &[3, 5], &[2, 16], &[4, 129], &[33, 1000], &[5, 3, 64], &[1, 2, 7]];
+const SHAPES: [&[usize]; 17] = [
+    &[1, 1],
+    &[3, 5],
+    &[2, 16],
+    &[4, 129],
+    &[33, 1000],
+    &[5, 3, 64],
+    &[1, 2, 7],
+    &[5, 8],
+    &[3, 24],
+    &[3, 128],
+    &[2, 256],
+    &[2, 1024],
+    &[2, 1032],
+    &[1, 1280],
+    &[2, 4096],
+    &[1, 5120],
+    &[1, 33_000], // longer than the registers of a CTA
+];
 
 fn expected(x: &[f64], weight: &[f64], offset: f64) -> Vec<f64> {
     let rows = x.chunks(weight.len());
@@ -24,11 +42,15 @@ fn slack(expected: &[f64], width: usize) -> impl Fn(usize) -> f64 {
 }
 
 fn layouts(shape: &[usize]) -> &'static [Layout] {
-    if shape.len() == 3 {
-        &[Layout::Dense, Layout::Padded, Layout::HeadsFirst]
-    } else {
-        &[Layout::Dense, Layout::Padded]
+    match shape {
+        [_, _, _] => &[Layout::Dense, Layout::Padded, Layout::HeadsFirst],
+        [_, 33_000] => &[Layout::Dense],
+        _ => &[Layout::Dense, Layout::Padded, Layout::Aligned],
     }
+}
+
+fn with_offset(weight: &Array, offset: f64) -> NormWeight<'_> {
+    if offset == 0.0 { NormWeight::new(weight.view()) } else { NormWeight::gemma(weight.view()) }
 }
 
 fn each_case<B: Backend>(backends: &[B], test: impl Fn(&B, Dtype, &[usize], Layout)) {
@@ -45,8 +67,7 @@ fn rmsnorm_matches_the_oracle<B: Backend>(backends: &[B]) {
         let x = Array::random(dtype, shape, layout, 1);
         let weight = Array::random(dtype, &[width], Layout::Dense, 2);
         for offset in [0.0, 1.0] {
-            let typed =
-                if offset == 0.0 { NormWeight::new(weight.view()) } else { NormWeight::gemma(weight.view()) };
+            let typed = with_offset(&weight, offset);
             let what = format!("{dtype} {shape:?} {layout:?} offset {offset}");
             let expected = expected(&x.values(), &weight.values(), offset);
             let mut out = Array::zeros(dtype, shape, layout);
@@ -63,15 +84,18 @@ fn rmsnorm_matches_the_oracle<B: Backend>(backends: &[B]) {
 fn fused_add_keeps_the_sum_in_f32_and_stores_it_rounded<B: Backend>(backends: &[B]) {
     each_case(backends, |backend, dtype, shape, layout| {
         let width = shape[shape.len() - 1];
-        let mut x = Array::random(dtype, shape, layout, 3);
-        let mut residual = Array::random(dtype, shape, Layout::Padded, 4);
-        let weight = Array::random(Dtype::F32, &[width], Layout::Dense, 5);
-        let sum: Vec<f64> = x.values().iter().zip(residual.values()).map(|(x, r)| x + r).collect();
-        let expected = expected(&sum, &weight.values(), 0.0);
-        fused_add_rmsnorm(backend, x.view_mut(), residual.view_mut(), weight.view(), EPS).unwrap();
-        let what = format!("{dtype} {shape:?} {layout:?}");
-        x.assert_close(&expected, slack(&expected, width), &what);
-        residual.assert_close(&sum, |i| sum[i].abs() * F32_UNIT, &format!("{what}: residual"));
+        for offset in [0.0, 1.0] {
+            let mut x = Array::random(dtype, shape, layout, 3);
+            let mut residual = Array::random(dtype, shape, Layout::Padded, 4);
+            let weight = Array::random(Dtype::F32, &[width], Layout::Dense, 5);
+            let sum: Vec<f64> = x.values().iter().zip(residual.values()).map(|(x, r)| x + r).collect();
+            let expected = expected(&sum, &weight.values(), offset);
+            let typed = with_offset(&weight, offset);
+            fused_add_rmsnorm(backend, x.view_mut(), residual.view_mut(), typed, EPS).unwrap();
+            let what = format!("{dtype} {shape:?} {layout:?} offset {offset}");
+            x.assert_close(&expected, slack(&expected, width), &what);
+            residual.assert_close(&sum, |i| sum[i].abs() * F32_UNIT, &format!("{what}: residual"));
+        }
     });
 }
 
@@ -137,8 +161,7 @@ fn layer_norm_matches_the_oracle<B: Backend>(backends: &[B]) {
         let x = Array::new(dtype, shape, layout, &x);
         let [weight, bias] = [2, 3].map(|seed| Array::random(Dtype::F32, &[width], Layout::Dense, seed));
         for (out_dtype, offset) in DTYPES.iter().flat_map(|&of| [0.0, 1.0].map(|offset| (of, offset))) {
-            let typed =
-                if offset == 0.0 { NormWeight::new(weight.view()) } else { NormWeight::gemma(weight.view()) };
+            let typed = with_offset(&weight, offset);
             let (factors, biases) = (weight.values(), bias.values());
             let rows = x.values();
             let rows = rows

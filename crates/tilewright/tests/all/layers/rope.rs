@@ -43,14 +43,28 @@ fn unscaled_frequencies(rotary_dim: usize, theta: f64) -> Vec<f64> {
     (0..rotary_dim / 2).map(|pair| frequency(pair, rotary_dim, theta)).collect()
 }
 
-const SHAPES: [([usize; 3], usize); 6] =
-    [([1, 1, 2], 2), ([3, 4, 64], 64), ([2, 3, 80], 32), ([5, 1, 6], 6), ([40, 8, 128], 128), ([2, 0, 8], 8)];
+/// Tokens, heads and dims, rotated dims: with and without other elements and vectors; more threads per token than a CTA has; no heads.
+const SHAPES: [([usize; 3], usize); 13] = [
+    ([1, 1, 2], 2),
+    ([3, 4, 64], 64),
+    ([2, 3, 80], 32),
+    ([5, 1, 6], 6),
+    ([40, 8, 128], 128),
+    ([2, 0, 8], 8),
+    ([3, 5, 16], 16),
+    ([3, 5, 128], 64),
+    ([3, 5, 192], 96),
+    ([3, 5, 72], 64),
+    ([3, 5, 7], 6),
+    ([3, 5, 30], 2),
+    ([2, 150, 128], 112),
+];
 
 fn rotation_matches_the_oracle<B: Backend>(backends: &[B]) {
     for (backend, dtype) in backends.iter().flat_map(|backend| DTYPES.map(|dtype| (backend, dtype))) {
         for (shape, rotary_dim) in SHAPES {
             for style in STYLES {
-                for layout in [Layout::Dense, Layout::Padded, Layout::HeadsFirst] {
+                for layout in [Layout::Dense, Layout::Padded, Layout::Aligned, Layout::HeadsFirst] {
                     let rope = Rope::new(rotary_dim, 10_000.0).unwrap().with_style(style);
                     let ids: Vec<i32> = (0..shape[0] as i32).map(|i| 7 * i).collect();
                     let q = Array::random(dtype, &shape, layout, 1);
@@ -178,13 +192,13 @@ fn on_the_cpu_a_table_gives_the_same_bits() {
     }
 }
 
-/// Queries and keys may differ in dtype, and positions may repeat.
+/// Queries and keys may differ in dtype, there may be no keys, and positions may repeat.
 fn queries_and_keys_may_differ<B: Backend>(backends: &[B]) {
     let (rope, ids) = (Rope::new(16, 10_000.0).unwrap(), [3, 3, 0]);
     let frequencies = unscaled_frequencies(16, 10_000.0);
-    for backend in backends {
+    for (backend, k_heads) in backends.iter().flat_map(|backend| [1, 0].map(|heads| (backend, heads))) {
         let q = Array::random(Dtype::F32, &[3, 2, 16], Layout::Dense, 1);
-        let k = Array::random(Dtype::Bf16, &[3, 1, 16], Layout::Padded, 2);
+        let k = Array::random(Dtype::Bf16, &[3, k_heads, 16], Layout::Padded, 2);
         let (mut q_out, mut k_out) = (q.clone(), k.clone());
         apply_rope(backend, q_out.view_mut(), k_out.view_mut(), Positions::Ids(&ids), &rope).unwrap();
         check(&q_out, &q, &ids, &frequencies, RopeStyle::Neox);
