@@ -27,6 +27,21 @@ macro_rules! judge_backends {
 }
 pub(crate) use judge_backends;
 
+/// The same, and a test on the body of attention without tensor cores.
+macro_rules! judge_bodies {
+    ($($property:ident),+ $(,)?) => {
+        crate::judge_backends!($($property),+);
+        mod simt {
+            $(#[test] fn $property() {
+                crate::judge::set_stride(24);
+                super::$property(&[crate::staged::without_tensor_cores()]);
+                crate::judge::report(concat!(module_path!(), "::", stringify!($property)));
+            })+
+        }
+    };
+}
+pub(crate) use judge_bodies;
+
 /// Type-checks the properties without running them. A GPU has separate kernel bodies for few and for many rows: results for other
 /// chunk sizes are equally correct but differ in bits.
 macro_rules! judge_one_arithmetic {
@@ -59,6 +74,8 @@ mod hopper;
 #[path = "../../../tilewright/tests/all/judge.rs"]
 mod judge;
 mod kernel_loads;
+#[path = "../../../tilewright/tests/all/narrow_sum.rs"]
+mod narrow_sum;
 mod other_device;
 mod plan_on_device;
 

@@ -1,7 +1,12 @@
 //! The backends that the conformance tests run on, for tensors on the host.
 
 use std::sync::OnceLock;
-use tilewright_cuda::{Device, Gpu, Simulator, Staged};
+use tilewright::{RecordedGraph, Result, tensor::DeviceMemory};
+use tilewright_cuda::{
+    Device, Gpu, Simulator, Staged,
+    machine::{Limits, Machine},
+};
+use tilewright_ptx::{ir::Kernel, sim::Arg};
 
 /// The backend in a simulator with few SMs, so that they share work.
 pub(crate) fn simulated() -> Staged<Simulator> {
@@ -11,6 +16,47 @@ pub(crate) fn simulated() -> Staged<Simulator> {
 /// The same on Hopper.
 pub(crate) fn simulated_hopper() -> Staged<Simulator> {
     Staged(Gpu::new(Simulator::new(90, 3)))
+}
+
+/// Methods that those of the field implement.
+macro_rules! forward {
+    ($(fn $method:ident(&self $(, $argument:ident: $Type:ty)*) -> $Output:ty;)+) => {$(
+        fn $method(&self $(, $argument: $Type)*) -> $Output {
+            self.0.$method($($argument),*)
+        }
+    )+};
+}
+
+/// A simulator that reports an architecture for which attention has the body `simt` alone.
+#[derive(Debug, Clone)]
+pub(crate) struct WithoutTensorCores(Simulator);
+
+impl Machine for WithoutTensorCores {
+    type Function = <Simulator as Machine>::Function;
+
+    fn limits(&self) -> Limits {
+        Limits { arch: 70, ..self.0.limits() }
+    }
+
+    forward! {
+        fn describe(&self) -> String;
+        fn is_recording(&self) -> Result<bool>;
+        fn load(&self, kernel: &Kernel) -> Result<Self::Function>;
+        fn launch(&self, function: &Self::Function, grid: [u32; 3], args: &[Arg]) -> Result<()>;
+        fn launch_serialized(&self, function: &Self::Function, grid: [u32; 3], args: &[Arg]) -> Result<()>;
+        fn allocate(&self, bytes: usize) -> Result<DeviceMemory>;
+        fn write(&self, to: u64, bytes: &[u8]) -> Result<()>;
+        fn read(&self, from: u64, bytes: &mut [u8]) -> Result<()>;
+        fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<()>;
+        fn fill(&self, to: u64, value: u8, bytes: usize) -> Result<()>;
+        fn synchronize(&self) -> Result<()>;
+        fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Option<Box<dyn RecordedGraph>>>;
+    }
+}
+
+/// The backend whose attention has the body `simt` alone.
+pub(crate) fn without_tensor_cores() -> Staged<WithoutTensorCores> {
+    Staged(Gpu::new(WithoutTensorCores(Simulator::new(80, 3))))
 }
 
 /// The backend on the GPU of this machine, with a stream that tests share; without a GPU, prints the reason.

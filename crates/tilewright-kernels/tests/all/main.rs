@@ -2,14 +2,12 @@
 
 mod attention;
 mod golden;
+#[path = "../../../tilewright/tests/all/narrow_sum.rs"]
+mod narrow_sum;
 mod pages;
 mod plan_device;
 mod real;
 mod sampling;
-mod scalar_attention;
 mod small;
 mod units;
 mod variant;
-
-// modules that the engine's tests share use `crate::` paths to each other
-use scalar_attention::{elements, generator, run, sample};

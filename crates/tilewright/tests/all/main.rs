@@ -1,7 +1,7 @@
 //! Integration tests of the crate: one binary, one module per subject, shared helpers at the root.
 //!
 //! Properties are functions generic over [`tilewright::Backend`], `fn property<B: Backend + ..>(backends: &[B])`, so that the same
-//! code checks every backend; `judge_backends!` turns them into tests. Test binaries of `tilewright-cuda` and `tilewright-kernels`
+//! code checks every backend; `judge_backends!` turns them into tests, `judge_bodies!` those of attention on each body of its kernel. Test binaries of `tilewright-cuda` and `tilewright-kernels`
 //! include the same files, with the same helpers at their roots.
 
 #![allow(clippy::excessive_nesting, clippy::type_complexity, reason = "grids of cases are nested loops")]
@@ -17,7 +17,7 @@ macro_rules! judge_backends {
         }
     };
 }
-pub(crate) use judge_backends;
+pub(crate) use {judge_backends, judge_backends as judge_bodies};
 
 /// The same for properties of backends that compute every row with one operation order, independent of the tile.
 macro_rules! judge_one_arithmetic {
@@ -43,6 +43,7 @@ mod generator;
 mod judge;
 mod layers;
 mod memory;
+mod narrow_sum;
 mod packed;
 mod quant;
 mod run;

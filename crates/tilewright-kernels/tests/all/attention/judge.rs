@@ -3,9 +3,10 @@
 use super::{
     case::Case,
     numbers::number,
+    schedule::Segment,
     world::{Outputs, World},
 };
-use crate::scalar_attention::{sample::narrow_sum, schedule::Segment};
+use crate::narrow_sum::narrow_sum;
 use tilewright::{
     Dtype, E4m3,
     attention::variant::{ExpressionVariant, Plain, Variant},

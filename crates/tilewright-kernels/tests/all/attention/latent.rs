@@ -4,9 +4,9 @@ use super::{
     case::{CAUSAL, Case, FULL, SPOILED},
     judge::check,
     numbers::bytes,
+    schedule::Segment,
     world::World,
 };
-use crate::scalar_attention::schedule::Segment;
 use std::ops::Range;
 use tilewright::{Dtype, HeadDim};
 use tilewright_kernels::attention::{

@@ -8,6 +8,7 @@ mod hooks;
 mod judge;
 mod latent;
 mod numbers;
+mod schedule;
 mod shapes;
 mod wgmma;
 mod world;

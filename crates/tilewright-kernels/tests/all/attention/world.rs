@@ -3,8 +3,8 @@
 use super::{
     case::{Case, Scales},
     numbers::{bytes, noise},
+    schedule::{Cut, Schedule, Segment, pack_bits, request_rows},
 };
-use crate::scalar_attention::schedule::{Cut, Schedule, Segment, pack_bits, request_rows};
 use tilewright::attention::variant::ExpressionVariant;
 use tilewright_kernels::{
     attention::{
@@ -235,8 +235,7 @@ impl World {
     fn schedule(&self) -> Schedule {
         let case = &self.case;
         let cut = Cut { rows: case.q_rows(), keys: case.piece, workers: case.workers };
-        let all = |segment: &Segment, _| 0..segment.kv_len;
-        Schedule::new(&self.segments, request_rows(&case.lengths), (case.group(), cut), all)
+        Schedule::new(&self.segments, request_rows(&case.lengths), (case.group(), cut))
     }
 
     pub(crate) fn run(&self, kernel: &Kernel, seed: u64) -> Result<Outputs, Fault> {

@@ -10,3 +10,4 @@ mod mma_config;
 mod norm_config;
 mod params;
 mod row_partition;
+mod simt_config;

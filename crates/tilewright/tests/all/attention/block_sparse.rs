@@ -147,7 +147,7 @@ fn blocks_of_any_size_agree_with_the_oracle<B: Backend + Clone>(backends: &[B]) 
     }
 }
 
-crate::judge_backends!(
+crate::judge_bodies!(
     blocks_agree_with_the_oracle,
     small_blocks_with_one_head_are_causal,
     blocks_of_any_size_agree_with_the_oracle

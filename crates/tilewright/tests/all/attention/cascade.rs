@@ -429,7 +429,7 @@ fn partial_pages_are_not_shared<B: Backend + Clone>(backends: &[B]) {
     }
 }
 
-crate::judge_backends!(
+crate::judge_bodies!(
     pages_under_a_packed_mask_are_not_shared,
     partial_pages_are_not_shared,
     levels_agree_with_the_oracle,

@@ -188,7 +188,7 @@ fn one_key_gives_its_value<B: Backend + Clone + Sync>(backends: &[B]) {
     }
 }
 
-crate::judge_backends!(
+crate::judge_bodies!(
     nan_in_masked_keys_and_values_does_not_reach_rows,
     nan_and_infinities_in_visible_keys_spread_as_in_the_oracle,
     nan_and_infinities_in_visible_values_spread_as_in_the_oracle,

@@ -307,7 +307,7 @@ fn queries_and_outputs_of_eight_bits() {
     }
 }
 
-crate::judge_backends!(
+crate::judge_bodies!(
     every_pattern_is_exact_as_a_value,
     every_pattern_is_exact_as_a_key,
     every_pattern_is_exact_in_16_bits,

@@ -230,7 +230,7 @@ fn tree_masks_equal_packed_flags() {
     assert_eq!(mask.bytes(), expected);
 }
 
-crate::judge_backends!(
+crate::judge_bodies!(
     windows_agree_with_the_oracle,
     packed_masks_agree_with_the_oracle,
     packed_masks_equal_built_in_masks,

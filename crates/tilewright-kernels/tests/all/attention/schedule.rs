@@ -27,7 +27,7 @@ pub(crate) struct Segment {
 pub(crate) struct Cut {
     /// Packed rows per item.
     pub(crate) rows: usize,
-    /// Keys per piece, a multiple of 64; 0 for no split.
+    /// Keys per piece, a multiple of 64.
     pub(crate) keys: usize,
     pub(crate) workers: usize,
 }
@@ -45,13 +45,8 @@ pub(crate) struct Schedule {
 }
 
 impl Schedule {
-    /// Splits `segments`, sorted by keys; `visible` returns the range of keys of a segment that some of its rows see.
-    pub(crate) fn new(
-        segments: &[Segment],
-        requests: Vec<RequestRows>,
-        (group, cut): (usize, Cut),
-        visible: impl Fn(&Segment, Range<usize>) -> Range<usize>,
-    ) -> Self {
+    /// Splits `segments`, sorted by keys.
+    pub(crate) fn new(segments: &[Segment], requests: Vec<RequestRows>, (group, cut): (usize, Cut)) -> Self {
         let mut schedule = Self { requests, workers: cut.workers, ..Self::default() };
         let heads = segments.iter().map(|segment| segment.kv_heads.end).max().unwrap_or(0);
         let tokens = (cut.rows / group).max(1);
@@ -59,7 +54,7 @@ impl Schedule {
             for segment in segments.iter().filter(|segment| segment.kv_heads.contains(&head)) {
                 for begin in segment.qo.clone().step_by(tokens) {
                     let qo = begin..(begin + tokens).min(segment.qo.end);
-                    let pieces = pieces(visible(segment, qo.clone()), cut.keys);
+                    let pieces = pieces(segment.kv_len, cut.keys);
                     schedule.push(segment, (head, &qo), &pieces, group);
                 }
             }
@@ -171,12 +166,8 @@ pub(crate) fn pack_bits(shown: &[Vec<bool>]) -> (Vec<u8>, Vec<u64>) {
 }
 
 /// Splits at multiples of `keys`; one empty piece without keys.
-fn pieces(kv: Range<usize>, keys: usize) -> Vec<Range<usize>> {
-    if keys == 0 || kv.is_empty() {
-        return vec![kv];
-    }
-    let (first, last) = (kv.start / keys, kv.end.div_ceil(keys));
-    (first..last).map(|piece| (piece * keys).max(kv.start)..((piece + 1) * keys).min(kv.end)).collect()
+fn pieces(kv_len: usize, keys: usize) -> Vec<Range<usize>> {
+    (0..kv_len.max(1)).step_by(keys).map(|begin| begin..kv_len.min(begin + keys)).collect()
 }
 
 fn item(
