@@ -1,10 +1,10 @@
-//! Mutants of kernels, run in the simulator by the tests of the kernels crate.
+//! Mutants of kernels, run in the simulator by the tests of the kernels crate and by the engine's tests on the simulated backend.
 //!
 //! 1. Builds the tests with the feature `mutation` of tilewright-ptx.
 //! 2. Runs each test alone: records its duration, and the mutations of the kernels that it launches.
 //! 3. Samples mutations per kernel and runs the tests that execute them, fastest first, until one fails.
 //!
-//! A mutation applies to all configurations of a kernel. A test that exceeds its time limit has detected the mutant.
+//! A mutation applies to all configurations of a kernel, whose names begin alike. A test that exceeds its time limit has detected the mutant.
 
 use super::{Record, Score, Survivor};
 use crate::{cargo, gate::parallel};
@@ -17,10 +17,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-const PACKAGE: &str = "tilewright-kernels";
+/// Packages with tests that launch kernels in the simulator, and the prefix of these tests.
+const PACKAGES: [(&str, &str); 2] = [("tilewright-kernels", ""), ("tilewright-cuda", "conformance::")];
 
-/// Tests that edit kernels themselves.
-const EXCLUDED: &str = "faults::";
+/// Tests that edit kernels themselves, and tests on a GPU.
+const EXCLUDED: [&str; 2] = ["faults::", "::gpu::"];
 
 /// The options of `cargo xtask mutants ir`.
 #[derive(Debug, PartialEq, Eq)]
@@ -50,6 +51,7 @@ impl Options {
 
 /// A test function of a test binary.
 struct Test {
+    package: &'static str,
     binary: PathBuf,
     name: String,
     /// The maximum duration of a run.
@@ -107,19 +109,23 @@ pub(super) fn run(root: &Path, options: &Options) -> Result<(), String> {
 
 /// Builds the test binaries and lists their tests.
 fn tests(root: &Path) -> Result<Vec<Test>, String> {
-    let targets = [PACKAGE, "--tests", "--features", "tilewright-ptx/mutation"];
-    let messages = cargo::build(root, &["test", "--no-run"], &targets)?;
-    let binaries = messages.iter().filter_map(|message| message["executable"].as_str().map(PathBuf::from));
     let mut tests = Vec::new();
-    for binary in binaries {
+    for (package, prefix) in PACKAGES {
+        let targets = [package, "--test", "all", "--features", "tilewright-ptx/mutation"];
+        let messages = cargo::build(root, &["test", "--no-run"], &targets)?;
+        let Some(binary) = messages.iter().find_map(|message| message["executable"].as_str()) else {
+            return Err(format!("{package} has no tests"));
+        };
+        let binary = PathBuf::from(binary);
         let list = Command::new(&binary).arg("--list").output();
         let list = list.map_err(|why| format!("{}: {why}", binary.display()))?;
         let list = String::from_utf8_lossy(&list.stdout).into_owned();
         let names = list
             .lines()
             .filter_map(|line| line.strip_suffix(": test"))
-            .filter(|name| !name.contains(EXCLUDED));
+            .filter(|name| name.starts_with(prefix) && !EXCLUDED.iter().any(|part| name.contains(part)));
         tests.extend(names.map(|name| Test {
+            package,
             binary: binary.clone(),
             name: name.to_owned(),
             limit: Duration::from_secs(600),
@@ -170,7 +176,7 @@ impl Test {
             .args(["--exact", &self.name, "--test-threads", "1"])
             .env("TILEWRIGHT_MUTANT", action)
             .env_remove("RUST_BACKTRACE")
-            .current_dir(root.join("crates").join(PACKAGE))
+            .current_dir(root.join("crates").join(self.package))
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn();
@@ -263,14 +269,14 @@ mod tests {
     #[test]
     fn failures_and_hangs_are_not_passes() {
         let root = tempfile::tempdir().unwrap();
-        std::fs::create_dir_all(root.path().join("crates").join(super::PACKAGE)).unwrap();
+        std::fs::create_dir_all(root.path().join("crates/a")).unwrap();
         let passes = |script: &str| {
             let binary = root.path().join("binary");
             // written by another process: a fork of another test could inherit a descriptor, and the file would be busy
             let write = "printf '#!/bin/sh\\n%s\\n' \"$2\" >\"$1\" && chmod 755 \"$1\"";
             let written = Command::new("sh").args(["-c", write, "sh"]).arg(&binary).arg(script).status();
             assert!(written.is_ok_and(|status| status.success()));
-            let test = Test { binary, name: "a".to_owned(), limit: Duration::from_secs(5) };
+            let test = Test { package: "a", binary, name: "a".to_owned(), limit: Duration::from_secs(5) };
             test.passes(root.path(), "run a b")
         };
         assert!(passes("test \"$2 $TILEWRIGHT_MUTANT\" = 'a run a b'"));

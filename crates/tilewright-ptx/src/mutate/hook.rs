@@ -4,6 +4,8 @@
 //!
 //! - `list FILE` appends the kernel's mutations to the file, one line `kernel<TAB>mutation` each, once per process.
 //! - `run KERNEL ID` runs the mutant in place of each kernel that has this name and mutation.
+//!
+//! The name is that of all configurations: it ends before the first part with a digit.
 
 use super::mutations;
 use crate::ir::Kernel;
@@ -29,8 +31,19 @@ pub(crate) fn mutant(kernel: &Kernel) -> Option<Kernel> {
         return None;
     }
     let (name, id) = ACTION.strip_prefix("run ")?.split_once(' ')?;
-    let found = if name == kernel.name { mutations(kernel).into_iter().find(|it| it.id == id) } else { None };
+    let found = if name == family(&kernel.name) {
+        mutations(kernel).into_iter().find(|it| it.id == id)
+    } else {
+        None
+    };
     Some(found?.apply(kernel))
+}
+
+/// `rmsnorm` of `rmsnorm_bf16_bf16_8_128x4`.
+fn family(name: &str) -> &str {
+    let parts = name.split('_').take_while(|part| !part.contains(|c: char| c.is_ascii_digit()));
+    let len = parts.map(|part| part.len() + 1).sum::<usize>();
+    &name[..len.saturating_sub(1)]
 }
 
 fn list(kernel: &Kernel, file: &str) -> std::io::Result<()> {
@@ -38,7 +51,7 @@ fn list(kernel: &Kernel, file: &str) -> std::io::Result<()> {
     let mut listed = LISTED.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let listed = listed.get_or_insert_default();
     for mutation in mutations(kernel) {
-        let line = format!("{}\t{}\n", kernel.name, mutation.id);
+        let line = format!("{}\t{}\n", family(&kernel.name), mutation.id);
         if listed.insert(line.clone()) {
             text += &line;
         }
