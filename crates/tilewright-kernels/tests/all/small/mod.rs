@@ -4,6 +4,5 @@ mod append;
 mod bits;
 mod far_rows;
 mod gemm;
-mod merge;
 mod rows;
 mod simulate;

@@ -89,12 +89,13 @@ fn close(got: f32, want: f64, tolerance: f64) -> bool {
     got == want || (got.is_nan() && want.is_nan()) || (got - want).abs() <= tolerance
 }
 
+/// Heads of a vector, of vectors for a half, a part or several rounds of a warp's lanes, and of single elements.
+const DIMS: [usize; 9] = [8, 64, 80, 128, 256, 512, 808, 5, 300];
+
 fn many_states_merge_as_in_the_oracle<B: Backend + Clone + Sync>(backends: &[B]) {
-    for (number, shape) in
-        [[5, 1, 3, 17], [5, 2, 3, 64], [4, 7, 2, 33], [3, 64, 1, 128], [0, 3, 2, 8], [2, 3, 0, 8]]
-            .into_iter()
-            .enumerate()
-    {
+    let shapes = [[5, 1, 3, 17], [5, 2, 3, 64], [4, 7, 2, 33], [3, 64, 1, 128], [0, 3, 2, 8], [2, 3, 0, 8]];
+    let of_dims = [1, 2, 4, 7, 9].into_iter().flat_map(|states| DIMS.map(|dim| [2, states, 3, dim]));
+    for (number, shape) in shapes.into_iter().chain(of_dims).enumerate() {
         for (dtype, cpu) in DTYPES.iter().flat_map(|&dtype| backends.iter().map(move |cpu| (dtype, cpu))) {
             let states = States::random(shape, dtype, number as u64);
             let (o, lse) = states.merge_states(cpu);
@@ -130,14 +131,56 @@ fn merge_two<B: Backend>(backend: &B, states: &States) -> (Vec<f32>, Vec<f32>) {
 }
 
 fn two_states_merge_as_in_the_oracle_and_as_many_do<B: Backend + Clone + Sync>(backends: &[B]) {
-    for (dtype, cpu) in DTYPES.iter().flat_map(|&dtype| backends.iter().map(move |cpu| (dtype, cpu))) {
-        let states = States::random([40, 2, 3, 33], dtype, 9);
+    let shapes = || DIMS.map(|dim| [7, 2, 2, dim]).into_iter().chain([[40, 2, 3, 33]]);
+    let cases = DTYPES.iter().flat_map(|&dtype| shapes().map(move |shape| (dtype, shape)));
+    for ((dtype, shape), cpu) in cases.flat_map(|case| backends.iter().map(move |cpu| (case, cpu))) {
+        let states = States::random(shape, dtype, 9);
         let (o, lse) = merge_two(cpu, &states);
         states.check((&o, &lse));
         let (many_o, many_lse) = states.merge_states(cpu);
         assert_eq!(lse, many_lse);
         if dtype == Dtype::F32 {
             assert_eq!(o, many_o);
+        }
+    }
+}
+
+/// States of heads outside rows, and elements outside states.
+fn states_may_have_any_strides<B: Backend + Clone + Sync>(backends: &[B]) {
+    for (dtype, cpu) in DTYPES.iter().flat_map(|&dtype| backends.iter().map(move |cpu| (dtype, cpu))) {
+        for [rows, states, heads, dim] in [[3, 4, 2, 80], [3, 7, 2, 300], [5, 1, 3, 8]] {
+            let all = States::random([rows, states, heads, dim], dtype, 14);
+            let (expected, expected_lse) = all.merge_states(cpu);
+            let count = rows * states * heads;
+            // lse `[heads, states, rows]`; o the same with the elements of a state adjacent, or `count` apart
+            for [state, element] in [[dim, 1], [1, count]] {
+                let strides = [1, rows, states * rows];
+                let (mut o, mut lse) = (vec![0.0; count * dim], vec![0.0; count]);
+                for at in 0..count {
+                    let (row, rest) = (at / (states * heads), at % (states * heads));
+                    let to = row * strides[0] + rest / heads * strides[1] + rest % heads * strides[2];
+                    lse[to] = all.lse[at];
+                    (0..dim).for_each(|d| o[to * state + d * element] = all.o[at * dim + d]);
+                }
+                let (o, lse) = (Elements::new(dtype, &o), Elements::new(Dtype::F32, &lse));
+                let mut out = Elements::filled(dtype, rows * heads * dim, f32::NAN);
+                let mut out_lse = Elements::filled(Dtype::F32, rows * heads, f32::NAN);
+                let [row, of_state, head] = strides.map(|stride| stride * state);
+                let o = o.strided(0, &[rows, states, heads, dim], &[row, of_state, head, element]);
+                let lse = lse.strided(0, &[rows, states, heads], &strides);
+                let (out_state, out_element) = if element == 1 { (dim, 1) } else { (1, rows * heads) };
+                let out_strides = [out_state, rows * out_state, out_element];
+                let merged = out.strided_mut(0, &[rows, heads, dim], &out_strides);
+                let merged_lse = out_lse.strided_mut(0, &[rows, heads], &[1, rows]);
+                merge_states(cpu, o, lse, merged, merged_lse).expect("the tensors fit");
+                let (out, out_lse) = (out.to_f32(), out_lse.to_f32());
+                for at in 0..rows * heads {
+                    let to = at / heads + at % heads * rows;
+                    assert_eq!(out_lse[to], expected_lse[at], "{dtype}, {dim}, {element}");
+                    let found: Vec<f32> = (0..dim).map(|d| out[to * out_state + d * out_element]).collect();
+                    assert_eq!(found, expected[at * dim..][..dim], "{dtype}, {dim}, {element}");
+                }
+            }
         }
     }
 }
@@ -240,6 +283,7 @@ crate::judge_backends!(
     many_states_merge_as_in_the_oracle,
     no_states_give_the_empty_state,
     two_states_merge_as_in_the_oracle_and_as_many_do,
+    states_may_have_any_strides,
     a_mask_selects_the_rows_that_are_merged,
     the_empty_state_is_the_identity_bit_for_bit,
     nan_stays_in_its_row_and_head_and_is_never_lost,
