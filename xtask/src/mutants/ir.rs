@@ -17,8 +17,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Packages with tests that launch kernels in the simulator, and the prefix of these tests.
-const PACKAGES: [(&str, &str); 2] = [("tilewright-kernels", ""), ("tilewright-cuda", "conformance::")];
+/// Packages with tests that launch kernels in the simulator, and prefixes of these tests.
+const PACKAGES: [(&str, &[&str]); 2] =
+    [("tilewright-kernels", &[""]), ("tilewright-cuda", &["conformance::", "plan_on_device::"])];
 
 /// Tests that edit kernels themselves, and tests on a GPU.
 const EXCLUDED: [&str; 2] = ["faults::", "::gpu::"];
@@ -110,7 +111,7 @@ pub(super) fn run(root: &Path, options: &Options) -> Result<(), String> {
 /// Builds the test binaries and lists their tests.
 fn tests(root: &Path) -> Result<Vec<Test>, String> {
     let mut tests = Vec::new();
-    for (package, prefix) in PACKAGES {
+    for (package, prefixes) in PACKAGES {
         let targets = [package, "--test", "all", "--features", "tilewright-ptx/mutation"];
         let messages = cargo::build(root, &["test", "--no-run"], &targets)?;
         let Some(binary) = messages.iter().find_map(|message| message["executable"].as_str()) else {
@@ -123,7 +124,8 @@ fn tests(root: &Path) -> Result<Vec<Test>, String> {
         let names = list
             .lines()
             .filter_map(|line| line.strip_suffix(": test"))
-            .filter(|name| name.starts_with(prefix) && !EXCLUDED.iter().any(|part| name.contains(part)));
+            .filter(|name| prefixes.iter().any(|prefix| name.starts_with(prefix)))
+            .filter(|name| !EXCLUDED.iter().any(|part| name.contains(part)));
         tests.extend(names.map(|name| Test {
             package,
             binary: binary.clone(),

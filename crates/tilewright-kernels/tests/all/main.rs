@@ -5,7 +5,6 @@ mod golden;
 #[path = "../../../tilewright/tests/all/narrow_sum.rs"]
 mod narrow_sum;
 mod pages;
-mod plan_device;
 mod real;
 mod sampling;
 mod small;

@@ -1,12 +1,10 @@
 //! Plans computed on the device, in the simulator and on the GPU: their words equal those of the host's plans, and their results
 //! are bit-identical.
 
-#[path = "../../../tilewright-kernels/tests/all/plan_device/case.rs"]
 mod case;
-#[path = "../../../tilewright-kernels/tests/all/plan_device/words.rs"]
+mod kernel;
 mod words;
 
-use case::{Case, Generator};
 use std::sync::Arc;
 use tilewright::{
     Attention, Backend, Batch, HeadDim, Heads, KvCache, Mask, Output, PageTable, Plan, Problem, Result, View,
@@ -15,16 +13,11 @@ use tilewright::{
     tensor::DeviceMemory,
 };
 use tilewright_cuda::{Gpu, Staged, machine::Machine};
-use tilewright_kernels::attention::{
-    items::{MergeItem, MergeSource, WorkItem},
-    params::PlanArrays,
-    plan_device::{LengthError, plan_device},
-};
-use words::Arrays;
+use tilewright_kernels::attention::plan_device::LengthError;
 
 /// Instantiates each property as two tests: in the simulator, and on the GPU if there is one.
 macro_rules! judge_backends {
-    ($($property:ident),+) => {
+    ($($property:ident),+ $(,)?) => {
         mod simulated {
             $(#[test] fn $property() {
                 super::$property(&crate::staged::simulated());
@@ -38,8 +31,9 @@ macro_rules! judge_backends {
         }
     };
 }
+use judge_backends;
+
 judge_backends!(
-    words_equal_those_of_the_host,
     plans_of_device_and_host_compute_equal_results,
     a_plan_is_bound_to_block_tables_one_after_another,
     unsupported_plans_are_rejected_with_all_reasons,
@@ -73,74 +67,6 @@ fn run<M: Machine>(attention: &Attention<Staged<M>>, plan: &Plan) -> Result<Vec<
     };
     attention.run(plan, View::new(&q[..], &[ROWS, 4, 16])?, KvCache { k: cache()?, v: cache()? }, out)?;
     Ok(o)
-}
-
-/// Plans a case on the device, in arrays of the host plan's capacity, and compares all words.
-fn planned<M: Machine>(gpu: &Gpu<M>, case: &Case) {
-    let (plan, machine) = (case.plan(), gpu.machine());
-    let (schedule, room) = (plan.schedule(), plan.array_sizes());
-    let array = |bytes: usize| gpu.allocate(bytes.max(16)).expect("there is room");
-    let arrays = [
-        array(WorkItem::BYTES * room.items),
-        array(4 * (case.tiling.workers + 1)),
-        array(4 * room.sources),
-        array(MergeItem::BYTES * room.merges),
-        array(MergeSource::BYTES * room.sources),
-        array(8 * room.requests),
-        array(4),
-    ];
-    let [items, worker_indptr, feeds, merges, sources, requests, flags] =
-        arrays.each_ref().map(DeviceMemory::address);
-    let num_requests = room.requests as u32;
-    let of_plan = PlanArrays {
-        items,
-        worker_indptr,
-        merge_deps: feeds,
-        merges,
-        sources,
-        requests,
-        num_requests,
-        ..PlanArrays::default()
-    };
-    let mut batch = Vec::new();
-    let mut upload = |values: &[i32]| {
-        batch.push(upload(gpu, values));
-        batch[batch.len() - 1].address()
-    };
-    let call = case.params(&mut upload, of_plan, flags);
-    let kernel = machine.load(&plan_device(call.kernel().name(), call.kernel()).unwrap()).unwrap();
-    machine.launch(&kernel, call.grid(), &call.args(call.kernel())).unwrap();
-    let words = |at: u64, len: usize| {
-        let mut bytes = vec![0; 4 * len];
-        machine.read(at, &mut bytes).unwrap();
-        bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)).collect::<Vec<_>>()
-    };
-    assert_eq!(words(flags, 1), [0], "{case:?}");
-    let found = Arrays {
-        items: words(items, WorkItem::WORDS * schedule.items.len()),
-        worker_indptr: words(worker_indptr, case.tiling.workers + 1),
-        feeds: words(feeds, schedule.sources.len()),
-        merges: words(merges, MergeItem::WORDS * schedule.merges.len()),
-        sources: words(sources, 2 * schedule.sources.len()),
-        requests: words(requests, 2 * room.requests),
-    };
-    assert_eq!(found, Arrays::of(&plan, case), "{case:?}");
-}
-
-/// The tests of the kernel itself run many more cases in the simulator.
-fn words_equal_those_of_the_host<M: Machine>(Staged(gpu): &Staged<M>) {
-    let mut generator = Generator(2);
-    (0..30).for_each(|_| planned(gpu, &Case::draw(&mut generator)));
-    let lens: Vec<_> = (0..1000).map(|r| (1, if r == 999 { 30_000 } else { 1 + r % 200 })).collect();
-    let mut many = Case::new(&lens, 16);
-    many.tiling.workers = 264;
-    planned(gpu, &many);
-    let decode: Vec<_> = (0..1500).map(|r| (1, if r == 7 { 30_000 } else { 1 + r % 200 })).collect();
-    planned(gpu, &Case::new(&decode, 16));
-    planned(gpu, &Case::new(&decode, 16).in_block_table(1));
-    let mut wide = Case::new(&[(1, 3000), (70, 900), (0, 20), (1, 2000)], 16);
-    wide.tiling.tile_load = 1 << 30;
-    planned(gpu, &wide);
 }
 
 fn plans_of_device_and_host_compute_equal_results<M: Machine>(staged: &Staged<M>) {
