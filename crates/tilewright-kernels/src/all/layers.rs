@@ -1,6 +1,6 @@
 //! Elementwise and cache operators of a layer.
 
-use super::{ALL, KernelEntry, entry, entry_with};
+use super::{ALL, KernelEntry, entry, entry_with, model_kernels};
 use crate::{
     activation::{Activation, ActivationConfig, act_and_mul},
     append::{self, AppendConfig},
@@ -9,7 +9,7 @@ use crate::{
     elementwise::{self, AddConfig, MapConfig, MapKind},
     norm::{self, NormConfig},
     quantization::{self, GroupQuantizationConfig},
-    rope::{self, Angles, RopeConfig, append::RopeAppendConfig},
+    rope::{self, Angles, RopeConfig},
     rows,
     tile::{RowPartition, chunk},
 };
@@ -60,47 +60,14 @@ fn rounding(dtype: Dtype) -> Vec<KernelEntry> {
 
 /// Operators of a Llama 3 8B layer beside attention and matrix products, with elements of `dtype`.
 fn layers(dtype: Dtype) -> Vec<KernelEntry> {
-    let width = chunk::max_width(&[dtype]);
-    let norm = |residual: Option<Dtype>| NormConfig {
-        dtype,
-        out: dtype,
-        weight: dtype,
-        residual,
-        in_place: residual.is_some(),
-        bias: None,
-        scaled: false,
-        width,
-        rows: RowPartition::for_chunks(4096 / width),
+    // kernels of other layers, or with the code of one of these
+    const OTHERS: [&str; 5] =
+        ["interleaved_turns", "copy_rows", "append_slots", "append_unchecked", "state_masked"];
+    let all = [model_kernels::layers(dtype, &[4096], &[128]), model_kernels::caches(dtype, &[128])];
+    let is_other = |entry: &KernelEntry| {
+        OTHERS.iter().any(|of| entry.name.contains(of)) || entry.name.ends_with("_e4m3_8")
     };
-    let rope_config = |style, angles| {
-        let dtypes = (dtype, dtype);
-        RopeConfig { dtypes, style, angles, split: false, scaled: false, width }
-    };
-    let rope_append_config = |norms| RopeAppendConfig { dtypes: (Dtype::F32, dtype), norms, dim: 128 };
-    let merged = |kind| merge::MergeConfig { dtype, width, rows: row_partition(128 / width), kind };
-    let to = |cache| AppendConfig {
-        dtypes: (dtype, cache),
-        width: chunk::max_width(&[dtype, cache]),
-        slot_mapping: append::SlotMappingKind::Numbers,
-        scaled: dtype != cache,
-    };
-    let activation_config = |activation| ActivationConfig { activation, dtypes: (dtype, dtype), width };
-    vec![
-        entry(norm(None), NormConfig::name, norm::norm),
-        entry(norm(Some(dtype)), NormConfig::name, norm::norm),
-        entry(rope_config(RopeStyle::Neox, Angles::Table), RopeConfig::name, rope::rope),
-        entry(rope_config(RopeStyle::Interleaved, Angles::Table), RopeConfig::name, rope::rope),
-        entry(rope_config(RopeStyle::Neox, Angles::Turns), RopeConfig::name, rope::rope),
-        entry(rope_append_config(None), RopeAppendConfig::name, rope::append::rope_append),
-        entry(rope_append_config(Some(dtype)), RopeAppendConfig::name, rope::append::rope_append),
-        entry(activation_config(Activation::Silu), ActivationConfig::name, act_and_mul),
-        entry(activation_config(Activation::Gelu), ActivationConfig::name, act_and_mul),
-        entry(activation_config(Activation::GeluTanh), ActivationConfig::name, act_and_mul),
-        entry(to(dtype), AppendConfig::name, append::append),
-        entry(to(Dtype::E4m3), AppendConfig::name, append::append),
-        entry(merged(MergeKind::Pair), merge::MergeConfig::name, merge::merge),
-        entry(merged(MergeKind::Strided), merge::MergeConfig::name, merge::merge),
-    ]
+    all.into_iter().flatten().filter(|entry| !is_other(entry)).collect()
 }
 
 /// Rotations of heads in two parts to e4m3.

@@ -36,9 +36,11 @@ const ROWS: [u32; 18] =
 
 /// All of them, each once.
 pub(super) fn all() -> Vec<KernelEntry> {
-    let of_dtypes = DTYPES
-        .into_iter()
-        .flat_map(|dtype| [layers(dtype), caches(dtype), gemms(dtype)].into_iter().flatten());
+    let of_dtypes = DTYPES.into_iter().flat_map(|dtype| {
+        [layers(dtype, &ROWS, &[64, 128]), caches(dtype, &[64, 128, 256, 512]), gemms(dtype)]
+            .into_iter()
+            .flatten()
+    });
     let mut names = BTreeSet::new();
     let all = heads().into_iter().chain(plans()).chain(of_dtypes).chain(samplers()).chain(packbits());
     all.filter(|entry| names.insert(entry.name.clone())).collect()
@@ -66,8 +68,8 @@ fn heads() -> Vec<KernelEntry> {
     ALL.iter().flat_map(of_arch).map(|kernel| attention::entry_of(kernel, plain())).collect()
 }
 
-/// Norms, activations, RoPE and rows.
-fn layers(dtype: Dtype) -> Vec<KernelEntry> {
+/// Norms of rows of these lengths, activations, RoPE, with appends of heads of `dims`, and copies of rows.
+pub(super) fn layers(dtype: Dtype, rows: &[u32], dims: &[u32]) -> Vec<KernelEntry> {
     let norm = |residual: Option<Dtype>, row: u32| NormConfig {
         dtype,
         out: dtype,
@@ -88,12 +90,14 @@ fn layers(dtype: Dtype) -> Vec<KernelEntry> {
         width: WIDTH,
     };
     let activation = |activation| ActivationConfig { activation, dtypes: (dtype, dtype), width: WIDTH };
-    let rope_append = |(norms, dim)| RopeAppendConfig { dtypes: (Dtype::F32, dtype), norms, dim };
-    let norms = [None, Some(dtype)].into_iter().flat_map(|residual| ROWS.map(|row| norm(residual, row)));
+    let rope_append = |norms, dim| RopeAppendConfig { dtypes: (Dtype::F32, dtype), norms, dim };
+    let norms = [None, Some(dtype)].into_iter().flat_map(|of| rows.iter().map(move |&row| norm(of, row)));
     let ropes = [RopeStyle::Neox, RopeStyle::Interleaved]
         .into_iter()
         .flat_map(|style| [Angles::Table, Angles::Turns].map(|angles| rope(style, angles)));
-    let rope_appends = [(None, 64), (None, 128), (Some(dtype), 64), (Some(dtype), 128)].map(rope_append);
+    let rope_appends = [None, Some(dtype)]
+        .into_iter()
+        .flat_map(|norms| dims.iter().map(move |&dim| rope_append(norms, dim)));
     let copied = CopyRowsConfig { dtypes: (dtype, dtype), width: WIDTH };
     norms
         .map(|config| entry(config, NormConfig::name, norm::norm))
@@ -107,8 +111,8 @@ fn layers(dtype: Dtype) -> Vec<KernelEntry> {
         .collect()
 }
 
-/// Appends to caches, and merges of attention states.
-fn caches(dtype: Dtype) -> Vec<KernelEntry> {
+/// Appends to caches, and merges of attention states of these head dims.
+pub(super) fn caches(dtype: Dtype, dims: &[u32]) -> Vec<KernelEntry> {
     let append = |slot_mapping, (cache, scaled)| AppendConfig {
         dtypes: (dtype, cache),
         width: WIDTH,
@@ -125,7 +129,7 @@ fn caches(dtype: Dtype) -> Vec<KernelEntry> {
     };
     let merges = [MergeKind::Pair, MergeKind::MaskedPair, MergeKind::Strided]
         .into_iter()
-        .flat_map(|kind| [64, 128, 256, 512].map(|dim| merge(kind, dim)));
+        .flat_map(|kind| dims.iter().map(move |&dim| merge(kind, dim)));
     appends
         .map(|config| entry(config, AppendConfig::name, append::append))
         .chain(merges.flatten().map(|config| entry(config, MergeConfig::name, merge::merge)))
