@@ -23,7 +23,7 @@ pub(crate) use indices::{copy_i32, copy_i64, largest_i32};
 pub use map_file::map_file;
 
 use crate::{Dtype, Element, Error, Result};
-use data::each_data;
+pub(crate) use data::each_data;
 use std::fmt;
 
 /// The largest number of dimensions of a view.

@@ -17,7 +17,7 @@ macro_rules! each_data {
     };
 }
 
-pub(super) use each_data;
+pub(crate) use each_data;
 
 /// A borrowed slice of one of the dtypes.
 #[derive(Debug, Clone, Copy)]
@@ -44,14 +44,7 @@ impl<'a> Data<'a> {
 
     /// All but the first `count` elements; empty when there are fewer.
     pub(crate) fn skip(self, count: usize) -> Self {
-        match self {
-            Self::F32(s) => Self::F32(s.get(count..).unwrap_or_default()),
-            Self::F16(s) => Self::F16(s.get(count..).unwrap_or_default()),
-            Self::Bf16(s) => Self::Bf16(s.get(count..).unwrap_or_default()),
-            Self::E4m3(s) => Self::E4m3(s.get(count..).unwrap_or_default()),
-            Self::E5m2(s) => Self::E5m2(s.get(count..).unwrap_or_default()),
-            Self::I8(s) => Self::I8(s.get(count..).unwrap_or_default()),
-        }
+        each_data!(self, Self, s => s.get(count..).unwrap_or_default().into())
     }
 
     /// The first `count` elements; all when there are fewer.

@@ -1,7 +1,10 @@
 //! Gathers rows of Q, K and V of any dtype into dense f32 matrices, row-major or transposed.
 
 use super::{ColumnSink, Simd, Task, tile::Matrix};
-use crate::{E4m3, E5m2, Element, tensor::Data};
+use crate::{
+    E4m3, E5m2, Element,
+    tensor::{Data, each_data},
+};
 use half::{bf16, f16};
 use std::marker::PhantomData;
 
@@ -15,47 +18,20 @@ pub(crate) unsafe fn widen<S: Simd>(simd: S, data: Data<'_>, offset: usize, to: 
     // SAFETY: `from` has `width` elements, and so has `to`, as upheld by the caller.
     unsafe {
         match data {
-            Data::F32(s) => {
-                let from = &s[offset..offset + width];
-                to.copy_from_nonoverlapping(from.as_ptr(), width);
-            }
-            Data::F16(s) => {
-                let from = &s[offset..offset + width];
-                widen_with(simd, from, to, |at| simd.load_f16(at));
-            }
-            Data::Bf16(s) => {
-                let from = &s[offset..offset + width];
-                widen_with(simd, from, to, |at| simd.load_bf16(at));
-            }
-            Data::E4m3(s) => {
-                let from = &s[offset..offset + width];
-                widen_with(simd, from, to, |at| simd.load_e4m3(at));
-            }
-            Data::E5m2(s) => {
-                let from = &s[offset..offset + width];
-                widen_with(simd, from, to, |at| simd.load_e5m2(at));
-            }
-            Data::I8(s) => {
-                let from = &s[offset..offset + width];
-                widen_with(simd, from, to, |at| simd.load_i8(at));
-            }
+            Data::F32(s) => to.copy_from_nonoverlapping(s[offset..offset + width].as_ptr(), width),
+            other => each_data!(other, Data, s => widen_with(simd, &s[offset..offset + width], to)),
         }
     }
 }
 
 /// # Safety
-/// `to` is writable for `from.len()` elements; `load` reads one register.
+/// `to` is writable for `from.len()` elements.
 #[inline(always)]
-unsafe fn widen_with<S: Simd, T: Element>(
-    simd: S,
-    from: &[T],
-    to: *mut f32,
-    load: impl Fn(*const T) -> S::V,
-) {
+unsafe fn widen_with<S: Simd, T: PackedElement>(simd: S, from: &[T], to: *mut f32) {
     let whole = from.len() / S::LANES * S::LANES;
     for at in (0..whole).step_by(S::LANES) {
         // SAFETY: `at + LANES <= from.len()`.
-        unsafe { simd.store(to.add(at), load(from.as_ptr().add(at))) };
+        unsafe { simd.store(to.add(at), T::load(simd, from.as_ptr().add(at))) };
     }
     for (at, value) in from.iter().enumerate().skip(whole) {
         // SAFETY: `at < from.len()`.
@@ -63,17 +39,23 @@ unsafe fn widen_with<S: Simd, T: Element>(
     }
 }
 
-/// [`widen`] of the rows at `offsets`, compiled as a separate function (see [`Simd::vectorize`]).
-pub(super) struct WidenTask<'a> {
+/// [`widen`] of the rows at `offsets` to rows of a matrix, or [`transpose_rows`], compiled as a separate function (see
+/// [`Simd::vectorize`]).
+pub(super) struct GatherTask<'a, const TRANSPOSED: bool> {
     data: Data<'a>,
     offsets: &'a [usize],
     width: usize,
     to: Matrix<*mut f32>,
 }
 
-impl<'a> WidenTask<'a> {
+/// [`widen`] of rows.
+pub(super) type WidenTask<'a> = GatherTask<'a, false>;
+/// [`transpose_rows`].
+pub(super) type TransposeTask<'a> = GatherTask<'a, true>;
+
+impl<'a, const TRANSPOSED: bool> GatherTask<'a, TRANSPOSED> {
     /// # Safety
-    /// `to` is writable as `[offsets.len(), width]`, without other references.
+    /// `to` is writable as `[offsets.len(), width]` without other references, or as in [`transpose_rows`].
     pub(super) unsafe fn new(
         data: Data<'a>,
         offsets: &'a [usize],
@@ -84,61 +66,32 @@ impl<'a> WidenTask<'a> {
     }
 }
 
-impl Task for WidenTask<'_> {
+impl<const TRANSPOSED: bool> Task for GatherTask<'_, TRANSPOSED> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        for (row, &offset) in self.offsets.iter().enumerate() {
+        let Self { data, offsets, width, to } = self;
+        if TRANSPOSED {
             // SAFETY: the contract of `new`.
-            unsafe { widen(simd, self.data, offset, self.to.ptr.add(row * self.to.stride), self.width) };
+            return unsafe { transpose_rows(simd, data, offsets, width, to) };
         }
-    }
-}
-
-/// [`transpose_rows`], compiled as a separate function (see [`Simd::vectorize`]).
-pub(super) struct TransposeTask<'a> {
-    data: Data<'a>,
-    offsets: &'a [usize],
-    width: usize,
-    to: Matrix<*mut f32>,
-}
-
-impl<'a> TransposeTask<'a> {
-    /// # Safety
-    /// Same as [`transpose_rows`].
-    pub(super) unsafe fn new(
-        data: Data<'a>,
-        offsets: &'a [usize],
-        width: usize,
-        to: Matrix<*mut f32>,
-    ) -> Self {
-        Self { data, offsets, width, to }
-    }
-}
-
-impl Task for TransposeTask<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
-        // SAFETY: the contract of `new`.
-        unsafe { transpose_rows(simd, self.data, self.offsets, self.width, self.to) };
+        for (row, &offset) in offsets.iter().enumerate() {
+            // SAFETY: the contract of `new`.
+            unsafe { widen(simd, data, offset, to.ptr.add(row * to.stride), width) };
+        }
     }
 }
 
 /// Prefetches `width` elements from `data[offset]` on. The range may exceed the data.
 #[inline(always)]
 pub(crate) fn prefetch<S: Simd>(simd: S, data: Data<'_>, offset: usize, width: usize) {
-    let (at, size) = match data {
-        Data::F32(s) => (s.as_ptr().cast::<u8>(), 4),
-        Data::F16(s) => (s.as_ptr().cast(), 2),
-        Data::Bf16(s) => (s.as_ptr().cast(), 2),
-        Data::E4m3(s) => (s.as_ptr().cast(), 1),
-        Data::E5m2(s) => (s.as_ptr().cast(), 1),
-        Data::I8(s) => (s.as_ptr().cast(), 1),
-    };
+    let (at, size) = (data.bytes().as_ptr(), each_data!(data, Data, s => element_size(s)));
     simd.prefetch_all(at.wrapping_add(offset * size), width * size);
+}
+
+const fn element_size<T>(_: &[T]) -> usize {
+    size_of::<T>()
 }
 
 /// Writes the rows of `width` elements at `offsets` as columns of a dense f32 matrix: `to[c][i] = data[offsets[i] + c]`.
@@ -155,14 +108,7 @@ pub(crate) unsafe fn transpose_rows<S: Simd>(
 ) {
     // SAFETY: upheld by the caller.
     unsafe {
-        match data {
-            Data::F32(s) => transpose_blocks(simd, s, offsets, width, to),
-            Data::F16(s) => transpose_blocks(simd, s, offsets, width, to),
-            Data::Bf16(s) => transpose_blocks(simd, s, offsets, width, to),
-            Data::E4m3(s) => transpose_blocks(simd, s, offsets, width, to),
-            Data::E5m2(s) => transpose_blocks(simd, s, offsets, width, to),
-            Data::I8(s) => transpose_blocks(simd, s, offsets, width, to),
-        }
+        each_data!(data, Data, s => transpose_blocks(simd, s, offsets, width, to));
     }
 }
 
@@ -170,6 +116,10 @@ pub(crate) unsafe fn transpose_rows<S: Simd>(
 trait PackedElement: Element {
     /// Elements per word.
     const PER_LANE: usize;
+
+    /// # Safety
+    /// One register is readable.
+    unsafe fn load<S: Simd>(simd: S, from: *const Self) -> S::V;
 
     /// Widens the `PER_LANE` elements of each lane into columns that are `stride` elements apart.
     ///
@@ -179,9 +129,14 @@ trait PackedElement: Element {
 }
 
 macro_rules! packed {
-    ($($T:ty, $per_lane:literal, $simd:ident, $words:ident => $columns:expr);+ $(;)?) => {$(
+    ($($T:ty, $load:ident, $per_lane:literal, $simd:ident, $words:ident => $columns:expr);+ $(;)?) => {$(
         impl PackedElement for $T {
             const PER_LANE: usize = $per_lane;
+            #[inline(always)]
+            unsafe fn load<S: Simd>(simd: S, from: *const Self) -> S::V {
+                // SAFETY: upheld by the caller.
+                unsafe { simd.$load(from) }
+            }
             #[inline(always)]
             unsafe fn store<S: Simd>($simd: S, $words: S::V, to: *mut f32, stride: usize) {
                 let columns: [S::V; $per_lane] = $columns;
@@ -194,12 +149,12 @@ macro_rules! packed {
     )+};
 }
 packed!(
-    f32, 1, simd, words => [words];
-    f16, 2, simd, words => simd.split_f16(words).into();
-    bf16, 2, simd, words => simd.split_bf16(words).into();
-    E4m3, 4, simd, words => simd.split_e4m3(words);
-    E5m2, 4, simd, words => simd.split_e5m2(words);
-    i8, 4, simd, words => simd.split_i8(words);
+    f32, load, 1, simd, words => [words];
+    f16, load_f16, 2, simd, words => simd.split_f16(words).into();
+    bf16, load_bf16, 2, simd, words => simd.split_bf16(words).into();
+    E4m3, load_e4m3, 4, simd, words => simd.split_e4m3(words);
+    E5m2, load_e5m2, 4, simd, words => simd.split_e5m2(words);
+    i8, load_i8, 4, simd, words => simd.split_i8(words);
 );
 
 /// Stores the columns of a transposed block as f32.
