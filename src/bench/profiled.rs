@@ -7,10 +7,7 @@ use std::{
 };
 use tilewright::{
     Backend, Dtype, Opaque, Operator, Plan, Problem, Result, View, ViewMut, Workspace,
-    attention::{
-        Tiling,
-        variant::{ExpressionVariant, Variant},
-    },
+    attention::Tiling,
     gemm::{PackedMatrix, WeightFormat},
     kv::{AppendPlan, PageCopies},
     tensor::{Buffer, IndexBuffer},
@@ -93,15 +90,6 @@ impl<B: Backend> Backend for Profiled<B> {
         fn prepare(&self, plan: &Plan, previous: Option<Opaque>) -> Result<Option<Opaque>>;
         fn prepare_append(&self, plan: &AppendPlan) -> Result<Option<Opaque>>;
         fn pack(&self, weight: View<'_>, format: WeightFormat) -> Result<Option<PackedMatrix>>;
-    }
-
-    fn build<V: Variant>(
-        &self,
-        problem: &Problem,
-        variant: V,
-        recorded: &ExpressionVariant,
-    ) -> Result<Option<Opaque>> {
-        self.inner.build(problem, variant, recorded)
     }
 
     /// A replayed graph has no operators to time, so nothing is captured while calls are recorded.

@@ -6,10 +6,7 @@
 use crate::{Gpu, machine::Machine};
 use tilewright::{
     Backend, Dtype, Opaque, Operator, Result, View, ViewMut, Workspace,
-    attention::{
-        DeviceBatch, Plan, Problem, Tiling,
-        variant::{ExpressionVariant, Variant},
-    },
+    attention::{DeviceBatch, Plan, Problem, Tiling, variant::ExpressionVariant},
     kv::AppendPlan,
     operator::TensorRef,
     tensor::{Data, DeviceMemory},
@@ -138,15 +135,6 @@ impl<M: Machine> Backend for Staged<M> {
         fn replan_on_device(&self, plan: &Plan) -> Result<()>;
         fn refusals_on_device(&self, plan: &Plan) -> Result<u32>;
         fn prepare_append(&self, plan: &AppendPlan) -> Result<Option<Opaque>>;
-    }
-
-    fn build<V: Variant>(
-        &self,
-        problem: &Problem,
-        variant: V,
-        recorded: &ExpressionVariant,
-    ) -> Result<Option<Opaque>> {
-        self.0.build(problem, variant, recorded)
     }
 
     tilewright::for_each_operator!(stage);

@@ -29,7 +29,7 @@ pub trait RecordedGraph: Debug + Send + Sync {
     fn replay(&self) -> Result<()>;
 }
 
-/// Methods of a [`Backend`] that those of the field `$field`, another backend, implement.
+/// Methods of a [`Backend`] that those of the field `$field`, another backend, implement: `build` and these.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! forward_to_backend {
@@ -37,7 +37,16 @@ macro_rules! forward_to_backend {
         fn $method(&self $(, $argument: $Type)*) -> $Output {
             $crate::Backend::$method(&self.$field, $($argument),*)
         }
-    )+};
+    )+
+        fn build<V: $crate::attention::Variant>(
+            &self,
+            problem: &$crate::Problem,
+            variant: V,
+            recorded: &$crate::attention::variant::ExpressionVariant,
+        ) -> $crate::Result<Option<$crate::Opaque>> {
+            $crate::Backend::build(&self.$field, problem, variant, recorded)
+        }
+    };
 }
 
 /// Calls `$declare!` with the operators that every [`Backend`] has: `method: module of the operator, Operator;`.
