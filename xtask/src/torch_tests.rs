@@ -7,7 +7,7 @@
 
 use crate::{
     target,
-    wheel::{self, SUITE, TEST_TOOLS, TESTS},
+    wheel::{self, TEST_TOOLS, TESTS, suite},
 };
 use std::{
     fs::{self, File},
@@ -175,8 +175,7 @@ pub(crate) fn run(root: &Path, installation: Installation) -> Result<(), String>
         }
     };
     let (package, folder) = (wheel::linked_package(root)?, target(root).join("python-torch"));
-    let names =
-        SUITE.iter().filter_map(|file| file.rsplit('/').next()).filter(|name| !EXCLUDED.contains(name));
+    let names = suite().filter_map(|file| file.rsplit('/').next()).filter(|name| !EXCLUDED.contains(name));
     let files = names.map(|name| format!("tests/{name}")).filter(|file| checkout.join(file).exists());
     let files: Vec<String> = files.collect();
     let cores = thread::available_parallelism().map_or(1, usize::from).min(4);

@@ -32,61 +32,9 @@ code = 'import time; t = time.perf_counter(); import tilewright; print((time.per
 print(min(float(subprocess.check_output([sys.executable, '-c', code])) for _ in range(5)))";
 
 /// Files of FlashInfer's tests that concern this package. docs/from-flashinfer.md lists the others of these subjects with reasons.
-pub(crate) const SUITE: [&str; 53] = [
-    "attention/test_alibi.py",
-    "attention/test_attention_sink.py",
-    "attention/test_batch_attention.py",
-    "attention/test_batch_decode_kernels.py",
-    "attention/test_batch_invariant_fa2.py",
-    "attention/test_batch_prefill.py",
-    "attention/test_batch_prefill_kernels.py",
-    "attention/test_block_sparse.py",
-    "attention/test_cudnn_decode.py",
-    "attention/test_cudnn_graph_cache_key.py",
-    "attention/test_cudnn_prefill.py",
-    "attention/test_cudnn_prefill_deepseek.py",
-    "attention/test_cudnn_prefill_token_indptr.py",
-    "attention/test_decode_fp8_calibration_scale.py",
-    "attention/test_decode_prefill_lse.py",
-    "attention/test_deepseek_mla.py",
-    "attention/test_fmha_v2_prefill.py",
-    "attention/test_fp8_prefill.py",
-    "attention/test_hopper.py",
-    "attention/test_hopper_fp8_attention.py",
-    "attention/test_hopper_fp8_sliding_window.py",
-    "attention/test_logits_cap.py",
-    "attention/test_mla_page.py",
-    "attention/test_non_contiguous_decode.py",
-    "attention/test_non_contiguous_prefill.py",
-    "attention/test_page.py",
-    "attention/test_rope.py",
-    "attention/test_shared_prefix_kernels.py",
-    "attention/test_single_prefill.py",
-    "attention/test_sliding_window.py",
-    "attention/test_tensor_cores_decode.py",
-    "attention/test_trtllm_gen_attention_decode_xqa.py",
-    "attention/test_workspace_size.py",
-    "attention/test_xqa.py",
-    "attention/test_xqa_batch_decode.py",
-    "gemm/test_bmm_bf16.py",
-    "gemm/test_bmm_fp8.py",
-    "gemm/test_fp8_blockscale_gemm.py",
-    "gemm/test_group_gemm.py",
-    "gemm/test_mm_bf16.py",
-    "norm/test_fused_dit_layernorm.py",
-    "norm/test_fused_qk_rmsnorm_rope.py",
-    "topk_varlen/test_topk_varlen.py",
-    "utils/test_activation.py",
-    "utils/test_concat_mla.py",
-    "utils/test_jit_example.py",
-    "utils/test_logits_processor.py",
-    "utils/test_norm.py",
-    "utils/test_pod_kernels.py",
-    "utils/test_quantization.py",
-    "utils/test_sampling.py",
-    "utils/test_topk.py",
-    "utils/test_triton_cascade.py",
-];
+pub(crate) fn suite() -> impl Iterator<Item = &'static str> {
+    include_str!("../../crates/tilewright-python/tests/flashinfer_suite/files.txt").lines()
+}
 
 /// Builds the wheels of a release in `target/wheels/wheel`, or for another processor than the machine's in `target/wheels/<processor>`.
 pub(crate) fn build(root: &Path, processor: Option<&str>) -> Result<(), String> {
@@ -197,7 +145,7 @@ pub(crate) fn flashinfer(root: &Path, checkout: &str, options: &[&str]) -> Resul
     run(Command::new(&python).args(install).arg(&wheel))?;
     let mut pytest = Command::new(&python);
     flashinfer_suite(root, pytest.args(["-m", "pytest"]), Path::new(checkout), None)?;
-    pytest.args(SUITE.map(|file| format!("tests/{file}"))).args(options);
+    pytest.args(suite().map(|file| format!("tests/{file}"))).args(options);
     run(pytest.env("PYTHONDONTWRITEBYTECODE", "1"))
 }
 
