@@ -27,10 +27,17 @@ macro_rules! judge_backends {
 }
 pub(crate) use judge_backends;
 
-/// The same, and a test on the body of attention without tensor cores.
+/// The same, and tests on the bodies of attention for Hopper and without tensor cores.
 macro_rules! judge_bodies {
     ($($property:ident),+ $(,)?) => {
         crate::judge_backends!($($property),+);
+        mod hopper {
+            $(#[test] fn $property() {
+                crate::judge::set_stride(super::super::STRIDE);
+                super::$property(&[crate::staged::simulated_hopper()]);
+                crate::judge::report(concat!(module_path!(), "::", stringify!($property)));
+            })+
+        }
         mod simt {
             $(#[test] fn $property() {
                 crate::judge::set_stride(24);

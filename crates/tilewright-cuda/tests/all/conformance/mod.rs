@@ -49,24 +49,6 @@ fn prompts_run_beside_decode_steps_on_hopper() {
     flashinfer::prompts_beside_decode_steps(&[crate::staged::simulated_hopper()]);
 }
 
-/// Items that wait for runs of the same rows before their merges.
-#[test]
-fn levels_precede_own_keys_on_hopper() {
-    cascade::levels_precede_own_keys(&[crate::staged::simulated_hopper()]);
-}
-
-/// FP8 attention by the kernels that only Hopper has.
-#[test]
-fn queries_of_e4m3_on_hopper() {
-    low_precision::queries_of_e4m3_agree_with_the_oracle(&[crate::staged::simulated_hopper()]);
-}
-
-#[test]
-fn outputs_of_e4m3_on_hopper() {
-    crate::judge::set_stride(STRIDE);
-    low_precision::outputs_of_e4m3_are_rounded_once(&[crate::staged::simulated_hopper()]);
-}
-
 #[test]
 fn plans_serve_narrower_masks_on_hopper() {
     crate::judge::set_stride(STRIDE);

@@ -253,7 +253,7 @@ fn levels_agree_with_the_oracle<B: Backend + Clone>(backends: &[B]) {
 
 /// Levels of many rows, which Hopper computes in a launch of their own, before own keys in one piece or several, and beside prompts
 /// and levels of few rows.
-pub(super) fn levels_precede_own_keys<B: Backend + Clone>(backends: &[B]) {
+fn levels_precede_own_keys<B: Backend + Clone>(backends: &[B]) {
     let families = [
         (vec![(1, 20); 20], vec![(0..20, 10)]),
         ([vec![(1, 5); 4], vec![(1, 900), (2, 0), (30, 40), (1, 64)]].concat(), vec![(0..8, 12), (0..3, 5)]),

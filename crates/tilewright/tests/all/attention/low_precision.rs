@@ -216,7 +216,7 @@ fn scaled_caches_agree_with_the_oracle<B: Backend + Clone>(backends: &[B]) {
 }
 
 /// FP8 attention: decode steps and prompts, with keys in several KV tiles and items.
-pub(super) fn queries_of_e4m3_agree_with_the_oracle<B: Backend + Clone>(backends: &[B]) {
+fn queries_of_e4m3_agree_with_the_oracle<B: Backend + Clone>(backends: &[B]) {
     let lens: [&[Lens]; 3] =
         [&[(1, 300), (40, 170), (3, 33), (2, 0)], &[(150, 290)], &[(1, 65), (1, 700), (0, 4)]];
     let storages = [Storage::Paged(16), Storage::Ragged, Storage::Paged(5)];
@@ -241,7 +241,7 @@ pub(super) fn queries_of_e4m3_agree_with_the_oracle<B: Backend + Clone>(backends
 }
 
 /// Outputs of e4m3 are those of the wide dtype, rounded once. Some are out of range, some rows see no key.
-pub(super) fn outputs_of_e4m3_are_rounded_once<B: Backend + Clone>(backends: &[B]) {
+fn outputs_of_e4m3_are_rounded_once<B: Backend + Clone>(backends: &[B]) {
     let lens: [&[Lens]; 3] =
         [&[(1, 300), (40, 170), (3, 33), (2, 0)], &[(150, 290)], &[(1, 65), (1, 700), (0, 4)]];
     let dtypes =
