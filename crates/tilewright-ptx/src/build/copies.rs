@@ -15,41 +15,50 @@ pub struct BulkOptions<'k> {
     pub policy: Option<CachePolicy<'k>>,
 }
 
+/// An asynchronous copy of 4, 8 or 16 bytes.
+#[derive(Debug)]
+pub struct AsyncCopy<'k, T> {
+    to: Shared<'k, T>,
+    from: Global<'k, T>,
+    bytes: usize,
+    policy: Option<CachePolicy<'k>>,
+}
+
+impl<'k, T> AsyncCopy<'k, T> {
+    /// A copy with the default L2 cache policy.
+    pub fn new(to: Shared<'k, T>, from: Global<'k, T>, bytes: usize) -> Self {
+        Self { to, from, bytes, policy: None }
+    }
+
+    /// The copy with an L2 cache policy, if there is one.
+    #[must_use]
+    pub fn with_policy(self, policy: Option<CachePolicy<'k>>) -> Self {
+        Self { policy, ..self }
+    }
+}
+
 impl Builder {
     #[track_caller]
     fn copy_op(&self, op: CopyOp, operands: &[&[Operand]]) {
         self.emit(Op::Copy(op), &operands.concat());
     }
 
-    /// Copies 4, 8 or 16 bytes. Only the first `read` bytes are read; the rest is zero-filled.
+    /// Starts a copy. Only the first `read` bytes are read; the rest is zero-filled.
     #[track_caller]
-    pub fn copy_async<T: Scalar>(
-        &self,
-        to: Shared<'_, T>,
-        from: Global<'_, T>,
-        bytes: usize,
-        read: impl IntoOperand<u32>,
-        policy: Option<CachePolicy<'_>>,
-    ) {
-        let (policy, last) = CachePolicy::operand(policy);
-        let operands: [&[Operand]; 4] = [&to.operands(), &from.operands(), &[read.into_operand()], &last];
-        self.copy_op(CopyOp::Async(bytes, policy), &operands);
+    pub fn copy_async<T: Scalar>(&self, copy: AsyncCopy<'_, T>, read: impl IntoOperand<u32>) {
+        let (policy, last) = CachePolicy::operand(copy.policy);
+        let operands: [&[Operand]; 4] =
+            [&copy.to.operands(), &copy.from.operands(), &[read.into_operand()], &last];
+        self.copy_op(CopyOp::Async(copy.bytes, policy), &operands);
     }
 
-    /// Copies 4, 8 or 16 bytes, or zero-fills them without a read if `absent`. A predicate takes fewer instructions than a byte
-    /// count.
+    /// Starts a copy, or zero-fills its bytes without a read if `absent`. A predicate takes fewer instructions than a byte count.
     #[track_caller]
-    pub fn copy_async_unless<T: Scalar>(
-        &self,
-        absent: Value<'_, bool>,
-        to: Shared<'_, T>,
-        from: Global<'_, T>,
-        bytes: usize,
-        policy: Option<CachePolicy<'_>>,
-    ) {
-        let (policy, last) = CachePolicy::operand(policy);
-        let operands: [&[Operand]; 4] = [&to.operands(), &from.operands(), &[absent.into_operand()], &last];
-        self.copy_op(CopyOp::AsyncUnless(bytes, policy), &operands);
+    pub fn copy_async_unless<T: Scalar>(&self, absent: Value<'_, bool>, copy: AsyncCopy<'_, T>) {
+        let (policy, last) = CachePolicy::operand(copy.policy);
+        let operands: [&[Operand]; 4] =
+            [&copy.to.operands(), &copy.from.operands(), &[absent.into_operand()], &last];
+        self.copy_op(CopyOp::AsyncUnless(copy.bytes, policy), &operands);
     }
 
     /// Commits this thread's pending copies as a group.

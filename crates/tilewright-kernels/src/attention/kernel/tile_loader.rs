@@ -5,7 +5,7 @@ use super::{
     layout::RowFormat,
     partition::{PartitionedRows, ThreadGroup, ThreadPartition},
 };
-use tilewright_ptx::build::{Builder, CachePolicy, Global, Shared, Value};
+use tilewright_ptx::build::{AsyncCopy, Builder, CachePolicy, Global, Shared, Value};
 
 /// Bytes per entry.
 const ENTRY_BYTES: usize = 16;
@@ -69,7 +69,8 @@ impl<'k> TileLoader<'k> {
                 let from = Global::<u32>::new(k.pack32(low, high) + first_chunk);
                 for chunk in (0..format.chunks).step_by(partition.lanes) {
                     let to = to.plus((row * format.stride + chunk * 16) / 4);
-                    k.copy_async(to, from.plus(chunk * 4), 16, 16, self.policy);
+                    let copy = AsyncCopy::new(to, from.plus(chunk * 4), 16);
+                    k.copy_async(copy.with_policy(self.policy), 16);
                 }
             }
         });
@@ -96,7 +97,8 @@ impl<'k> TileLoader<'k> {
                 for (at, present) in present.iter().enumerate() {
                     let (chunk, absent) = (at * partition.lanes, exists.eq(0) | !*present);
                     let to = to.plus((row * format.stride + chunk * 16) / 4);
-                    k.copy_async_unless(absent, to, from.plus(chunk * 4), 16, self.policy);
+                    let copy = AsyncCopy::new(to, from.plus(chunk * 4), 16);
+                    k.copy_async_unless(absent, copy.with_policy(self.policy));
                 }
             }
         });

@@ -3,7 +3,7 @@
 use super::harness::execute;
 use crate::kernel;
 use tilewright_ptx::{
-    build::{Barrier, Builder, BulkOptions, Shared, Value},
+    build::{AsyncCopy, Barrier, Builder, BulkOptions, Shared, Value},
     ir::{Block, Kernel, Stmt},
     isa::{
         Op, all,
@@ -326,7 +326,12 @@ fn cp_async_reads_the_given_bytes() {
             k.when(k.thread().eq(0), || done.init(32));
             k.sync_threads();
             let policy = with_policy.then(|| k.cache_policy(Eviction::First));
-            k.when(first.lt(64), || k.copy_async(memory.at(first), from.at(first), bytes, read, policy));
+            k.when(first.lt(64), || {
+                k.copy_async(
+                    AsyncCopy::new(memory.at(first), from.at(first), bytes).with_policy(policy),
+                    read,
+                );
+            });
             if by_barrier {
                 k.arrive_after_copies(done);
                 done.wait(0);
@@ -360,7 +365,8 @@ fn absent_cp_async_is_zero_filled() {
             let place = inside.select(first, u32::MAX / 8);
             let absent = !inside | (k.thread() & 1).eq(1);
             let policy = with_policy.then(|| k.cache_policy(Eviction::First));
-            k.copy_async_unless(absent, memory.at(first), from.at(place), bytes, policy);
+            let copy = AsyncCopy::new(memory.at(first), from.at(place), bytes).with_policy(policy);
+            k.copy_async_unless(absent, copy);
             k.commit_copies();
             k.wait_copies(0);
             k.sync_threads();
