@@ -313,7 +313,7 @@ fn access_size(op: Op) -> Option<usize> {
         Op::Memory(MemoryOp::Atomic(_, op, ..) | MemoryOp::Reduce(_, op, ..)) => {
             Some(if op.class() == Class::B64 { 8 } else { 4 })
         }
-        Op::Copy(CopyOp::Async(bytes, _) | CopyOp::AsyncUnless(bytes, _)) => Some(bytes),
+        Op::Copy(CopyOp::Async(bytes, _) | CopyOp::AsyncUnless(bytes)) => Some(bytes),
         Op::Matrix(MatrixOp::Load(..) | MatrixOp::Store(..)) => Some(16),
         Op::Sync(SyncOp::Mbarrier(_)) => Some(8),
         _ => None,

@@ -285,7 +285,7 @@ fn wrong_size(op: Op) -> Option<String> {
             let fits = matches!(count, 1 | 2 | 4) && count * element.bytes() <= 16;
             expect(fits, "elements of a vector", count, "1, 2 or 4 of together at most 16 bytes")
         }
-        Op::Copy(CopyOp::Async(bytes, _) | CopyOp::AsyncUnless(bytes, _)) => {
+        Op::Copy(CopyOp::Async(bytes, _) | CopyOp::AsyncUnless(bytes)) => {
             expect(matches!(bytes, 4 | 8 | 16), "bytes of a copy", bytes, "4, 8 or 16")
         }
         Op::Copy(

@@ -29,7 +29,7 @@ pub struct SharedTile<'k, T = bf16> {
     memory: Shared<'k, T>,
     rows: usize,
     columns: usize,
-    /// The L2 cache policy of copies to the tile.
+    /// The L2 cache policy of loads through tensor maps.
     policy: Option<CachePolicy<'k>>,
 }
 
@@ -41,15 +41,10 @@ impl<'k, T: Stored> SharedTile<'k, T> {
         Self { memory: k.shared(name, stages * rows * columns, 1024), rows, columns, policy: None }
     }
 
-    /// The tile, with an L2 cache policy of copies to it.
+    /// The tile, with an L2 cache policy of loads through tensor maps.
     #[must_use]
     pub fn with_policy(self, policy: CachePolicy<'k>) -> Self {
         Self { policy: Some(policy), ..self }
-    }
-
-    /// The L2 cache policy of copies to the tile.
-    pub fn policy(self) -> Option<CachePolicy<'k>> {
-        self.policy
     }
 
     /// Bytes per stage.

@@ -52,13 +52,20 @@ impl Builder {
         self.copy_op(CopyOp::Async(copy.bytes, policy), &operands);
     }
 
-    /// Starts a copy, or zero-fills its bytes without a read if `absent`. A predicate takes fewer instructions than a byte count.
+    /// Copies 4, 8 or 16 bytes, or zero-fills them without a read if `absent`. A predicate takes fewer instructions than a byte
+    /// count.
     #[track_caller]
-    pub fn copy_async_unless<T: Scalar>(&self, absent: Value<'_, bool>, copy: AsyncCopy<'_, T>) {
-        let (policy, last) = CachePolicy::operand(copy.policy);
-        let operands: [&[Operand]; 4] =
-            [&copy.to.operands(), &copy.from.operands(), &[absent.into_operand()], &last];
-        self.copy_op(CopyOp::AsyncUnless(copy.bytes, policy), &operands);
+    pub fn copy_async_unless<T: Scalar>(
+        &self,
+        absent: Value<'_, bool>,
+        to: Shared<'_, T>,
+        from: Global<'_, T>,
+        bytes: usize,
+    ) {
+        self.copy_op(
+            CopyOp::AsyncUnless(bytes),
+            &[&to.operands(), &from.operands(), &[absent.into_operand()]],
+        );
     }
 
     /// Commits this thread's pending copies as a group.

@@ -125,9 +125,9 @@ fn sync() -> Vec<SyncOp> {
 
 fn copies() -> Vec<CopyOp> {
     let mut all = Vec::new();
+    all.extend([4, 8, 16].map(CopyOp::AsyncUnless));
     for policy in [Policy::Default, Policy::Operand] {
         all.extend([4, 8, 16].map(|bytes| CopyOp::Async(bytes, policy)));
-        all.extend([4, 8, 16].map(|bytes| CopyOp::AsyncUnless(bytes, policy)));
         all.extend([1, 2, 3, 4, 5].map(|dims| CopyOp::TensorLoad(dims, policy)));
         all.extend([1, 2, 3, 4, 5].map(|dims| CopyOp::TensorLoadMulticast(dims, policy)));
     }

@@ -22,8 +22,8 @@ pub enum CopyOp {
     /// zero-filled. Operands: `[shared + offset]`, `[global + offset]`, bytes read. 16-byte copies bypass L1.
     Async(usize, Policy),
     /// Like `Async`, but the last operand is a predicate: if true, nothing is read and the destination is zero-filled. 16-byte
-    /// copies prefetch 128 bytes into L2.
-    AsyncUnless(usize, Policy),
+    /// copies prefetch 128 bytes into L2. It has no cache policy: an H100 reports an illegal instruction (ptxas 13.0).
+    AsyncUnless(usize),
     /// Commits this thread's pending copies as a group.
     AsyncCommit,
     /// Waits until at most this many of the thread's most recent groups are incomplete.
@@ -69,7 +69,8 @@ impl CopyOp {
     pub(super) fn form(self) -> Form {
         let (shared, global) = (Address(B32), Address(B64));
         match self {
-            Self::Async(bytes, policy) | Self::AsyncUnless(bytes, policy) => {
+            Self::Async(bytes, _) | Self::AsyncUnless(bytes) => {
+                let policy = if let Self::Async(_, policy) = self { policy } else { Policy::Default };
                 let cache = if bytes == 16 { "cg" } else { "ca" };
                 let unless = matches!(self, Self::AsyncUnless(..));
                 // a 128-byte L2 prefetch makes decode 2 % faster

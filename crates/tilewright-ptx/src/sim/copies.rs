@@ -20,7 +20,7 @@ impl Exec<'_, '_> {
     pub(super) fn copy(&mut self, op: CopyOp, operands: Range) -> Result<Next, FaultCause> {
         match op {
             CopyOp::Async(bytes, _) => self.async_copy(bytes, operands, |read| read as usize)?,
-            CopyOp::AsyncUnless(bytes, _) => {
+            CopyOp::AsyncUnless(bytes) => {
                 self.async_copy(bytes, operands, |absent| if absent == 0 { bytes } else { 0 })?;
             }
             CopyOp::AsyncCommit => self.active().for_each(|lane| self.warp.copies[lane].commit()),

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{attention::params::RowTensorRegs, tile::Float};
 use half::{bf16, f16};
-use tilewright_ptx::build::{AsyncCopy, Builder, Global, Shared, Value, Var};
+use tilewright_ptx::build::{Builder, Global, Shared, Value, Var};
 
 /// A tile of query rows of an item in shared memory; rows beyond the item's last are 0.
 #[derive(Debug, Clone, Copy)]
@@ -36,7 +36,7 @@ pub(crate) fn copy_queries<'k>(current: &CurrentItem<'k>, q: &RowTensorRegs<'k>,
         for chunk in (0..format.chunks).step_by(partition.lanes) {
             let present = row_exists & exists(k, format, partition.chunk + chunk as u32);
             let to = to.plus((first * format.stride + chunk * 16) / 4);
-            k.copy_async_unless(!present, AsyncCopy::new(to, from.plus(chunk * 4), 16));
+            k.copy_async_unless(!present, to, from.plus(chunk * 4), 16);
         }
     });
 }

@@ -20,7 +20,7 @@ pub(crate) struct TileLoader<'k> {
     format: RowFormat,
     rows: usize,
     entries: Shared<'k, u32>,
-    /// The L2 cache policy of the copies.
+    /// The L2 cache policy of copies of rows that all exist.
     policy: Option<CachePolicy<'k>>,
 }
 
@@ -36,7 +36,7 @@ impl<'k> TileLoader<'k> {
         Self { cta: *cta, threads, format, rows, entries, policy: None }
     }
 
-    /// The loader, with an L2 cache policy of its copies.
+    /// The loader, with an L2 cache policy of copies of rows that all exist.
     pub(crate) fn with_policy(self, policy: CachePolicy<'k>) -> Self {
         Self { policy: Some(policy), ..self }
     }
@@ -97,8 +97,7 @@ impl<'k> TileLoader<'k> {
                 for (at, present) in present.iter().enumerate() {
                     let (chunk, absent) = (at * partition.lanes, exists.eq(0) | !*present);
                     let to = to.plus((row * format.stride + chunk * 16) / 4);
-                    let copy = AsyncCopy::new(to, from.plus(chunk * 4), 16);
-                    k.copy_async_unless(absent, copy.with_policy(self.policy));
+                    k.copy_async_unless(absent, to, from.plus(chunk * 4), 16);
                 }
             }
         });

@@ -17,7 +17,7 @@ use crate::{
     tile::{SharedTile, halves::halves},
 };
 use tilewright::Dtype;
-use tilewright_ptx::build::{AsyncCopy, Global, Shared, Value};
+use tilewright_ptx::build::{Global, Shared, Value};
 
 /// Rows of a unit per warp.
 const ROWS: u32 = 16;
@@ -111,7 +111,7 @@ impl<'k> Producer<'_, 'k> {
         for pair in 0..columns / 32 {
             let is_outside = (side + 2 * pair as u32).ge((dim / 16) as u32);
             let to = to.byte(first ^ (32 * pair) as u32);
-            k.copy_async_unless(is_absent | is_outside, AsyncCopy::new(to, from.plus(8 * pair), 16));
+            k.copy_async_unless(is_absent | is_outside, to, from.plus(8 * pair), 16);
         }
     }
 

@@ -4,7 +4,7 @@
 //! shuffles.
 
 use crate::{attention::kernel::partition::divide, tile::SharedTile};
-use tilewright_ptx::build::{AsyncCopy, Builder, Global, Value};
+use tilewright_ptx::build::{Builder, Global, Value};
 
 /// Rows per warp.
 pub(in crate::attention::body) const ROWS: u32 = 32;
@@ -46,8 +46,7 @@ pub(in crate::attention::body) fn copy_rows<'k>(
                 let chunk = first_chunk + at as u32;
                 let is_absent = is_absent | chunk.ge((row.dim / 8) as u32);
                 let from = Global::<u32>::new(k.pack32(low, high) + (chunk << 4).to_u64());
-                let copy = AsyncCopy::new(to.chunk(number, chunk).cast::<u32>(), from, 16);
-                k.copy_async_unless(is_absent, copy.with_policy(to.policy()));
+                k.copy_async_unless(is_absent, to.chunk(number, chunk).cast::<u32>(), from, 16);
             }
         }
     });
