@@ -22,7 +22,7 @@ pub enum CopyOp {
     /// zero-filled. Operands: `[shared + offset]`, `[global + offset]`, bytes read. 16-byte copies bypass L1.
     Async(usize, Policy),
     /// Like `Async`, but the last operand is a predicate: if true, nothing is read and the destination is zero-filled. 16-byte
-    /// copies prefetch 128 bytes into L2. It has no cache policy: an H100 reports an illegal instruction (ptxas 13.0).
+    /// copies prefetch 128 bytes into L2.
     AsyncUnless(usize),
     /// Commits this thread's pending copies as a group.
     AsyncCommit,

@@ -61,6 +61,7 @@ impl<'k> TileLoader<'k> {
         let partition = self.partition();
         let entries = self.entries.byte(partition.row * ENTRY_BYTES as u32);
         let to = to.byte(partition.row * format.stride as u32 + (partition.chunk << 4));
+        let to = if self.policy.is_some() { self.in_one_register(to) } else { to };
         let first_chunk = (partition.chunk << 4).to_u64();
         partition.for_each_rows(k, self.rows, ENTRIES_PER_BATCH, |rows| {
             let entry = |row: &usize| entries.plus(row * ENTRY_BYTES / 4).load_vector::<2>();
@@ -74,6 +75,13 @@ impl<'k> TileLoader<'k> {
                 }
             }
         });
+    }
+
+    /// The same address as the result of an exclusive or with 0, which assemblers do not know. They would add a uniform register to the
+    /// address of a copy; with a cache policy, that is an illegal instruction on an H100 (ptxas 13.0).
+    fn in_one_register(&self, to: Shared<'k, u32>) -> Shared<'k, u32> {
+        // there are fewer than 2^24 heads
+        Shared::new(to.address() ^ (self.cta.params.qo_heads >> 24))
     }
 
     /// Starts this thread's copies to the rows at `to`.
