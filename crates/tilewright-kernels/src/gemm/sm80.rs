@@ -15,7 +15,7 @@ use crate::tile::{Elements, SharedTile};
 use half::bf16;
 use tilewright::Dtype;
 use tilewright_ptx::{
-    build::{AsyncCopy, Builder, Global, Value, Var},
+    build::{Builder, Global, GlobalToShared, Value, Var},
     ir::Kernel,
     verify::Invalid,
 };
@@ -155,7 +155,7 @@ impl<'k> Sm80Cta<'k> {
                 let (base, stride) = operand.matrix;
                 let from = base.at_wide(matrix_row.min(operand.rows - 1).to_u64() * stride).at(column);
                 let to = operand.tile.stage(stage).chunk(row, chunk);
-                k.copy_async(AsyncCopy::new(to, Global::new(from.address()), 16), read);
+                k.copy_async(GlobalToShared::new(to, Global::new(from.address()), 16), read);
             }
         }
         k.commit_copies();

@@ -5,7 +5,7 @@
 
 use super::{
     cta::{CtaCollectives, MAX_CTAS, RELAXED},
-    mass::{Number, key, of_key},
+    mass::{MassFn, Number, key, of_key},
     row_reader::RowReader,
 };
 use tilewright_ptx::{
@@ -398,6 +398,3 @@ impl<'k, T: Number> Candidates<'k, T> {
         index
     }
 }
-
-/// Mass of an element, computed from its index and value.
-pub(super) type MassFn<'a, 'k> = &'a dyn Fn(Value<'k, u32>, Value<'k, f32>) -> Value<'k, u64>;

@@ -23,6 +23,9 @@ pub trait Number: Stored {
     fn widen(x: Value<'_, Self>) -> Value<'_, f32>;
 }
 
+/// Mass of an element, computed from its index and value.
+pub(super) type MassFn<'a, 'k> = &'a dyn Fn(Value<'k, u32>, Value<'k, f32>) -> Value<'k, u64>;
+
 macro_rules! numbers {
     ($($ty:ty: $dtype:ident $per_vector:literal $narrow:expr, $widen:expr;)*) => {$(
         impl Number for $ty {

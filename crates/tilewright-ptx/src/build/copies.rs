@@ -15,16 +15,16 @@ pub struct BulkOptions<'k> {
     pub policy: Option<CachePolicy<'k>>,
 }
 
-/// An asynchronous copy of 4, 8 or 16 bytes.
+/// An asynchronous copy of 4, 8 or 16 bytes from global to shared memory.
 #[derive(Debug)]
-pub struct AsyncCopy<'k, T> {
+pub struct GlobalToShared<'k, T> {
     to: Shared<'k, T>,
     from: Global<'k, T>,
     bytes: usize,
     policy: Option<CachePolicy<'k>>,
 }
 
-impl<'k, T> AsyncCopy<'k, T> {
+impl<'k, T> GlobalToShared<'k, T> {
     /// A copy with the default L2 cache policy.
     pub fn new(to: Shared<'k, T>, from: Global<'k, T>, bytes: usize) -> Self {
         Self { to, from, bytes, policy: None }
@@ -45,7 +45,7 @@ impl Builder {
 
     /// Starts a copy. Only the first `read` bytes are read; the rest is zero-filled.
     #[track_caller]
-    pub fn copy_async<T: Scalar>(&self, copy: AsyncCopy<'_, T>, read: impl IntoOperand<u32>) {
+    pub fn copy_async<T: Scalar>(&self, copy: GlobalToShared<'_, T>, read: impl IntoOperand<u32>) {
         let (policy, last) = CachePolicy::operand(copy.policy);
         let operands: [&[Operand]; 4] =
             [&copy.to.operands(), &copy.from.operands(), &[read.into_operand()], &last];

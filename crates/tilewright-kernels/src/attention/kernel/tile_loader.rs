@@ -5,7 +5,7 @@ use super::{
     layout::RowFormat,
     partition::{PartitionedRows, ThreadGroup, ThreadPartition},
 };
-use tilewright_ptx::build::{AsyncCopy, Builder, CachePolicy, Global, Shared, Value};
+use tilewright_ptx::build::{Builder, CachePolicy, Global, GlobalToShared, Shared, Value};
 
 /// Bytes per entry.
 const ENTRY_BYTES: usize = 16;
@@ -70,7 +70,7 @@ impl<'k> TileLoader<'k> {
                 let from = Global::<u32>::new(k.pack32(low, high) + first_chunk);
                 for chunk in (0..format.chunks).step_by(partition.lanes) {
                     let to = to.plus((row * format.stride + chunk * 16) / 4);
-                    let copy = AsyncCopy::new(to, from.plus(chunk * 4), 16);
+                    let copy = GlobalToShared::new(to, from.plus(chunk * 4), 16);
                     k.copy_async(copy.with_policy(self.policy), 16);
                 }
             }

@@ -3,7 +3,7 @@
 use super::harness::execute;
 use crate::kernel;
 use tilewright_ptx::{
-    build::{AsyncCopy, Barrier, Builder, BulkOptions, Shared, Value},
+    build::{Barrier, Builder, BulkOptions, GlobalToShared, Shared, Value},
     ir::{Block, Kernel, Stmt},
     isa::{
         Op, all,
@@ -328,7 +328,7 @@ fn cp_async_reads_the_given_bytes() {
             let policy = with_policy.then(|| k.cache_policy(Eviction::First));
             k.when(first.lt(64), || {
                 k.copy_async(
-                    AsyncCopy::new(memory.at(first), from.at(first), bytes).with_policy(policy),
+                    GlobalToShared::new(memory.at(first), from.at(first), bytes).with_policy(policy),
                     read,
                 );
             });

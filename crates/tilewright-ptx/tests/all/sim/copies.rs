@@ -2,7 +2,7 @@
 
 use super::{SEEDS, assert_fault, assert_fault_in, assert_output, assert_passes, kernel};
 use tilewright_ptx::{
-    build::{AsyncCopy, Barrier, Builder, BulkOptions},
+    build::{Barrier, Builder, BulkOptions, GlobalToShared},
     ir::Kernel,
     isa::sync::Fence,
     sim::{
@@ -15,7 +15,7 @@ use tilewright_ptx::{
 fn async_copy(waits: bool, barrier: bool) -> Kernel {
     kernel(128, move |k| {
         let (x, tile) = (k.global::<u32>("x"), k.shared::<u32>("tile", 512, 16));
-        k.copy_async(AsyncCopy::new(tile.at(k.thread() * 4), x.at(k.thread() * 4), 16), 16);
+        k.copy_async(GlobalToShared::new(tile.at(k.thread() * 4), x.at(k.thread() * 4), 16), 16);
         k.commit_copies();
         if waits {
             k.wait_copies(0);
@@ -47,7 +47,7 @@ fn all_but_the_most_recent_group() {
             let (x, tile) = (k.global::<u32>("x"), k.shared::<u32>("tile", 64, 16));
             for stage in 0..2 {
                 let at = k.thread() + 32 * stage;
-                k.copy_async(AsyncCopy::new(tile.at(at), x.at(at), 4), 4);
+                k.copy_async(GlobalToShared::new(tile.at(at), x.at(at), 4), 4);
                 k.commit_copies();
             }
             k.wait_copies(left);
@@ -68,7 +68,7 @@ fn cp_async_arrives_at_an_mbarrier() {
         k.when(k.thread().eq(0), || ready.init(32));
         k.sync_warp();
         // only half of each word is read
-        k.copy_async(AsyncCopy::new(tile.at(k.thread()), x.at(k.thread()), 4), 2);
+        k.copy_async(GlobalToShared::new(tile.at(k.thread()), x.at(k.thread()), 4), 2);
         k.arrive_after_copies(ready);
         ready.wait(0);
         x.at(k.thread()).store(tile.at(k.thread() ^ 1).load());
@@ -224,7 +224,7 @@ fn async_copies_that_a_bulk_store_reads() {
     let forward = |fence: bool| {
         kernel(32, move |k| {
             let (x, tile) = (k.global::<u32>("x"), k.shared::<u32>("tile", 32, 128));
-            k.copy_async(AsyncCopy::new(tile.at(k.thread()), x.at(k.thread()), 4), 4);
+            k.copy_async(GlobalToShared::new(tile.at(k.thread()), x.at(k.thread()), 4), 4);
             k.commit_copies();
             k.wait_copies(0);
             if fence {

@@ -22,7 +22,7 @@ use crate::{
     tile::{Cursor, release_from_warp},
 };
 use tilewright_ptx::{
-    build::{AsyncCopy, Builder, Shared, Value, Var},
+    build::{Builder, GlobalToShared, Shared, Value, Var},
     isa::{
         memory::{AtomicOp, Order, Scope},
         sync::Fence,
@@ -194,7 +194,7 @@ impl<'c, 'k> Producer<'c, 'k> {
         self.has_next.set(present);
         k.when(present & k.lane().lt(WorkItem::WORDS as u32), || {
             let item = shared.cta.params.plan.items.at_wide(run.to_u64() * WorkItem::WORDS as u64);
-            k.copy_async(AsyncCopy::new(self.next_word(), item.at(k.lane()), 4), 4_u32);
+            k.copy_async(GlobalToShared::new(self.next_word(), item.at(k.lane()), 4), 4_u32);
         });
     }
 
