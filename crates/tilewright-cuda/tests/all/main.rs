@@ -40,7 +40,7 @@ macro_rules! judge_bodies {
         }
         mod simt {
             $(#[test] fn $property() {
-                crate::judge::set_stride(24);
+                crate::judge::set_stride(72);
                 super::$property(&[crate::staged::without_tensor_cores()]);
                 crate::judge::report(concat!(module_path!(), "::", stringify!($property)));
             })+
