@@ -1,7 +1,7 @@
 //! Thresholds of few entries, by counting.
 
 use super::cta::{CtaCollectives, MAX_LANES_PER_ENTRY, MAX_RANKED};
-use tilewright_ptx::build::Value;
+use tilewright_ptx::build::{Value, Var};
 
 impl<'k> CtaCollectives<'k> {
     /// Maximum `count` of [`Self::threshold_by_rank`]: at most one entry per thread, and few enough to be faster than
@@ -97,7 +97,20 @@ impl<'k> CtaCollectives<'k> {
                 sums[1].set(sums[1].get() + precedes.select(other, 0_u64));
             }
         });
-        let mask = k.var("mask", entry.lanes >> 1);
+        self.sum_lanes(entry.lanes, &sums, None);
+        sums.map(|sum| sum.get())
+    }
+
+    /// Sums, and counts, over groups of `lanes` adjacent lanes, a power of two; the same in all lanes of a group.
+    #[track_caller]
+    pub(super) fn sum_lanes(
+        &self,
+        lanes: Value<'k, u32>,
+        sums: &[Var<'k, u64>],
+        counts: Option<Var<'k, u32>>,
+    ) {
+        let k = self.k;
+        let mask = k.var("mask", lanes >> 1);
         k.loop_(|| {
             let distance = mask.get();
             k.break_if(distance.eq(0));
@@ -105,9 +118,11 @@ impl<'k> CtaCollectives<'k> {
                 let [low, high] = [sum.get().low(), sum.get().high()].map(|word| word.shuffle_xor(distance));
                 sum.set(sum.get() + k.pack32(low, high));
             }
+            if let Some(counts) = counts {
+                counts.set(counts.get() + counts.get().shuffle_xor(distance));
+            }
             mask.set(distance >> 1);
         });
-        sums.map(|sum| sum.get())
     }
 }
 

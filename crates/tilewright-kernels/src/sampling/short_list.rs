@@ -84,27 +84,8 @@ impl<'k> EntryLanes<'k> {
             sum.add(other.lt(index).select(1_u32, 0_u32), low, high);
         });
         let before = k.var("before", sum.get());
-        self.sum_lanes(&[before], None);
+        self.cta.sum_lanes(self.lanes, &[before], None);
         before.get()
-    }
-
-    /// Sums of words over the lanes of the entry, in all of them.
-    #[track_caller]
-    fn sum_lanes(&self, sums: &[Var<'k, u64>], counts: Option<Var<'k, u32>>) {
-        let k = self.cta.k;
-        let mask = k.var("mask", self.lanes >> 1);
-        k.loop_(|| {
-            let distance = mask.get();
-            k.break_if(distance.eq(0));
-            for sum in sums {
-                let [low, high] = [sum.get().low(), sum.get().high()].map(|word| word.shuffle_xor(distance));
-                sum.set(sum.get() + k.pack32(low, high));
-            }
-            if let Some(counts) = counts {
-                counts.set(counts.get() + counts.get().shuffle_xor(distance));
-            }
-            mask.set(distance >> 1);
-        });
     }
 }
 
@@ -141,7 +122,7 @@ impl<'k> ListEntry<'k> {
                 counts.set(counts.get() + is_above + other.ge(key).select(1_u32 << 16, 0_u32));
             });
             above.set(sum.get());
-            lanes.sum_lanes(&[above], Some(counts));
+            cta.sum_lanes(lanes.lanes, &[above], Some(counts));
         });
         let (count_above, count_through) = (counts.get() & 0xffff, counts.get() >> 16);
         // ties have the same mass
