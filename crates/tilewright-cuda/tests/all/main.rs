@@ -5,17 +5,25 @@
 
 #![allow(clippy::excessive_nesting, clippy::type_complexity, reason = "grids of cases are nested loops")]
 
+/// Instantiates each property as a test of a module on a simulated backend, where it runs every `stride`-th case.
+macro_rules! judge_simulated {
+    ($module:ident, $stride:expr, $backend:ident, $($property:ident),+) => {
+        mod $module {
+            $(#[test] fn $property() {
+                crate::judge::set_stride($stride);
+                super::$property(&[crate::staged::$backend()]);
+                crate::judge::report(concat!(module_path!(), "::", stringify!($property)));
+            })+
+        }
+    };
+}
+pub(crate) use judge_simulated;
+
 /// Instantiates each property as two tests: in the simulator, where it runs every `STRIDE`-th case (a constant of the module
 /// above the calling one), and on the GPU.
 macro_rules! judge_backends {
     ($($property:ident),+ $(,)?) => {
-        mod simulated {
-            $(#[test] fn $property() {
-                crate::judge::set_stride(super::super::STRIDE);
-                super::$property(&[crate::staged::simulated()]);
-                crate::judge::report(concat!(module_path!(), "::", stringify!($property)));
-            })+
-        }
+        crate::judge_simulated!(simulated, super::super::STRIDE, simulated, $($property),+);
         mod gpu {
             $(#[test] fn $property() {
                 let Some(gpu) = crate::staged::gpu() else { return };
@@ -31,20 +39,8 @@ pub(crate) use judge_backends;
 macro_rules! judge_bodies {
     ($($property:ident),+ $(,)?) => {
         crate::judge_backends!($($property),+);
-        mod hopper {
-            $(#[test] fn $property() {
-                crate::judge::set_stride(super::super::STRIDE);
-                super::$property(&[crate::staged::simulated_hopper()]);
-                crate::judge::report(concat!(module_path!(), "::", stringify!($property)));
-            })+
-        }
-        mod simt {
-            $(#[test] fn $property() {
-                crate::judge::set_stride(72);
-                super::$property(&[crate::staged::without_tensor_cores()]);
-                crate::judge::report(concat!(module_path!(), "::", stringify!($property)));
-            })+
-        }
+        crate::judge_simulated!(hopper, super::super::STRIDE, simulated_hopper, $($property),+);
+        crate::judge_simulated!(simt, 72, without_tensor_cores, $($property),+);
     };
 }
 pub(crate) use judge_bodies;
