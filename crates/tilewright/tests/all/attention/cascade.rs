@@ -281,6 +281,20 @@ fn levels_precede_own_keys<B: Backend + Clone>(backends: &[B]) {
     }
 }
 
+/// A level in more pieces than the items of own keys add themselves: these states are counted, as those of cut units are.
+fn a_level_in_many_pieces<B: Backend + Clone>(backends: &[B]) {
+    let family = Family { page_size: 16, lens: vec![(1, 5); 5], shared: vec![(0..5, 34 * 12)] };
+    let problem =
+        Problem::builder(Heads { qo: 4, kv: 1 }, HeadDim::same(64)).dtypes(Dtype::Bf16, Dtype::Bf16);
+    let pool = family.pool(problem.build().expect("it is sound"), 0);
+    for backend in backends {
+        pool.judge(&family, backend, Split::Fixed { tokens: 192 }, |plan, _| {
+            let merges = &plan.schedule().merges;
+            assert!(merges.iter().all(|merge| merge.sources.len() > 33), "{plan:?}");
+        });
+    }
+}
+
 /// RoPE, ALiBi and a soft cap depend on positions, which count through all levels.
 fn variant_positions_count_through_all_levels<B: Backend + Clone>(backends: &[B]) {
     let window = Mask::Window { left: 70, right: Some(0) };
@@ -434,6 +448,7 @@ crate::judge_bodies!(
     partial_pages_are_not_shared,
     levels_agree_with_the_oracle,
     levels_precede_own_keys,
+    a_level_in_many_pieces,
     variant_positions_count_through_all_levels,
     random_families_agree_with_the_oracle,
     a_long_prefix_becomes_a_level_and_is_read_once,
