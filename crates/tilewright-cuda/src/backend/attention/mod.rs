@@ -10,6 +10,7 @@ mod flatten;
 mod hooks;
 pub(super) mod kernel;
 mod merge;
+mod side_by_side;
 
 pub(super) use merge::merge_states;
 
@@ -42,8 +43,6 @@ use tilewright_kernels::attention::{
 use tilewright_ptx::sim::tensor::TensorMap;
 
 const OPERATOR: &str = "attention.run";
-/// The part of the SMs on which runs begin beside other items: on an H200, the best of 0.33 to 0.67 for most of four mixed batches.
-const RUN_SMS: f32 = 0.55;
 /// CTAs per SM of the kernel of large merges.
 const LARGE_MERGE_CTAS_PER_SM: u32 = 4;
 
@@ -281,7 +280,7 @@ impl<M: Machine> RunContext<'_, M> {
         // before any launch: without the second one, the ticket keeps its value
         let part = self.kernels.part_of(kind);
         self.select(part, params)?;
-        let sms = (RUN_SMS * self.gpu.limits.multiprocessors as f32) as u32;
+        let sms = (runs.part_of_sms * self.gpu.limits.multiprocessors as f32) as u32;
         let first = RunParams { started: run_params.ctas.min(sms.max(1)), ..run_params };
         machine.launch(&function, [first.started, 1, 1], &first.args(&of_runs))?;
         let of_items = AttentionParams { plan: others, ..params.clone() };
