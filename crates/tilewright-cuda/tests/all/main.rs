@@ -35,10 +35,10 @@ macro_rules! judge_backends {
 }
 pub(crate) use judge_backends;
 
-/// The same, and tests on the bodies of attention for Hopper and without tensor cores.
+/// Makes tests on the bodies of attention for Hopper and without tensor cores. Queries of f32 select the body `simt` on each
+/// architecture, so properties with such cases alone are not repeated here.
 macro_rules! judge_bodies {
-    ($($property:ident),+ $(,)?) => {
-        crate::judge_backends!($($property),+);
+    ($($property:ident),+) => {
         crate::judge_simulated!(hopper, super::super::STRIDE, simulated_hopper, $($property),+);
         crate::judge_simulated!(simt, 72, without_tensor_cores, $($property),+);
     };

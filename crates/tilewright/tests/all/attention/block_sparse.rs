@@ -147,8 +147,9 @@ fn blocks_of_any_size_agree_with_the_oracle<B: Backend + Clone>(backends: &[B]) 
     }
 }
 
-crate::judge_bodies!(
+crate::judge_backends!(
     blocks_agree_with_the_oracle,
     small_blocks_with_one_head_are_causal,
     blocks_of_any_size_agree_with_the_oracle
 );
+crate::judge_bodies!(small_blocks_with_one_head_are_causal);

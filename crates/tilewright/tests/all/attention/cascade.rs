@@ -443,7 +443,7 @@ fn partial_pages_are_not_shared<B: Backend + Clone>(backends: &[B]) {
     }
 }
 
-crate::judge_bodies!(
+crate::judge_backends!(
     pages_under_a_packed_mask_are_not_shared,
     partial_pages_are_not_shared,
     levels_agree_with_the_oracle,
@@ -454,3 +454,4 @@ crate::judge_bodies!(
     a_long_prefix_becomes_a_level_and_is_read_once,
     a_short_shared_prefix_stays_flat
 );
+crate::judge_bodies!(levels_precede_own_keys, a_long_prefix_becomes_a_level_and_is_read_once);

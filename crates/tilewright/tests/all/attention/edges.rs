@@ -188,7 +188,7 @@ fn one_key_gives_its_value<B: Backend + Clone + Sync>(backends: &[B]) {
     }
 }
 
-crate::judge_bodies!(
+crate::judge_backends!(
     nan_in_masked_keys_and_values_does_not_reach_rows,
     nan_and_infinities_in_visible_keys_spread_as_in_the_oracle,
     nan_and_infinities_in_visible_values_spread_as_in_the_oracle,
@@ -197,4 +197,12 @@ crate::judge_bodies!(
     huge_logits_keep_their_softmax,
     equal_logits_of_a_million_give_the_mean_value,
     one_key_gives_its_value
+);
+crate::judge_bodies!(
+    nan_in_masked_keys_and_values_does_not_reach_rows,
+    nan_and_infinities_in_visible_keys_spread_as_in_the_oracle,
+    nan_and_infinities_in_visible_values_spread_as_in_the_oracle,
+    nan_and_infinities_in_queries_stay_in_their_row_and_head,
+    minus_infinity_logits_have_zero_weight,
+    equal_logits_of_a_million_give_the_mean_value
 );

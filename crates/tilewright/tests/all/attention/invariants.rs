@@ -158,7 +158,7 @@ fn decoding_step_by_step_equals_prefill<B: Backend + Clone + Sync>(backends: &[B
     chunks_equal_whole(backends, (70, 150), 1);
 }
 
-crate::judge_bodies!(
+crate::judge_backends!(
     results_are_storage_invariant,
     requests_are_batch_invariant,
     balanced_runs_are_deterministic

@@ -193,9 +193,10 @@ fn shards_of_keys_merge_to_the_whole<B: Backend + Clone>(backends: &[B]) {
     }
 }
 
-crate::judge_bodies!(
+crate::judge_backends!(
     absorbed_decode_agrees_with_the_oracle,
     an_8_bit_latent_cache_agrees_with_the_oracle,
     a_single_request_is_a_batch_of_one,
     shards_of_keys_merge_to_the_whole
 );
+crate::judge_bodies!(absorbed_decode_agrees_with_the_oracle);

@@ -248,9 +248,14 @@ fn per_page(factors: &[f32], shape: &[usize], strides: [usize; 2]) -> Scale<'sta
     Scale::Page(View::strided(factors, shape, &strides[..shape.len()]).expect("it is there"))
 }
 
-crate::judge_bodies!(
+crate::judge_backends!(
     caches_of_8_bits_agree_with_the_oracle,
     queries_of_16_bits_agree_with_the_oracle,
     ragged_tensors_have_scales_too,
     scales_come_after_the_hooks_of_keys_and_values
+);
+crate::judge_bodies!(
+    caches_of_8_bits_agree_with_the_oracle,
+    queries_of_16_bits_agree_with_the_oracle,
+    ragged_tensors_have_scales_too
 );

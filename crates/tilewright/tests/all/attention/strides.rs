@@ -137,7 +137,7 @@ fn one_head_may_be_broadcast_and_extents_of_one_may_have_any_stride<B: Backend +
 }
 
 crate::judge_one_arithmetic!(queries_keys_and_values_may_be_slices_of_one_fused_tensor);
-crate::judge_bodies!(
+crate::judge_backends!(
     a_cache_may_be_a_permuted_view_of_the_other_layout,
     one_head_may_be_broadcast_and_extents_of_one_may_have_any_stride
 );

@@ -360,7 +360,7 @@ fn dumped_logits_are_those_of_attention<B: Backend + Clone>(backends: &[B]) {
     }
 }
 
-crate::judge_bodies!(
+crate::judge_backends!(
     soft_cap,
     alibi,
     alibi_with_soft_cap,
