@@ -77,8 +77,6 @@ mod hopper;
 #[path = "../../../tilewright/tests/all/judge.rs"]
 mod judge;
 mod kernel_loads;
-#[path = "../../../tilewright/tests/all/narrow_sum.rs"]
-mod narrow_sum;
 mod other_device;
 mod plan_on_device;
 

@@ -2,8 +2,6 @@
 
 mod attention;
 mod golden;
-#[path = "../../../tilewright/tests/all/narrow_sum.rs"]
-mod narrow_sum;
 mod pages;
 mod real;
 mod sampling;

@@ -4,6 +4,7 @@
 pub mod activation;
 pub mod attention;
 pub mod elementwise;
+pub mod naive;
 pub mod norm;
 pub mod quant;
 pub mod quantization;

@@ -5,7 +5,10 @@ use crate::{elements::half_ulp, run::Outcome, sample::Sample};
 use std::{cell::Cell, ops::Range};
 use tilewright::{
     Dtype,
-    reference::attention::{Definition, LogitIndex, OracleState},
+    reference::{
+        attention::{Definition, LogitIndex, OracleState},
+        naive::WeightRounding,
+    },
 };
 
 /// Allowed error of a blocked computation in another order, relative to the plain loop.
@@ -97,7 +100,8 @@ impl Expected {
         let request = |r: usize| {
             let definition = definition(r);
             let truth = sample.oracle(r, &definition);
-            let naive = sample.naive(r, &definition, (Dtype::F32, &|_| 1.0));
+            let exact = WeightRounding { dtype: Dtype::F32, scale: &|_| 1.0 };
+            let naive = sample.naive(r, &definition, exact);
             errors.o = errors.o.max(error(&truth.o, &naive.0));
             errors.lse = errors.lse.max(error(&truth.lse, &naive.1));
             let problem = &sample.problem;
@@ -107,7 +111,8 @@ impl Expected {
                 _ => (problem.dtype_o(), 1.0),
             };
             if dtype != Dtype::F32 {
-                let rounding = sample.naive(r, &definition, (dtype, &|index| unit * scale(r, index)));
+                let weights = WeightRounding { dtype, scale: &|index| unit * scale(r, index) };
+                let rounding = sample.naive(r, &definition, weights);
                 errors.o_rounding = errors.o_rounding.max(error(&truth.o, &rounding.0));
                 errors.lse_rounding = errors.lse_rounding.max(error(&truth.lse, &rounding.1));
             }

@@ -50,7 +50,6 @@ mod generator;
 mod judge;
 mod layers;
 mod memory;
-mod narrow_sum;
 mod packed;
 mod quant;
 mod run;

@@ -6,11 +6,13 @@ use super::{
     schedule::Segment,
     world::{Outputs, World},
 };
-use crate::narrow_sum::narrow_sum;
 use tilewright::{
     Dtype, E4m3,
     attention::variant::{ExpressionVariant, Plain, Variant},
-    reference::attention::{Definition, LogitIndex},
+    reference::{
+        attention::{Definition, LogitIndex},
+        naive::narrow_sum,
+    },
 };
 
 /// Runs a case with several seeds and checks each run.
