@@ -143,16 +143,15 @@ impl World {
         definition: &Definition<'_>,
         (request, row, head): (usize, usize, usize),
     ) -> (f64, Vec<f64>, Vec<f64>) {
-        let (case, dim) = (&self.case, self.case.dim);
-        let q = self.row(dim.qk, case.first_row(request) + row, head);
-        let q: Vec<f64> = (0..dim.qk).map(|d| self.number(&self.q, case.q(), q + d)).collect();
+        let (case, dim, [q, k, v]) = (&self.case, self.case.dim, &self.numbers);
+        let q = &q[self.row(dim.qk, case.first_row(request) + row, head)..][..dim.qk];
         let kv_head = head / case.group();
         let place = self.place_at((request, row, head));
         let mut keys = self.keys(request, row);
         keys.retain(|(segment, key)| (definition.visible)(place(self.position(segment, *key))));
         let logit = |&(segment, key): &(&Segment, usize)| {
-            let k = self.element(dim.qk, segment, (key, kv_head));
-            let products = q.iter().zip(k..).map(|(q, at)| q * self.number(&self.k, case.kv, at));
+            let k = &k[self.element(dim.qk, segment, (key, kv_head))..][..dim.qk];
+            let products = q.iter().zip(k).map(|(q, k)| q * k);
             let dot: f64 = match case.fp8 && case.wgmma {
                 // products of e4m3 are exact in f32
                 true => narrow_sum(products.map(|product| product as f32)).into(),
@@ -170,12 +169,13 @@ impl World {
         let lse = if empty { f64::NEG_INFINITY } else { (max + sum.ln()) * std::f64::consts::LOG2_E };
         let (mut means, mut sizes) = (vec![0.0; dim.vo], vec![0.0; dim.vo]);
         for ((segment, key), logit) in keys.iter().zip(&logits) {
-            let v = self.element(dim.vo, segment, (*key, kv_head));
+            let v = &v[self.element(dim.vo, segment, (*key, kv_head))..][..dim.vo];
             let (factor, weight) = (self.factor(1, segment, (*key, kv_head)), (logit - max).exp() / sum);
-            for (d, (mean, size)) in means.iter_mut().zip(&mut sizes).enumerate() {
-                let value = self.number(&self.v, case.kv, v + d) * factor;
+            let error = weight * self.precision() + self.underflow() / sum;
+            for (value, (mean, size)) in v.iter().zip(means.iter_mut().zip(&mut sizes)) {
+                let value = value * factor;
                 *mean += weight * value;
-                *size += (weight * self.precision() + self.underflow() / sum) * value.abs();
+                *size += error * value.abs();
             }
         }
         let errors = sizes.iter().map(|size| size + 1e-6).collect();

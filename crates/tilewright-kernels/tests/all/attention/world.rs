@@ -2,10 +2,10 @@
 
 use super::{
     case::{Case, Scales},
-    numbers::{bytes, noise},
+    numbers::{bytes, noise, number},
     schedule::{Cut, Schedule, Segment, pack_bits, request_rows},
 };
-use tilewright::attention::variant::ExpressionVariant;
+use tilewright::{Dtype, attention::variant::ExpressionVariant};
 use tilewright_kernels::{
     attention::{
         body::{
@@ -32,6 +32,8 @@ pub(crate) struct World {
     pub(crate) q: Vec<u8>,
     pub(crate) k: Vec<u8>,
     pub(crate) v: Vec<u8>,
+    /// The elements of `q`, `k` and `v`, decoded once: every row of the reference reads all keys.
+    pub(crate) numbers: [Vec<f64>; 3],
 }
 
 /// Outputs of a run.
@@ -51,9 +53,12 @@ impl World {
             q: Vec::new(),
             k: Vec::new(),
             v: Vec::new(),
+            numbers: [const { Vec::new() }; 3],
         };
         world.segment();
         world.fill();
+        let decoded = |of: &[u8], dtype: Dtype| of.chunks(dtype.size()).map(|of| number(dtype, of)).collect();
+        world.numbers = [decoded(&world.q, case.q()), decoded(&world.k, case.kv), decoded(&world.v, case.kv)];
         world
     }
 
