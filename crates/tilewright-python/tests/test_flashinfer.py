@@ -899,6 +899,29 @@ def test_xqa_with_drafts(host, rng, is_ragged, mode):
         flashinfer.xqa(given, *cache.pair, *arguments[:-1], 8, **options)
 
 
+@pytest.mark.parametrize("is_ragged", [False, True])
+def test_drafts_of_all_bits(host, rng, is_ragged):
+    """35 drafts have bits in three words of int16, also the sign; halves of 33,000 and 66,000 are negative and above 1."""
+    counts = [35, 3, 34] if is_ragged else [35, 35, 35]
+    cache = Paged(rng, [41, 66_000, 33_000] if host == "cpu" and is_ragged else [41, 44, 35], heads=1, page_size=16)
+    table, lens = block_table(cache)
+    for r, count in enumerate(counts):  # so that each draft changes the outputs
+        positions = torch.arange(lens[r] - count, lens[r])
+        cache.pair[1][table[r, positions // 16].long(), positions % 16] *= lens[r]
+        cache.rows[1][r][positions.numpy()] *= cache.kv_lens[r]
+    blocks = [(rng.random((count, count)) < 0.5) | numpy.eye(count, dtype=bool) for count in counts]
+    bounds = torch.tensor([0, *counts]).cumsum(0)
+    q = tensor(rng.standard_normal((sum(counts), 1, 32)).astype("float32"))
+    found = flashinfer.xqa_batch_decode_with_kv_cache(
+        q, cache.pair, workspace(), table, lens.long(), max(cache.kv_lens), 32**-0.5, q_len_per_req=35,
+        q_cu_seq_lens=bounds if is_ragged else None, mask=torch.from_numpy(packed_drafts(blocks, 35)))
+    for r, (start, stop) in enumerate(zip(bounds[:-1], bounds[1:])):
+        visible = numpy.ones((counts[r], cache.kv_lens[r]), dtype=bool)
+        visible[:, cache.kv_lens[r] - counts[r] :] = blocks[r]
+        expected = attention(q[start:stop].numpy(), cache.rows[0][r], cache.rows[1][r], visible=visible)[0]
+        close(found[start:stop] / 32, expected / 32)
+
+
 def test_xqa_of_one_row_with_a_window(host, rng):
     cache = Paged(rng, [7, 11], "HND")
     table, lens = block_table(cache)
