@@ -17,6 +17,7 @@ from ._trace import (  # noqa: F401
     exp,
     exp2,
     floor,
+    log,
     log2,
     maximum,
     minimum,
