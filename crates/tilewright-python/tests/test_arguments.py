@@ -125,6 +125,17 @@ def test_plans_of_other_operators_are_refused():
         operator().run(plan, **tensors())
 
 
+def test_operators_of_one_device_name_share_plans():
+    """Two simulators have memory of their own, so a plan of one is out of bounds in the other."""
+    one, other = (tw.Attention(tw.Problem(2, 1, 8), device="simulator") for _ in range(2))
+    numpy.testing.assert_array_equal(other.run(one.plan(tw.Batch.ragged(**OK)), **tensors()), 1.0)
+    previous = tw.set_host_device(tw.Device("simulator"))
+    try:
+        assert tw.Attention(tw.Problem(2, 1, 8), device="simulator").device is tw.Attention(tw.Problem(2, 1, 8)).device
+    finally:
+        tw.set_host_device(previous)
+
+
 def test_freed_plans_and_other_objects_are_refused():
     one = operator()
     plan = one.plan(tw.Batch.ragged(**OK), capacity=tw.Capacity(1, 1, 1))

@@ -113,6 +113,22 @@ def device_of(x) -> Device:
     return device
 
 
+_named: dict = {}
+
+
+def device_named(name: str) -> Device:
+    """The device of a name, which all operators share: one runs the plans of the other, and they share loaded kernels."""
+    if host_device().name == name:
+        return host_device()
+    device = _named.get(name)
+    if device is None:
+        device = Device(name)
+        if device._ordinal != HOST:
+            device = _devices.setdefault(device._ordinal, device)
+        _named[name] = device
+    return device
+
+
 def queue_of(x) -> "_core.Queue":
     """The queue for tensors like ``x``."""
     if getattr(x, "is_cuda", False):

@@ -2,7 +2,7 @@
 
 from . import _core
 from ._core import Error, Unsupported
-from ._device import Device, host_device, queue_of
+from ._device import Device, device_named, host_device, queue_of
 from ._tensors import HOST, device_bytes, device_indices, device_number, dtype_name, empty, is_torch, on_host, shape_of
 from .device_batch import REFUSALS, BlockTable, DeviceBatch
 from .variants import Variant
@@ -290,7 +290,7 @@ class Attention:
         self.problem = problem
         self.variant = variant
         self._tables = () if variant is None else variant._tables
-        self.device = Device(device) if isinstance(device, str) else device or host_device()
+        self.device = device_named(device) if isinstance(device, str) else device or host_device()
         self._operators: dict = {}
         self._operator()
 

@@ -75,13 +75,7 @@ impl Planner {
     /// # Errors
     /// As [`super::Attention::replan`].
     pub fn replan(&self, plan: &mut Plan, batch: &Batch<'_>) -> Result<()> {
-        crate::ensure!(
-            plan.problem == self.problem && plan.tiling == self.tiling,
-            REPLAN,
-            "the plan was made by another operator: for {}, this is {}",
-            plan.problem,
-            self.problem
-        );
+        plan.check_origin(REPLAN, self, plan.problem == self.problem)?;
         self.rewrite(REPLAN, plan, batch)
     }
 
@@ -140,4 +134,27 @@ fn check_capacity(sizes: &ArraySizes) -> Result<()> {
         crate::ensure!(value <= limit, PLAN, "a capacity of {value} {name}, the most is {limit}");
     }
     Ok(())
+}
+
+impl Plan {
+    /// Rejects a plan of another problem, unless it `serves` that of the operator, and one of another device.
+    pub(super) fn check_origin(&self, operator: &'static str, of: &Planner, serves: bool) -> Result<()> {
+        crate::ensure!(
+            serves,
+            operator,
+            "the plan was made by another operator: for {}, this is {}",
+            self.problem,
+            of.problem
+        );
+        let text =
+            |tiling: &Tiling| format!("{} workers, tiles of {} keys", tiling.workers, tiling.kv_tokens);
+        crate::ensure!(
+            self.tiling == of.tiling,
+            operator,
+            "the plan was made for another device ({}), this operator has {}",
+            text(&self.tiling),
+            text(&of.tiling)
+        );
+        Ok(())
+    }
 }

@@ -1,7 +1,8 @@
 //! `run`: the arguments of a layer, and their checks against the plan.
 
 use super::{
-    Attention, BoundAttention, Output, Plan, Problem, Variant, requests::KvSource, variant::ExpressionVariant,
+    Attention, BoundAttention, Output, Plan, Planner, Problem, Variant, requests::KvSource,
+    variant::ExpressionVariant,
 };
 use crate::{
     Backend, Dtype, Error, Operator, Result, View,
@@ -261,14 +262,8 @@ impl<B: Backend> Attention<B> {
 
     /// Rejects a plan of another operator.
     pub(super) fn check(&self, plan: &Plan) -> Result<()> {
-        crate::ensure!(
-            plan.problem.serves(&self.problem) && plan.tiling == self.tiling,
-            OPERATOR,
-            "the plan was made by another operator: for {}, this is {}",
-            plan.problem,
-            self.problem
-        );
-        Ok(())
+        let of = Planner::new(self.problem, self.tiling);
+        plan.check_origin(OPERATOR, &of, plan.problem.serves(&self.problem))
     }
 }
 

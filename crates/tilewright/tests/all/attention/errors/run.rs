@@ -194,6 +194,20 @@ fn a_plan_of_another_operator() {
 }
 
 #[test]
+fn a_plan_of_another_device() {
+    let mut call = RunCall::new(KvLayout::Nhd);
+    let builder = Problem::builder(Heads { qo: 4, kv: 2 }, HeadDim { qk: 8, vo: 6 });
+    let problem = builder.dtypes(Dtype::F32, Dtype::Bf16).mask(Mask::Causal).build().expect("it is sound");
+    let of = |threads| Attention::new(problem, Cpu::with_threads(threads).expect("threads")).expect("it can");
+    call.plan = of(3).plan(&paged()).expect("the batch is sound");
+    let mut plan = call.plan.clone();
+    let text = "attention.run: the plan was made for another device (48 workers, tiles of 64 keys), \
+        this operator has 16 workers, tiles of 64 keys";
+    refused(call.run(), text);
+    refused(of(1).replan(&mut plan, &paged()), &text.replace("run", "replan"));
+}
+
+#[test]
 fn a_plan_of_a_narrower_mask() {
     let problem = |mask| {
         let builder = Problem::builder(Heads { qo: 4, kv: 2 }, HeadDim { qk: 8, vo: 6 });
