@@ -1205,6 +1205,9 @@ def test_names_of_what_is_not_served_are_there():
             getattr(module, f"single_{name}_with_kv_cache_with_jit_module")()
     with pytest.raises(tw.Unsupported, match="FP4 needs SM100"):
         flashinfer.utils.FP4Tensor(torch.ones(1))
+    with pytest.raises(AttributeError, match=r"has no mm_fp4: docs/from-flashinfer.md lists the names"):
+        flashinfer.mm_fp4  # noqa: B018
+    assert not hasattr(flashinfer, "__path_of_nothing__")
     assert not hasattr(flashinfer, "comm") and not hasattr(flashinfer.jit, "__wrapped__")
     properties = flashinfer.utils
     assert properties.ceil_div(7, 4) == 2 and properties.round_up(7, 4) == 8

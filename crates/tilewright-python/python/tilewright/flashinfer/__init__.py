@@ -120,3 +120,10 @@ from .topk import TopKTieBreak, top_k, top_k_page_table_transform, top_k_ragged_
 from .xqa import xqa, xqa_mla
 
 __all__ = sorted(name for name in globals() if not name.startswith("_"))
+
+
+def __getattr__(name):
+    if name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise AttributeError(f"tilewright.flashinfer has no {name}: docs/from-flashinfer.md lists the names of FlashInfer that are not "
+                         "served, with reasons")
