@@ -1,8 +1,8 @@
 //! Mutants of host code, run by cargo-mutants: the schedule, masks, the CPU merge and the radix tree.
 
-use super::{Record, Score, Survivor};
+use super::{Record, Score, Survivor, check_filters, test_names};
 use crate::cargo::cargo;
-use std::{collections::BTreeMap, fs, path::Path};
+use std::{collections::BTreeMap, fs, path::Path, process::Stdio};
 
 /// Files of a package, and the tests that cover them.
 struct Group {
@@ -55,6 +55,7 @@ pub(super) fn run(root: &Path) -> Result<(), String> {
     }
     let mut record = Record::read(root, "host.csv", "file")?;
     for group in &GROUPS {
+        check_tests(root, group)?;
         let output = crate::target(root).join("mutants").join(group.package);
         fs::create_dir_all(&output).map_err(|why| format!("{}: {why}", output.display()))?;
         let mut command = cargo();
@@ -79,6 +80,25 @@ pub(super) fn run(root: &Path) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// Lists the tests of a group, and checks that each of its filters selects one.
+fn check_tests(root: &Path, group: &Group) -> Result<(), String> {
+    let mut command = cargo();
+    command.args(["test", "--quiet", "--package", group.package]).args(group.binaries).args(["--", "--list"]);
+    let output = command.current_dir(root).stderr(Stdio::inherit()).output();
+    let output = output.map_err(|why| format!("cargo does not start: {why}"))?;
+    if !output.status.success() {
+        return Err(format!(
+            "the tests of {} are not listed: cargo ended with {}",
+            group.package, output.status
+        ));
+    }
+    let list = String::from_utf8_lossy(&output.stdout);
+    let names = test_names(&list);
+    check_filters(group.package, group.tests.iter().copied(), |filter| {
+        names.iter().any(|name| name.contains(filter))
+    })
 }
 
 /// The scores by file, from lists with one mutant `file:line:column: change` per line.

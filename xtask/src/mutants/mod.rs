@@ -71,6 +71,11 @@ impl Record {
         Ok(Self { root: root.to_owned(), path, header, reasons: reasons(&text)?, rows })
     }
 
+    /// Removes the rows of kernels or files for which `exists` is false.
+    fn retain(&mut self, exists: impl Fn(&str) -> bool) {
+        self.rows.retain(|subject, _| exists(subject));
+    }
+
     /// The number of survivors that cannot change a result.
     fn equivalent(&self, score: &Score) -> usize {
         score.survivors.iter().filter(|survivor| !self.reason(survivor).is_empty()).count()
@@ -118,13 +123,31 @@ fn reasons(text: &str) -> Result<Vec<BTreeMap<String, String>>, String> {
     table.get("equivalent").map_or(Ok(Vec::new()), |entries| entries.iter().map(entry).collect())
 }
 
+/// An error that names the filters that select no test: a test that was renamed would no longer detect mutants.
+fn check_filters<'a>(
+    package: &str,
+    filters: impl IntoIterator<Item = &'a str>,
+    selects: impl Fn(&str) -> bool,
+) -> Result<(), String> {
+    let idle: Vec<&str> = filters.into_iter().filter(|filter| !selects(filter)).collect();
+    if idle.is_empty() {
+        return Ok(());
+    }
+    Err(format!("{package}: no test matches {}, expected at least one for each filter", idle.join(", ")))
+}
+
+/// The names of the tests in a list that a test binary has printed.
+fn test_names(list: &str) -> Vec<&str> {
+    list.lines().filter_map(|line| line.strip_suffix(": test")).collect()
+}
+
 fn quoted(field: impl AsRef<str>) -> String {
     format!("\"{}\"", field.as_ref().replace('"', "\"\""))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{EQUIVALENT, Record, Score, Survivor, reasons};
+    use super::{EQUIVALENT, Record, Score, Survivor, check_filters, reasons, test_names};
     use std::fs;
 
     #[test]
@@ -145,6 +168,20 @@ mod tests {
         let survivor = "a,,,,\"remove bar.sync, \"\"0\"\"\",\"src/a.rs";
         let rows = format!("a,4,2,1,,,\n{survivor}:2:4\",\"one warp\"\n{survivor}:3:4\",\"\"\nb,1,1,0,,,\n");
         assert_eq!(text, format!("kernel,mutants,killed,equivalent,survivor,at,reason\n{rows}"));
+        let mut record = Record::read(root.path(), "ir.csv", "kernel").unwrap();
+        record.retain(|kernel| kernel != "b");
+        record.set("c", &Score::default()).unwrap();
+        assert_eq!(record.rows.keys().collect::<Vec<_>>(), ["a", "c"]);
+    }
+
+    #[test]
+    fn filters_without_tests_are_errors() {
+        let names = test_names("a::b: test\nc: test\nd: benchmark\n\n3 tests\n");
+        assert_eq!(names, ["a::b", "c"]);
+        let selects = |filter: &str| names.iter().any(|name| name.contains(filter));
+        assert_eq!(check_filters("p", ["a::", "c"], selects), Ok(()));
+        let why = check_filters("p", ["a::", "d", "e"], selects).unwrap_err();
+        assert_eq!(why, "p: no test matches d, e, expected at least one for each filter");
     }
 
     #[test]
