@@ -187,7 +187,7 @@ fn states_may_have_any_strides<B: Backend + Clone + Sync>(backends: &[B]) {
 
 /// Flags of every second row of a longer tensor: strided, and different from 1.
 fn a_mask_selects_the_rows_that_are_merged<B: Backend + Clone + Sync>(backends: &[B]) {
-    let cases = DTYPES.iter().flat_map(|&dtype| [1, 33, 600].map(|dim| (dtype, dim)));
+    let cases = DTYPES.iter().flat_map(|&dtype| [1, 5, 33, 127, 600].map(|dim| (dtype, dim)));
     for ((dtype, dim), cpu) in cases.flat_map(|case| backends.iter().map(move |cpu| (case, cpu))) {
         let states = States::random([13, 2, 3, dim], dtype, 13);
         let ((o, lse), (merged, merged_lse)) = (one_of_two(&states, 0), merge_two(cpu, &states));
