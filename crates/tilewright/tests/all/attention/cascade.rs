@@ -454,4 +454,8 @@ crate::judge_backends!(
     a_long_prefix_becomes_a_level_and_is_read_once,
     a_short_shared_prefix_stays_flat
 );
-crate::judge_bodies!(levels_precede_own_keys, a_long_prefix_becomes_a_level_and_is_read_once);
+crate::judge_bodies!(
+    levels_precede_own_keys,
+    a_level_in_many_pieces,
+    a_long_prefix_becomes_a_level_and_is_read_once
+);
