@@ -104,6 +104,7 @@ fn transformed(head: Vec<f32>, transform: &HeadTransform<'_>, index: LogitIndex)
     head.into_iter().map(|x| x as f32).collect()
 }
 
-fn round(dtype: Dtype, value: f32) -> f32 {
+/// A number rounded to a dtype.
+pub fn round(dtype: Dtype, value: f32) -> f32 {
     crate::with_dtype!(dtype, T => T::from_f32(value).to_f32())
 }

@@ -90,9 +90,7 @@ impl Elements {
     }
 }
 
-pub(crate) fn round(dtype: Dtype, value: f32) -> f32 {
-    tilewright::with_dtype!(dtype, T => T::from_f32(value).to_f32())
-}
+pub(crate) use tilewright::reference::naive::round;
 
 /// Half an ulp of `dtype` at the finite `value`: the maximum rounding error.
 pub(crate) fn half_ulp(dtype: Dtype, value: f64) -> f64 {
