@@ -14,7 +14,7 @@
 //! One copy uploads all arrays. If page indices are on the device, or a plan of fixed capacity is large, that copy ends with the last used
 //! item; page indices and mask bits, if any, are separate copies.
 
-use super::side_by_side;
+use super::side_by_side::{SideBySide, part_of_runs};
 use tilewright::{
     Plan,
     attention::{ArraySizes, KvSource, Schedule, Segment},
@@ -46,13 +46,9 @@ pub(super) struct DeviceRuns {
     pub(super) count: u32,
     /// The arrays of the plan, with the runs as workers.
     pub(super) as_workers: PlanArrays,
-    /// Number of the other items.
-    pub(super) others: u32,
-    /// The arrays of the plan, with the other items as workers, to be executed beside the runs; `None` if rows have items of both
-    /// kinds: the last CTA of a run would merge all its rows, for which items that follow have more CTAs.
-    pub(super) others_as_workers: Option<PlanArrays>,
-    /// The part of the SMs on which the runs begin beside the other items.
-    pub(super) part_of_sms: f32,
+    /// The other items, if they are executed beside the runs; `None` if rows have items of both kinds: the last CTA of a run would
+    /// merge all its rows, for which items that follow have more CTAs.
+    pub(super) side_by_side: Option<SideBySide>,
     /// The address of the first run.
     pub(super) items: u64,
     /// The address of a u32, 0 before and after a launch.
@@ -96,9 +92,11 @@ impl PlanLayout {
         (count > 0).then(|| DeviceRuns {
             count: count as u32,
             as_workers: PlanArrays { worker_indptr: bounds + 4 * first as u64, ..arrays },
-            others: first as u32,
-            others_as_workers: (!have_levels).then_some(PlanArrays { worker_indptr: bounds, ..arrays }),
-            part_of_sms: side_by_side::part_of_runs(plan),
+            side_by_side: (!have_levels).then(|| SideBySide {
+                others: first as u32,
+                arrays: PlanArrays { worker_indptr: bounds, ..arrays },
+                part_of_runs: part_of_runs(plan),
+            }),
             items: arrays.items + (WorkItem::BYTES * first) as u64,
             ticket: base + self.ticket,
         })

@@ -271,20 +271,20 @@ impl<M: Machine> RunContext<'_, M> {
     /// that SMs that become free take the next one.
     fn launch_both(&self, runs: &DeviceRuns, kind: Bodies, params: &AttentionParams) -> Result<()> {
         let machine = &self.gpu.machine;
-        let with_others = |others| Ok(self.many_rows(runs, params)?.map(|launch| (launch, others)));
-        let side_by_side = runs.others_as_workers.map_or(Ok(None), with_others)?;
-        let Some((RunLaunch { function, run_params, params: of_runs }, others)) = side_by_side else {
+        let with_others = |beside| Ok(self.many_rows(runs, params)?.map(|launch| (launch, beside)));
+        let side_by_side = runs.side_by_side.map_or(Ok(None), with_others)?;
+        let Some((RunLaunch { function, run_params, params: of_runs }, beside)) = side_by_side else {
             let wait = self.launch_runs(runs, params)?;
             return self.launch_items(&ItemLaunch { wait, ..self.workers(kind, params) });
         };
         // before any launch: without the second one, the ticket keeps its value
         let part = self.kernels.part_of(kind);
         self.select(part, params)?;
-        let sms = (runs.part_of_sms * self.gpu.limits.multiprocessors as f32) as u32;
+        let sms = (beside.part_of_runs * f64::from(self.gpu.limits.multiprocessors)) as u32;
         let first = RunParams { started: run_params.ctas.min(sms.max(1)), ..run_params };
         machine.launch(&function, [first.started, 1, 1], &first.args(&of_runs))?;
-        let of_items = AttentionParams { plan: others, ..params.clone() };
-        let (workers, params) = (runs.others, &of_items);
+        let of_items = AttentionParams { plan: beside.arrays, ..params.clone() };
+        let (workers, params) = (beside.others, &of_items);
         self.launch_items(&ItemLaunch { part, workers, params, wait: Wait::AtEnd })?;
         let second = RunParams { is_second: true, ..first };
         match second.ctas - second.started {
