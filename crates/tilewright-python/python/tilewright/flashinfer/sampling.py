@@ -10,6 +10,7 @@ import torch
 from .. import _core
 from .._core import Error, Unsupported
 from .._device import _devices, queue_of
+from .._tensors import empty_of_torch
 from ._compiled import is_compiling, operator
 from ._refuse import check_choice
 
@@ -24,8 +25,6 @@ _NO_FILTERS = (_OFF, _OFF, _OFF, False)
 #: Without the call of torch's wrapper; builds for CPUs have only that.
 _is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing)
 _INT32 = torch.int32
-#: Allocates on the current GPU without torch's dispatcher, in half the time; absent from older releases.
-_empty_strided = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "_empty_strided_cuda", None)
 _PARAMETERS = (("temperature", torch.float32), ("top_k", torch.int32), ("top_p", torch.float32), ("min_p", torch.float32))
 
 
@@ -180,10 +179,7 @@ def _draw(scores, probs, filters, indices, check_nan, generator, seed, offset, r
             pass
     if not step:
         seed, offset, step = _random(scores, tokens, compiling, generator, seed, offset)
-    if _empty_strided is None or number < 0 or number != torch._C._cuda_getDevice():
-        drawn = scores.new_empty(tokens, dtype=_INT32)
-    else:
-        drawn = _empty_strided((tokens,), (1,), _INT32)
+    drawn = scores.new_empty(tokens, dtype=_INT32) if compiling else empty_of_torch((tokens,), _INT32, scores)
     valid = scores.new_empty(tokens, dtype=torch.int8) if return_valid else None
     if compiling:
         _sample_compiled(scores, probs, _params(filters, seed, offset, step), drawn, valid, rows, indices)
