@@ -139,13 +139,18 @@ fn of_archs(
 
 /// Latent attention with `wgmma`: one CTA per item, and two.
 fn latents_wgmma() -> Vec<KernelEntry> {
-    let config = |heads, dtype| MlaWgmmaConfig { dtype, out: dtype, head_dim: LATENT, heads };
-    let of = |heads: usize, dtype: Dtype| {
-        let kernel = AttentionKernel::Items(KernelConfig::MlaWgmma(config(heads, dtype)));
-        KernelEntry { problem: problem((dtype, dtype), LATENT, true), ..entry_of(kernel, plain()) }
+    use Dtype::{Bf16, E4m3, F16};
+    let config = |heads, (dtype, kv)| MlaWgmmaConfig { dtype, kv, out: dtype, head_dim: LATENT, heads };
+    let of = |heads: usize, dtypes: (Dtype, Dtype)| {
+        let kernel = AttentionKernel::Items(KernelConfig::MlaWgmma(config(heads, dtypes)));
+        KernelEntry { problem: problem(dtypes, LATENT, true), ..entry_of(kernel, plain()) }
     };
-    let merges = entry_of(AttentionKernel::LargeMerges(config(128, Dtype::Bf16)), plain());
-    vec![of(128, Dtype::Bf16), of(64, Dtype::Bf16), of(64, Dtype::F16), merges]
+    let merges = entry_of(AttentionKernel::LargeMerges(config(128, (Bf16, Bf16))), plain());
+    let of_bytes = [64, 128].map(|heads| of(heads, (Bf16, E4m3)));
+    [of(128, (Bf16, Bf16)), of(64, (Bf16, Bf16)), of(64, (F16, F16)), merges]
+        .into_iter()
+        .chain(of_bytes)
+        .collect()
 }
 
 /// Fallback kernels without tensor cores: f32, odd head sizes, odd latent heads, all hooks.

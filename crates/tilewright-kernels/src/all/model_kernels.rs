@@ -56,8 +56,9 @@ fn heads() -> Vec<KernelEntry> {
             problems.extend([of(dtype), of(Dtype::E4m3)]);
         }
         // the number of heads determines the rows of a tile
-        let latent = |heads| Problem::latent(heads, 512, 64).scale(0.1).dtypes(dtype, dtype).build();
-        problems.extend([16, 32, 128].map(latent));
+        let latent = |heads, kv| Problem::latent(heads, 512, 64).scale(0.1).dtypes(dtype, kv).build();
+        problems.extend([16, 32, 128].map(|heads| latent(heads, dtype)));
+        problems.extend([16, 128].map(|heads| latent(heads, Dtype::E4m3)));
     }
     let variant = plain();
     let of_arch = |&arch: &u32| {

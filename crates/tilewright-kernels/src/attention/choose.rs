@@ -201,7 +201,8 @@ impl ChoiceInput<'_> {
     fn mla_wgmma(&self) -> MlaWgmmaConfig {
         let problem = self.problem;
         let (dtype, head_dim, heads) = (problem.dtype_o(), problem.head_dim(), problem.heads().qo);
-        MlaWgmmaConfig { dtype, out: problem.dtype_out(), head_dim, heads }
+        let (kv, out) = (problem.dtype_kv(), problem.dtype_out());
+        MlaWgmmaConfig { dtype, kv, out, head_dim, heads }
     }
 
     fn mla_wgmma_reasons(&self) -> Vec<String> {
@@ -213,16 +214,14 @@ impl ChoiceInput<'_> {
     }
 
     fn mla_reasons(&self) -> Vec<String> {
-        [self.mla().unsupported(), self.latent_reasons()].concat()
+        let (qo, kv) = (self.problem.dtype_o(), self.problem.dtype_kv());
+        let of_cache = (qo != kv).then(|| format!("the cache is {kv}, expected {qo} as queries"));
+        self.mla().unsupported().into_iter().chain(of_cache).chain(self.latent_reasons()).collect()
     }
 
     /// Reasons against all tensor-core bodies for latent heads.
     fn latent_reasons(&self) -> Vec<String> {
-        let (qo, kv) = (self.problem.dtype_o(), self.problem.dtype_kv());
         let mut reasons = Vec::new();
-        if qo != kv {
-            reasons.push(format!("the cache is {kv}, expected {qo} as queries"));
-        }
         if let Some(variant) = self.variant {
             if !variant.has_softmax() {
                 reasons.push("logits are weights, expected a softmax".to_owned());

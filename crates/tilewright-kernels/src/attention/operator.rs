@@ -85,7 +85,10 @@ impl OperatorKernels {
             Part::SplitKv => Some(items(Bodies::SplitKv)),
             Part::ManyRows | Part::ManyRowsAnyMask => self.many_rows(part).map(AttentionKernel::Runs),
             Part::LargeMerges => match self.choice.kernel {
-                KernelConfig::MlaWgmma(config) => Some(AttentionKernel::LargeMerges(config)),
+                KernelConfig::MlaWgmma(config) => {
+                    let of_states = MlaWgmmaConfig { kv: config.dtype, ..config };
+                    Some(AttentionKernel::LargeMerges(of_states))
+                }
                 _ => None,
             },
             Part::Unaligned => (!is_simt).then_some(AttentionKernel::Items(self.unaligned)),
@@ -126,7 +129,7 @@ impl AttentionKernel {
                 format!("{shape}{}_sm{}", few(config.bodies), config.device.arch)
             }
             Self::Items(KernelConfig::MlaWgmma(config)) => {
-                let shape = latent_shape(config.dtype, config.out, config.head_dim);
+                let shape = shape([config.dtype, config.dtype, config.out, config.kv], config.head_dim);
                 format!("{shape}_mla_wgmma{}", config.q_rows())
             }
             Self::Items(KernelConfig::Mla(config)) => {

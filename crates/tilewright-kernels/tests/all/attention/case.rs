@@ -179,7 +179,8 @@ impl Case {
     }
 
     pub(crate) fn mla_wgmma_config(&self) -> MlaWgmmaConfig {
-        MlaWgmmaConfig { dtype: self.qo, out: self.out(), head_dim: self.dim, heads: self.heads.0 }
+        let (kv, out, heads) = (self.kv, self.out(), self.heads.0);
+        MlaWgmmaConfig { dtype: self.qo, kv, out, head_dim: self.dim, heads }
     }
 
     /// Rows per tile of the kernel.

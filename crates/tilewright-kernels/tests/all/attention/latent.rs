@@ -1,7 +1,7 @@
 //! Latent attention: keys in two parts, the first of which is the values. Both bodies compute the same scenarios.
 
 use super::{
-    case::{CAUSAL, Case, FULL, SPOILED},
+    case::{CAUSAL, Case, FULL, SPOILED, Scales},
     judge::check,
     numbers::bytes,
     schedule::Segment,
@@ -236,14 +236,46 @@ fn small_pages_of_whole_heads() {
     }
 }
 
+/// Caches of 8 bits, which `mla_wgmma` widens.
+#[test]
+fn caches_of_bytes() {
+    use Dtype::{Bf16, E4m3, E5m2, F16, I8};
+    let of = |(qo, kv), scales, heads, lengths: &[(usize, usize)]| {
+        WGMMA.case(heads, lengths).with(|case| (case.qo, case.kv, case.scales) = (qo, kv, scales))
+    };
+    let lengths = [(1, 300), (3, 3), (40, 210), (0, 7), (1, 64)];
+    for (number, dtypes) in
+        [(Bf16, E4m3), (F16, E4m3), (Bf16, E5m2), (F16, I8), (Bf16, I8)].into_iter().enumerate()
+    {
+        let scales = [Scales::Tensor, Scales::Head][number % 2];
+        let case = of(dtypes, scales, 2, &lengths).with(|case| case.page_size = [1, 5, 16, 64, 128][number]);
+        check(&case.clone().with(|case| (case.piece, case.workers, case.seeds) = (192, 3, 2)));
+        check(&case.with(|case| (case.mask, case.hnd) = ((70, 0), true)));
+    }
+    let e4m3 = |heads, lengths: &[_]| of((Bf16, E4m3), Scales::Tensor, heads, lengths);
+    check(&e4m3(4, &[(1, 300), (10, 130)]).with(|case| case.layout = KvLayout::Ragged));
+    let blocks = e4m3(2, &[(1, 180), (30, 70)]);
+    check(&blocks.with(|case| (case.layout, case.page_size, case.mask) = (KvLayout::Blocks, 16, FULL)));
+    check(&e4m3(2, &[(1, 280), (21, 290), (5, 5)]).with(|case| (case.bits, case.piece) = (Some(40), 128)));
+    for heads in [16, 70] {
+        let whole = e4m3(heads, &[(1, 300)]).with(|case| (case.dim, case.piece) = (WHOLE_HEADS, 192));
+        check(&whole.with(|case| case.workers = 2));
+    }
+    for (mask, bits) in [((30, 0), None), (CAUSAL, Some(40))] {
+        let case = e4m3(16, &[(1, 270), (40, 290), (5, 12)]).with(|case| case.spoiled = SPOILED.to_vec());
+        check(&case.with(|case| (case.mask, case.bits) = (mask, bits)));
+    }
+}
+
 #[test]
 fn unsupported_configs_report_all_reasons() {
     let head_dim = HeadDim { qk: 592, vo: 560 };
-    let config = MlaWgmmaConfig { dtype: Dtype::F32, out: Dtype::F32, head_dim, heads: 200 };
+    let config = MlaWgmmaConfig { dtype: Dtype::F32, kv: Dtype::Bf16, out: Dtype::F32, head_dim, heads: 200 };
     assert_eq!(
         config.unsupported(),
         [
-            "queries and the cache are f32, expected f16 or bf16",
+            "queries are f32, expected f16 or bf16",
+            "the cache is bf16, expected f32 as queries, or 8 bits",
             "head_dim ckv = 560, expected a multiple of 128 in 128..=512",
             "head_dim kpe = 32, expected a multiple of 64 above 0",
             "there are 200 query heads, the most is 128",
@@ -251,6 +283,7 @@ fn unsupported_configs_report_all_reasons() {
     );
     let long = MlaWgmmaConfig {
         dtype: Dtype::Bf16,
+        kv: Dtype::Bf16,
         out: Dtype::Bf16,
         head_dim: HeadDim { qk: 640, vo: 512 },
         heads: 16,

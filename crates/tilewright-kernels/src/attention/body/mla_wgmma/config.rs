@@ -3,7 +3,7 @@
 use crate::attention::{
     body::accepts_copies,
     kernel::layout::SharedAllocator,
-    params::{AttentionParams, KvLayout},
+    params::{AttentionParams, KvLayout, PeTensors},
 };
 use std::ops::Range;
 use tilewright::{Dtype, HeadDim};
@@ -34,8 +34,10 @@ const SHARED: usize = 227 << 10;
 /// Compile-time configuration of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct MlaWgmmaConfig {
-    /// The dtype of queries and cache: f16 or bf16. Softmax weights are rounded to it.
+    /// The dtype of queries and products: f16 or bf16. Softmax weights are rounded to it.
     pub dtype: Dtype,
+    /// The dtype of the cache: the same, or 8 bits, which the producer warps widen exactly.
+    pub kv: Dtype,
     /// The dtype of outputs: the same, or e4m3.
     pub out: Dtype,
     /// Elements of queries and keys, and of the compressed part, which comes first and is the values: 576 and 512 in DeepSeek
@@ -46,7 +48,12 @@ pub struct MlaWgmmaConfig {
 }
 
 impl MlaWgmmaConfig {
-    /// The dtypes of queries, products, cache and outputs.
+    /// Whether the producer warps widen the cache.
+    pub(super) fn widens(&self) -> bool {
+        self.kv.size() == 1
+    }
+
+    /// The dtypes of queries, products, keys in shared memory and outputs.
     pub(super) fn dtypes(&self) -> [Dtype; 4] {
         [self.dtype, self.dtype, self.dtype, self.out]
     }
@@ -100,7 +107,10 @@ impl MlaWgmmaConfig {
         let mut reasons = Vec::new();
         let HeadDim { qk, vo } = self.head_dim;
         if !matches!(self.dtype, Dtype::F16 | Dtype::Bf16) {
-            reasons.push(format!("queries and the cache are {}, expected f16 or bf16", self.dtype));
+            reasons.push(format!("queries are {}, expected f16 or bf16", self.dtype));
+        }
+        if self.kv != self.dtype && !self.widens() {
+            reasons.push(format!("the cache is {}, expected {} as queries, or 8 bits", self.kv, self.dtype));
         }
         if !(128..=512).contains(&vo) || !vo.is_multiple_of(128) {
             reasons.push(format!("head_dim ckv = {vo}, expected a multiple of 128 in 128..=512"));
@@ -121,13 +131,20 @@ impl MlaWgmmaConfig {
     /// Whether the kernel supports these arguments. Addresses and strides must be multiples of 16 bytes, those of the output of
     /// 8. Scales may differ between heads, not between pages. Called on every run, so it must not allocate.
     pub fn accepts(&self, params: &AttentionParams) -> bool {
-        let size = self.dtype.size();
-        accepts_copies(params, [self.dtype, self.out, self.dtype])
-            && params.pe.is_some_and(|pe| pe.q.is_aligned(16, size) && pe.k.is_aligned(16, size))
+        let aligned =
+            |pe: PeTensors| pe.q.is_aligned(16, self.dtype.size()) && pe.k.is_aligned(16, self.kv.size());
+        accepts_copies(params, [self.dtype, self.out, self.kv])
+            && !params.k_scale.is_per_page()
+            && !params.v_scale.is_per_page()
+            && params.pe.is_some_and(aligned)
     }
 
-    /// Keys per box of the tensor maps: the largest power of two that divides a page, or block, and a KV tile.
+    /// Keys per box of the tensor maps: the largest power of two that divides a page, or block, and a KV tile; 1 if no boxes are
+    /// loaded.
     pub fn box_rows(&self, params: &AttentionParams) -> u32 {
+        if self.widens() {
+            return 1;
+        }
         let tile = KEYS as u32;
         let page_size = if params.layout == KvLayout::Ragged { tile } else { params.page_size };
         1 << page_size.trailing_zeros().min(tile.trailing_zeros())

@@ -4,6 +4,7 @@ use super::{
     MlaWgmmaCta,
     config::KEYS,
     producer::{MlaProducer, UNROLLED},
+    widen::copy_bytes,
 };
 use crate::attention::{
     body::wgmma::rows::{SourceRow, copy_rows},
@@ -23,7 +24,10 @@ impl<'k> MlaProducer<'_, 'k> {
         let (k, params) = (self.k, &self.shared.cta.params);
         let is_paged = params.layout.ne(KvLayout::Ragged.code());
         let key = self.key(tile);
-        self.page.set(is_paged.select::<u32>(NONE, 0));
+        // boxes of a ragged tensor end with it, and copied rows with the item
+        let ragged =
+            if self.shared.config.widens() { key.lt(item.kv_end).select(0, NONE) } else { k.constant(0) };
+        self.page.set(is_paged.select(k.constant(NONE), ragged));
         k.when(is_paged & self.has_part() & key.lt(item.kv_end), || {
             self.page.set(params.plan.indices.at(item.kv_start + params.page_size.quotient(key)).load());
         });
@@ -35,22 +39,24 @@ impl<'k> MlaProducer<'_, 'k> {
         let at = self.location(item, tile);
         // consumers may wait for the last tile before they release this stage
         self.hand_over();
-        k.when_else(
-            self.by_rows,
-            || {
-                k.when_else(
-                    self.warp.lt(2),
-                    || self.copy_half(item, n, 0, at),
-                    || self.copy_half(item, n, 1, at),
-                );
-                k.commit_copies();
-                self.pending.set(true);
-            },
-            || {
+        let copy = || {
+            self.of_half(|half| self.copy_half(item, n, half, at));
+            k.commit_copies();
+            self.pending.set(true);
+        };
+        if self.shared.config.widens() {
+            copy();
+        } else {
+            k.when_else(self.by_rows, copy, || {
                 k.when(self.fills_stages, || (0..2).for_each(|half| self.load_half(item, n, half, at)));
-            },
-        );
+            });
+        }
         self.count.set(n + 1);
+    }
+
+    /// Calls `body` with the half of each tile that this warp copies by rows.
+    fn of_half(&self, body: impl Fn(usize)) {
+        self.k.when_else(self.warp.lt(2), || body(0), || body(1));
     }
 
     /// Loads this lane's box of a half of tile `n`.
@@ -101,19 +107,17 @@ impl<'k> MlaProducer<'_, 'k> {
         let to = shared.stage(n).from_row(self.part_begin.of_lane(0));
         let panels = config.half_panels(half);
         let values = panels.start..panels.end.min(config.value_panels());
+        let size = config.kv.size();
+        let copy = |address, panels: Range<usize>| {
+            let row = SourceRow { address, exists, dim: 64 * panels.len() * size / 2 };
+            let to = to.panels(panels);
+            if config.widens() { copy_bytes(k, row, to) } else { copy_rows(k, row, to, row.dim, UNROLLED) }
+        };
         let offset = params.k.offset(page, slot, item.kv_head) + (64 * values.start) as u64;
-        let (address, dim) = (params.k.address + offset * 2, 64 * values.len());
-        copy_rows(k, SourceRow { address, exists, dim }, to.panels(values.clone()), dim, UNROLLED);
+        copy(params.k.address + offset * size as u64, values.clone());
         if let Some(pe) = params.pe.filter(|_| panels.end > values.end) {
-            let (address, dim) =
-                (pe.k.address + pe.k.offset(page, slot, item.kv_head) * 2, 64 * (panels.end - values.end));
-            copy_rows(
-                k,
-                SourceRow { address, exists, dim },
-                to.panels(values.end..panels.end),
-                dim,
-                UNROLLED,
-            );
+            let address = pe.k.address + pe.k.offset(page, slot, item.kv_head) * size as u64;
+            copy(address, values.end..panels.end);
         }
     }
 
@@ -123,13 +127,16 @@ impl<'k> MlaProducer<'_, 'k> {
         k.when(self.pending.get(), || {
             let n = self.count.get() - 1;
             k.wait_copies(0);
+            if shared.config.widens() {
+                self.of_half(|half| self.widen_half(n, half));
+            }
             // products read the tile, not only threads
             k.fence(Fence::ProxyAsyncShared);
             let arrive = |half: usize| {
                 let barriers = 0..shared.config.barrier_panels(half).len();
                 barriers.for_each(|at| shared.full(n, half, at).arrive());
             };
-            k.when_else(self.warp.lt(2), || arrive(0), || arrive(1));
+            self.of_half(arrive);
             self.pending.set(false);
         });
     }

@@ -25,6 +25,8 @@
 //! Grid: `[workers * ctas_per_item, 1, 1]`. The CTAs of a worker execute its items side by side, each 64 rows, so that keys come
 //! from memory once. Items have at most 64 rows per CTA.
 //!
+//! Caches of 8 bits are copied by rows, whatever the page size, and widened in their stages (`widen`).
+//!
 //! Departures from FlashMLA: a producer warpgroup, which also gathers pages of less than 8 tokens by `cp.async`. Row references move
 //! only when a maximum grows by more than 2^8, so P(0) does not depend on the maxima of tile 1 and is not rescaled.
 
@@ -37,6 +39,7 @@ mod large_merges;
 mod masks;
 mod producer;
 mod schedule;
+mod widen;
 
 pub use config::{MlaWgmmaConfig, Q_ROWS};
 pub use large_merges::large_merges;
@@ -193,7 +196,7 @@ impl<'k> MlaWgmmaCta<'k> {
     /// Whether keys are copied by rows, not boxes.
     #[track_caller]
     fn by_rows(&self) -> Value<'k, bool> {
-        self.box_shift.lt(3)
+        if self.config.widens() { self.k.constant(true) } else { self.box_shift.lt(3) }
     }
 
     /// The barrier of the `at`-th [`MlaWgmmaConfig::barrier_panels`] of a half of tile `n` of this CTA.

@@ -4,7 +4,7 @@
 //! shuffles.
 
 use crate::{attention::kernel::partition::divide, tile::SharedTile};
-use tilewright_ptx::build::{Builder, Global, Value};
+use tilewright_ptx::build::{Builder, Global, Shared, Value};
 
 /// Rows per warp.
 pub(in crate::attention::body) const ROWS: u32 = 32;
@@ -18,7 +18,7 @@ pub(in crate::attention::body) struct SourceRow<'k> {
     pub(in crate::attention::body) address: Value<'k, u64>,
     /// Whether the row exists; it is zero-filled otherwise.
     pub(in crate::attention::body) exists: Value<'k, bool>,
-    /// Elements; further columns of the tile are zero-filled.
+    /// Elements of 16 bits; further columns of the tile are zero-filled.
     pub(in crate::attention::body) dim: usize,
 }
 
@@ -31,7 +31,17 @@ pub(in crate::attention::body) fn copy_rows<'k>(
     columns: usize,
     unrolled: u32,
 ) {
-    let chunks = columns / 8;
+    copy_chunks(k, row, columns / 8, unrolled, |number, chunk| to.chunk(number, chunk).cast());
+}
+
+/// Starts the copies of `chunks` chunks of 16 bytes of each of 32 rows to the addresses that `to` returns for row and chunk.
+pub(in crate::attention::body) fn copy_chunks<'k>(
+    k: &'k Builder,
+    row: SourceRow<'k>,
+    chunks: usize,
+    unrolled: u32,
+    to: impl Fn(Value<'k, u32>, Value<'k, u32>) -> Shared<'k, u32>,
+) {
     let lanes = 1 << chunks.trailing_zeros().min(5);
     let (first_row, first_chunk) = divide(k.lane(), lanes);
     let words = [row.address.low(), row.address.high()];
@@ -46,7 +56,7 @@ pub(in crate::attention::body) fn copy_rows<'k>(
                 let chunk = first_chunk + at as u32;
                 let is_absent = is_absent | chunk.ge((row.dim / 8) as u32);
                 let from = Global::<u32>::new(k.pack32(low, high) + (chunk << 4).to_u64());
-                k.copy_async_unless(is_absent, to.chunk(number, chunk).cast::<u32>(), from, 16);
+                k.copy_async_unless(is_absent, to(number, chunk), from, 16);
             }
         }
     });
