@@ -46,7 +46,7 @@ impl Assembler {
 
     pub(crate) fn disassemble(&self, cubin: &Cubin) -> Result<String, String> {
         let mut nvdisasm = Command::new(&self.tools.nvdisasm);
-        nvdisasm.arg("-c").arg(&cubin.path);
+        nvdisasm.args(["-c", "--no-dataflow"]).arg(&cubin.path); // labels of branches do not need it
         Ok(output(nvdisasm, "nvdisasm", &cubin.path)?.0)
     }
 }

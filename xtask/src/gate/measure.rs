@@ -2,12 +2,11 @@
 
 use super::{
     assemble::Assembler,
+    module::Source,
     overlap::{MIN_SHARE, Overlap},
     report::Report,
     sass::{Code, Inst},
 };
-use tilewright_kernels::KernelEntry;
-use tilewright_ptx::{ir::Kernel, text::ptx};
 
 /// The measurements of a kernel for one architecture.
 #[derive(Debug, Clone)]
@@ -24,28 +23,21 @@ pub(crate) struct Measured {
 }
 
 impl Measured {
-    /// Assembles a configured kernel for one of its architectures.
-    pub(crate) fn of(assembler: &Assembler, configured: &KernelEntry, arch: u32) -> Result<Self, String> {
-        let kernel = (configured.build)().map_err(|why| why.to_string())?;
-        let text = ptx(&kernel, arch).map_err(|why| why.to_string())?;
-        let measured = Self::of_text(assembler, &kernel, &text, configured.overlap)?;
-        Ok(Self { kernel: configured.name.clone(), arch, ..measured })
+    /// Assembles the PTX of a kernel.
+    pub(crate) fn of(assembler: &Assembler, source: &Source) -> Result<Self, String> {
+        let cubin = assembler.assemble(&source.text)?;
+        Self::parse(source, &cubin.report, &assembler.disassemble(&cubin)?)
     }
 
-    /// Assembles the PTX of a kernel for the target that it names.
-    pub(crate) fn of_text(
-        assembler: &Assembler,
-        kernel: &Kernel,
-        text: &str,
-        promises: bool,
-    ) -> Result<Self, String> {
-        let cubin = assembler.assemble(text)?;
-        let report = Report::parse(&cubin.report)
-            .ok_or_else(|| format!("the report of ptxas has no resources: {}", cubin.report.trim()))?;
-        let code = Code::parse(&assembler.disassemble(&cubin)?);
-        let shared = kernel.shared_layout().1 as u64 + report.shared;
+    /// Parses the report of ptxas, and the disassembly.
+    pub(crate) fn parse(source: &Source, report: &str, code: &str) -> Result<Self, String> {
+        let &Source { arch, promises, .. } = source;
+        let report = Report::parse(report)
+            .ok_or_else(|| format!("the report of ptxas has no resources: {}", report.trim()))?;
+        let code = Code::parse(code);
+        let shared = source.shared + report.shared;
         let overlap = promises.then(|| Overlap::of(&code)).flatten();
-        Ok(Self { kernel: kernel.name.clone(), arch: 0, report, shared, code, promises, overlap })
+        Ok(Self { kernel: source.kernel.clone(), arch, report, shared, code, promises, overlap })
     }
 
     /// The number of instructions of a kind.

@@ -14,6 +14,7 @@ mod flow;
 mod golden;
 mod instructions;
 mod measure;
+mod module;
 mod overlap;
 mod planted;
 mod report;
@@ -26,7 +27,11 @@ use budgets::Budgets;
 use measure::{Measured, table};
 use std::path::Path;
 use tilewright_kernels::KernelEntry;
-use tilewright_ptx::{isa, text::ptx};
+use tilewright_ptx::{
+    ir::Kernel,
+    isa::{self, Op},
+    text::ptx,
+};
 use tools::Tools;
 
 /// The outcome of a gate that did not fail.
@@ -97,18 +102,23 @@ fn gate(root: &Path, tools: Tools, options: &GateOptions<'_>) -> Result<(), Stri
         }
         complaints.extend(instructions(&assembler));
     }
-    let pairs = kernels.iter().flat_map(|kernel| kernel.archs.iter().map(move |&arch| (kernel, arch)));
-    let pairs: Vec<_> = pairs.filter(|(kernel, arch)| options.selects(kernel, *arch)).collect();
-    if pairs.is_empty() {
+    let sources = parallel(&kernels, |kernel| {
+        let archs = kernel.archs.iter().copied().filter(|&arch| options.selects(kernel, arch));
+        module::Source::of(kernel, &archs.collect::<Vec<_>>())
+    });
+    let (sources, failed): (Vec<_>, Vec<_>) = sources.into_iter().partition(Result::is_ok);
+    complaints.extend(failed.into_iter().filter_map(Result::err));
+    let sources: Vec<module::Source> = sources.into_iter().filter_map(Result::ok).flatten().collect();
+    if sources.is_empty() && complaints.is_empty() {
         return Err(format!("no kernel begins with {}", options.names.join(", ")));
     }
-    let measured = parallel(&pairs, |&(kernel, arch)| {
-        Measured::of(&assembler, kernel, arch).map_err(|why| format!("{} sm_{arch}: {why}", kernel.name))
-    });
-    let (measured, failed): (Vec<_>, Vec<_>) = measured.into_iter().partition(Result::is_ok);
+    let modules = module::modules(&sources, |source| &source.text);
+    let measured = parallel(&modules, |module| module::measure(&assembler, module));
+    let (measured, failed): (Vec<_>, Vec<_>) = measured.into_iter().flatten().partition(Result::is_ok);
     complaints.extend(failed.into_iter().filter_map(Result::err));
-    let measured: Vec<Measured> = measured.into_iter().filter_map(Result::ok).collect();
-    println!("kernels       {} targets of {} kernels in all\n", pairs.len(), kernels.len());
+    let mut measured: Vec<Measured> = measured.into_iter().filter_map(Result::ok).collect();
+    measured.sort_by(|a, b| (&a.kernel, a.arch).cmp(&(&b.kernel, b.arch)));
+    println!("kernels       {} targets of {} kernels in all\n", sources.len(), kernels.len());
     println!("{}", table(&measured));
     for m in &measured {
         complaints.extend(m.violations().iter().map(|why| format!("{} sm_{}: {why}", m.kernel, m.arch)));
@@ -125,16 +135,29 @@ fn gate(root: &Path, tools: Tools, options: &GateOptions<'_>) -> Result<(), Stri
     }
 }
 
-/// Assembles each instruction alone. Returns the failures.
+/// Assembles each instruction in a kernel of its own. Returns the failures.
 fn instructions(assembler: &Assembler) -> Vec<String> {
     let all = isa::all();
-    let complaints = parallel(&all, |&op| {
-        let kernel = instructions::kernel_of(op);
+    let mut complaints = Vec::new();
+    let mut texts = Vec::new();
+    for (at, &op) in all.iter().enumerate() {
+        let kernel = Kernel { name: format!("instruction{at}"), ..instructions::kernel_of(op) };
         let first = kernel.since().sm.max(op.form().since.sm); // before, an optional instruction is omitted
-        let text = ptx(&kernel, first).map_err(|why| why.to_string());
-        text.and_then(|text| assembler.assemble(&text)).err().map(|why| format!("instruction {op:?}: {why}"))
+        match ptx(&kernel, first) {
+            Ok(text) => texts.push((op, text)),
+            Err(why) => complaints.push(format!("instruction {op:?}: {why}")),
+        }
+    }
+    let failures = parallel(&module::modules(&texts, |(_, text)| text), |module| {
+        if assembler.assemble(&module::joined(module.iter().map(|(_, text)| text.as_str()))).is_ok() {
+            return Vec::new();
+        }
+        let failure = |(op, text): &&(Op, String)| {
+            assembler.assemble(text).err().map(|why| format!("instruction {op:?}: {why}"))
+        };
+        module.iter().filter_map(failure).collect()
     });
-    let complaints: Vec<String> = complaints.into_iter().flatten().collect();
+    complaints.extend(failures.into_iter().flatten());
     println!("instructions  {} of {} assemble", all.len() - complaints.len(), all.len());
     complaints
 }

@@ -1,6 +1,6 @@
 //! Planted violations: the gate must detect each one in a kernel that is otherwise correct.
 
-use super::{assemble::Assembler, measure::Measured};
+use super::{assemble::Assembler, measure::Measured, module::Source};
 use tilewright_kernels::KernelEntry;
 use tilewright_ptx::{
     ir::{Block, Inst, Kernel, Stmt},
@@ -27,7 +27,8 @@ pub(crate) fn prove(assembler: &Assembler, kernels: &[KernelEntry]) -> Result<us
     for (what, plant, words) in PLANTS {
         let planted = plant(&sound).map_err(|why| format!("the gate cannot plant {what}: {why}"));
         let (kernel, text) = planted?;
-        let violations = Measured::of_text(assembler, &kernel, &text, true)?.violations();
+        let source = Source::new(&kernel, 90, true, text);
+        let violations = Measured::of(assembler, &source)?.violations();
         if !violations.iter().any(|line| line.contains(words)) {
             return Err(format!("the gate does not catch {what}: expected `{words}`, got {violations:?}"));
         }
