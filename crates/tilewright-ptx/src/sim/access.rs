@@ -85,6 +85,7 @@ impl Exec<'_, '_> {
     }
 
     /// Resolves an address of any alignment.
+    #[inline]
     pub(super) fn locate(
         &self,
         space: Space,
@@ -99,10 +100,15 @@ impl Exec<'_, '_> {
         if let MemoryLocation::Shared(rank, offset) = location
             && self.cluster.ctas[rank].shared.is_barrier(offset, bytes)
         {
-            let message = format!("an ordinary access to the mbarrier in {}", self.world.name(location));
-            return Err((FaultKind::NotAnMbarrier, message));
+            return Err(self.not_an_mbarrier(location));
         }
         Ok(location)
+    }
+
+    #[cold]
+    fn not_an_mbarrier(&self, location: MemoryLocation) -> FaultCause {
+        let message = format!("an ordinary access to the mbarrier in {}", self.world.name(location));
+        (FaultKind::NotAnMbarrier, message)
     }
 
     pub(super) fn read_bytes(&self, location: MemoryLocation, bytes: usize) -> Result<&[u8], FaultCause> {
@@ -165,10 +171,8 @@ impl Exec<'_, '_> {
                     return Err(cause);
                 }
             };
-            for (at, out) in out[..count].iter_mut().enumerate() {
-                let mut word = [0; 8];
-                word[..wide].copy_from_slice(&found[at * wide..(at + 1) * wide]);
-                let bits = u64::from_le_bytes(word);
+            for (out, bytes) in out[..count].iter_mut().zip(found.chunks_exact(wide)) {
+                let bits = word(bytes);
                 let signed = || u64::from(i32::from(bits as u8 as i8).cast_unsigned());
                 out[lane] = if element == Element::S8 { signed() } else { bits };
             }
@@ -267,6 +271,16 @@ impl Exec<'_, '_> {
             out[lane] = old;
         }
         Ok(out)
+    }
+}
+
+/// The integer of 1, 2, 4 or 8 bytes. Constant sizes avoid a call of `memcpy` per lane.
+#[inline]
+fn word(bytes: &[u8]) -> u64 {
+    match *bytes {
+        [a, b, c, d] => u32::from_le_bytes([a, b, c, d]).into(),
+        [a, b, c, d, e, f, g, h] => u64::from_le_bytes([a, b, c, d, e, f, g, h]),
+        _ => bytes.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte)),
     }
 }
 

@@ -280,12 +280,14 @@ impl Exec<'_, '_> {
     }
 
     /// The mark of a lane's access.
+    #[inline]
     pub(super) fn mark(&self, lane: usize, strength: u8) -> Mark {
         let thread = self.first() + lane as u32;
         Mark { cluster: self.cluster.id, thread, count: self.warp.clocks.counts[lane], pc: self.pc, strength }
     }
 
     /// Records a lane's access in the shadow memory as `mark` and checks it for races.
+    #[inline]
     pub(super) fn record_access(
         &mut self,
         write: bool,

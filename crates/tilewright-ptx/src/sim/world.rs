@@ -176,7 +176,7 @@ impl SharedMemory {
 
     /// Whether bytes overlap an mbarrier.
     pub(super) fn is_barrier(&self, offset: usize, bytes: usize) -> bool {
-        (offset / 8..=(offset + bytes - 1) / 8).any(|at| self.barriers[at / 64] >> (at % 64) & 1 != 0)
+        (offset / 8..(offset + bytes).div_ceil(8)).any(|at| self.barriers[at / 64] >> (at % 64) & 1 != 0)
     }
 }
 
@@ -221,6 +221,7 @@ impl Cluster {
     }
 
     /// Resolves a shared address of the CTA with this rank, or with `remote` of any CTA of the cluster.
+    #[inline]
     pub(super) fn locate_shared(
         &self,
         rank: usize,
@@ -234,12 +235,7 @@ impl Cluster {
         let size = self.ctas[rank].shared.bytes.len();
         let fits = low >= SHARED_BASE && offset + bytes <= size;
         if owner >= self.ctas.len() || !fits || (window != 0 && !remote) {
-            let offset = i64::from(low) - i64::from(SHARED_BASE);
-            let what = if window != 0 && !remote { ", an address of another CTA" } else { "" };
-            let message = format!(
-                "{bytes} bytes at {address:#x}{what}: byte {offset} of {size} bytes of shared memory"
-            );
-            return Err((FaultKind::OutOfBounds, message));
+            return Err(out_of_bounds(address, bytes, size, window != 0 && !remote));
         }
         if owner != rank && !self.ctas[owner].warps.iter().any(Warp::live) && window != 0 {
             return Err((
@@ -249,6 +245,15 @@ impl Cluster {
         }
         Ok(MemoryLocation::Shared(owner, offset))
     }
+}
+
+#[cold]
+fn out_of_bounds(address: u32, bytes: usize, size: usize, is_of_another: bool) -> FaultCause {
+    let offset = i64::from(address & 0xff_ffff) - i64::from(SHARED_BASE);
+    let what = if is_of_another { ", an address of another CTA" } else { "" };
+    let message =
+        format!("{bytes} bytes at {address:#x}{what}: byte {offset} of {size} bytes of shared memory");
+    (FaultKind::OutOfBounds, message)
 }
 
 impl World<'_> {
