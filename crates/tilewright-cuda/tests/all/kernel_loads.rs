@@ -116,13 +116,14 @@ fn plans_load_what_they_need<M: Machine>(gpu: impl Fn() -> Staged<M>) -> Result<
         let gpu = gpu();
         let attention = Attention::new(problem(4, Mask::Causal)?, gpu.clone())?;
         assert_eq!(gpu.0.loaded_kernels(), [""; 0], "before the first plan");
-        attention.plan(batch)?;
+        let explanation = attention.plan(batch)?.explain().to_string();
         let loaded = gpu.0.loaded_kernels();
         let has = |text: &str| loaded.iter().any(|kernel| kernel.contains(text));
         assert!(has("_scalar_"), "{name}: {loaded:?}");
         let is_split = name == "mixed" && has("_wgmma");
         assert_eq!(has("_few"), is_split || ["decode", "cascade"].contains(&name), "{name}: {loaded:?}");
         assert_eq!(loaded.len(), if is_split { 3 } else { 2 }, "{name}: {loaded:?}");
+        assert_eq!(explanation.contains("which begin on"), is_split, "{name}: {explanation}");
         attention.plan(batch)?;
         assert_eq!(gpu.0.loaded_kernels(), loaded, "{name}, again");
         Ok(())

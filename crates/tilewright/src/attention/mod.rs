@@ -22,6 +22,7 @@ mod requests;
 mod resolve;
 mod run;
 mod schedule;
+mod side_by_side;
 mod single;
 mod state;
 pub mod variant;

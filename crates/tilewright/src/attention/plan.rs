@@ -3,6 +3,7 @@
 use super::{
     capacity::{ArraySizes, Capacity, FixedCapacity},
     cascade::SharedPrefix,
+    picture::counted,
     problem::Problem,
     requests::{KvSource, Requests, Segment},
     schedule::{Schedule, Scratch, Split, Tiling, WorkItem},
@@ -171,6 +172,7 @@ impl Plan {
             requests: self.requests.requests.len(),
             rows: self.num_rows(),
             items: schedule.items.len(),
+            runs: self.describe_runs(),
             merges: schedule.merges.len(),
             workers: schedule.num_workers(),
             max_load: loads.clone().max().unwrap_or(0),
@@ -341,6 +343,8 @@ pub struct Explanation {
     pub rows: usize,
     /// Work items.
     pub items: usize,
+    /// Names those that are [runs](Schedule::runs), and [`Plan::part_of_runs`]
+    pub runs: Option<String>,
     /// Merges of split units.
     pub merges: usize,
     /// Workers.
@@ -374,14 +378,10 @@ impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let balance = if self.max_load == 0 { 1.0 } else { self.mean_load / self.max_load as f64 };
         writeln!(f, "{}", self.problem)?;
-        let counted = |number: usize, noun: &str| match number {
-            1 => format!("1 {noun}"),
-            _ => format!("{number} {noun}s"),
-        };
         let (requests, rows) = (counted(self.requests, "request"), counted(self.rows, "query row"));
-        writeln!(f, "  {requests}, {rows}, keys split: {}", self.split)?;
         let (items, workers) = (counted(self.items, "work item"), counted(self.workers, "worker"));
         let merges = counted(self.merges, "merge");
+        writeln!(f, "  {requests}, {rows}, keys split: {}", self.split)?;
         writeln!(f, "  {items} on {workers} ({:.0} % balanced), {merges}", 100.0 * balance)?;
         writeln!(
             f,
@@ -391,9 +391,8 @@ impl fmt::Display for Explanation {
             self.qo_bytes as f64 / 1e6,
             self.flops as f64 / 1e9
         )?;
-        for prefix in &self.prefixes {
-            writeln!(f, "  {prefix}")?;
-        }
+        let prefixes = self.prefixes.iter().map(ToString::to_string);
+        self.runs.iter().cloned().chain(prefixes).try_for_each(|line| writeln!(f, "  {line}"))?;
         write!(f, "  workspace {:.3} MB", self.workspace_bytes as f64 / 1e6)
     }
 }

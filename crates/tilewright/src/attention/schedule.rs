@@ -292,6 +292,11 @@ impl Schedule {
         &self.items[self.worker_indptr[self.num_workers()] as usize..]
     }
 
+    /// The items of the workers, without the runs.
+    pub fn items_of_workers(&self) -> &[WorkItem] {
+        &self.items[..self.worker_indptr[self.num_workers()] as usize]
+    }
+
     /// The sources that arrive at a merge, and perform it. If rows have both runs and other items, all runs are complete before the
     /// others begin to merge.
     pub fn arrivals(&self, merge: &Merge) -> &[u32] {

@@ -117,7 +117,7 @@ impl<M: Machine> Gpu<M> {
         self.upload_plan(plan, &plan_layout, &args)?;
         let (layout, page_size) = flatten::layout(plan);
         let runs = plan_layout.runs(plan, memory.address());
-        let has_workers = runs.is_none() || !flatten::workers_items(plan).is_empty();
+        let has_workers = runs.is_none() || !plan.schedule().items_of_workers().is_empty();
         let items = has_workers.then(|| flatten::items(plan));
         let (workers, partial_rows) = (plan.schedule().num_workers() as u32, plan.array_sizes().partial_rows);
         let device_plan = DevicePlan {

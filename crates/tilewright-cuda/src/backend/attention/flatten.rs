@@ -14,7 +14,6 @@
 //! One copy uploads all arrays. If page indices are on the device, or a plan of fixed capacity is large, that copy ends with the last used
 //! item; page indices and mask bits, if any, are separate copies.
 
-use super::side_by_side::{SideBySide, part_of_runs};
 use tilewright::{
     Plan,
     attention::{ArraySizes, KvSource, Schedule, Segment},
@@ -46,13 +45,23 @@ pub(super) struct DeviceRuns {
     pub(super) count: u32,
     /// The arrays of the plan, with the runs as workers.
     pub(super) as_workers: PlanArrays,
-    /// The other items, if they are executed beside the runs; `None` if rows have items of both kinds: the last CTA of a run would
-    /// merge all its rows, for which items that follow have more CTAs.
+    /// The other items, if they are executed beside the runs.
     pub(super) side_by_side: Option<SideBySide>,
     /// The address of the first run.
     pub(super) items: u64,
     /// The address of a u32, 0 before and after a launch.
     pub(super) ticket: u64,
+}
+
+/// Items that are executed beside runs, each as a worker.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct SideBySide {
+    /// Number of the items.
+    pub(super) others: u32,
+    /// The arrays of the plan, with the items as workers.
+    pub(super) arrays: PlanArrays,
+    /// [`Plan::part_of_runs`].
+    pub(super) part_of_runs: f64,
 }
 
 impl PlanLayout {
@@ -86,16 +95,15 @@ impl PlanLayout {
     pub(super) fn runs(&self, plan: &Plan, base: u64) -> Option<DeviceRuns> {
         let (schedule, arrays) = (plan.schedule(), self.at(base));
         let count = schedule.runs().len();
-        let first = schedule.items.len() - count;
+        let first = schedule.items_of_workers().len();
         let bounds = arrays.worker_indptr + 4 * (schedule.num_workers() + 1) as u64;
-        let have_levels = plan.requests().segments.iter().any(|segment| segment.shared);
         (count > 0).then(|| DeviceRuns {
             count: count as u32,
             as_workers: PlanArrays { worker_indptr: bounds + 4 * first as u64, ..arrays },
-            side_by_side: (!have_levels).then(|| SideBySide {
+            side_by_side: plan.part_of_runs().map(|part_of_runs| SideBySide {
                 others: first as u32,
                 arrays: PlanArrays { worker_indptr: bounds, ..arrays },
-                part_of_runs: part_of_runs(plan),
+                part_of_runs,
             }),
             items: arrays.items + (WorkItem::BYTES * first) as u64,
             ticket: base + self.ticket,
@@ -337,13 +345,7 @@ pub(super) fn items(plan: &Plan) -> Bodies {
         Some(capacity) => capacity.levels == 0 && fits_split_kv(capacity.qo_len),
         // an item has rows of one segment, of which there are fewer
         None if plan.requests().segments.iter().all(|segment| fits_split_kv(segment.qo.len())) => true,
-        None => workers_items(plan).iter().all(|item| fits_split_kv(item.qo.len())),
+        None => plan.schedule().items_of_workers().iter().all(|item| fits_split_kv(item.qo.len())),
     };
     if all_split_kv { Bodies::SplitKv } else { Bodies::Both }
-}
-
-/// The items of the plan's workers, without its runs.
-pub(super) fn workers_items(plan: &Plan) -> &[tilewright::attention::WorkItem] {
-    let schedule = plan.schedule();
-    &schedule.items[..schedule.items.len() - schedule.runs().len()]
 }

@@ -10,7 +10,6 @@ mod flatten;
 mod hooks;
 pub(super) mod kernel;
 mod merge;
-mod side_by_side;
 
 pub(super) use merge::merge_states;
 

@@ -17,12 +17,11 @@ impl Picture<'_> {
             _ => "Merges, when all work items are done",
         };
         canvas.text((LEFT, top), Anchor::Start, "class=\"heading\"", heading);
-        let origins = self.origins();
         for (at, merge) in merges.iter().enumerate() {
             let x = LEFT + (at % COLUMNS) as f64 * LANES / COLUMNS as f64;
             let y = top + 14.0 + (at / COLUMNS) as f64 * LINE;
             let chip = Area { x, y, width: CHIP, height: CHIP };
-            let (request, label) = self.describe(merge, &origins);
+            let (request, label) = self.describe(merge);
             canvas.rect(chip, "merge", colour(request), &label);
             canvas.cover(chip, "partial");
             canvas.text((x + CHIP + 6.0, y + 11.0), Anchor::Start, "", &label);
@@ -30,27 +29,24 @@ impl Picture<'_> {
         top + 14.0 + merges.len().div_ceil(COLUMNS) as f64 * LINE
     }
 
-    /// Worker and request of each item.
-    fn origins(&self) -> Vec<(usize, usize)> {
-        let workers = 0..self.schedule.num_workers();
-        let items = workers.flat_map(|w| self.schedule.worker(w).iter().map(move |item| (w, item)));
-        items.map(|(w, item)| (w, item.segment as usize)).collect()
-    }
-
     /// The request of a merge and its label.
-    fn describe(&self, merge: &Merge, origins: &[(usize, usize)]) -> (usize, String) {
-        let sources = &self.schedule.sources[merge.sources.start as usize..merge.sources.end as usize];
-        let mut workers: Vec<usize> = sources.iter().map(|source| origins[*source as usize].0).collect();
-        let request = origins[sources[0] as usize].1;
+    fn describe(&self, merge: &Merge) -> (usize, String) {
+        let schedule = self.schedule;
+        let sources = &schedule.sources[merge.sources.start as usize..merge.sources.end as usize];
+        // runs are the items after those of the last worker
+        let worker = |item: &u32| schedule.worker_indptr.partition_point(|begin| begin <= item) - 1;
+        let mut workers: Vec<usize> = sources.iter().map(worker).collect();
         workers.dedup(); // sorted
+        let runs = workers.pop_if(|worker| *worker == schedule.num_workers()).map(|_| "runs".to_owned());
         let workers = match &workers[..] {
-            [one] => format!("worker {one}"),
-            [one, other] => format!("workers {one} and {other}"),
-            [first, .., last] => format!("workers {first} to {last}"),
-            [] => String::new(),
+            [] => None,
+            [one] => Some(format!("worker {one}")),
+            [one, other] => Some(format!("workers {one} and {other}")),
+            [first, .., last] => Some(format!("workers {first} to {last}")),
         };
+        let origins = workers.into_iter().chain(runs).collect::<Vec<_>>().join(", ");
         let (rows, heads) = (range_label("row", &merge.qo), short_heads(&merge.kv_heads));
-        let states = sources.len();
-        (request, format!("r{request} {heads} {rows} ← {states} states of {workers}"))
+        let (states, request) = (sources.len(), schedule.items[sources[0] as usize].segment);
+        (request as usize, format!("r{request} {heads} {rows} ← {states} states of {origins}"))
     }
 }

@@ -38,7 +38,8 @@ impl Plan {
     /// The schedule as an SVG file: one lane per worker, one rectangle per work item, and the merges. `machine` is the device
     /// in the line below the title.
     pub fn svg(&self, machine: &str) -> String {
-        let subtitle = format!("{} · {machine}", self.problem);
+        let runs = self.describe_runs().map(|runs| format!(" · {runs}"));
+        let subtitle = format!("{} · {machine}{}", self.problem, runs.unwrap_or_default());
         Picture {
             subtitle,
             segments: &self.requests.segments,
@@ -86,6 +87,6 @@ fn short_heads(kv_heads: &Range<u32>) -> String {
 }
 
 /// `1 merge`, `2 merges`.
-fn counted(number: usize, noun: &str) -> String {
+pub(super) fn counted(number: usize, noun: &str) -> String {
     format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }

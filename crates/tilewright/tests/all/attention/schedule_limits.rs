@@ -72,3 +72,45 @@ fn segments_of_one_head_have_the_items_of_one_head() {
     let plan = planner.plan_with(&Batch::variable_block_sparse(blocks), Split::Never);
     assert_eq!(plan.expect("a small batch").schedule().items.len(), HEADS);
 }
+
+#[test]
+fn plans_show_the_part_of_runs() {
+    let many = ManyRows {
+        min_rows: 4,
+        q_rows: 128,
+        kv_tokens: 64,
+        workers: 132,
+        resident_keys: 1,
+        level_overhead: 0,
+    };
+    let planner = planner(8, Tiling { many_rows: Some(many), ..TILING });
+    // 64 decode steps at 1,024, and a chunk of 1,024 at 65,536
+    let (mut rows, mut keys): (Vec<i32>, Vec<i32>) =
+        (0..=64).map(|request| (request, request * 1024)).unzip();
+    let decode = planner.plan_with(&Batch::ragged(&rows, &keys), Split::Never).unwrap();
+    rows.push(64 + 1024);
+    keys.push(64 * 1024 + 65536);
+    let mixed = planner.plan_with(&Batch::ragged(&rows, &keys), Split::Never).unwrap();
+    let chunk = planner.plan_with(&Batch::ragged(&[0, 1024], &[0, 65536]), Split::Never).unwrap();
+    let pieces =
+        planner.plan_with(&Batch::ragged(&[0, 128], &[0, 65536]), Split::Fixed { tokens: 8192 }).unwrap();
+    // rows of a level are runs, and also have other items
+    let own = PageTable::new(&[0, 1, 2, 3, 4], &[1, 2, 3, 4], &[16; 4], 16);
+    let level = PageTable::new(&[0, 1], &[0], &[16], 16);
+    let levels = [Level { qo_indptr: (&[0, 4]).into(), table: level }];
+    let cascade = Batch::paged(&[0, 1, 2, 3, 4], own).with_levels(&levels);
+    let cascade = planner.plan_with(&cascade, Split::Never).unwrap();
+    let label = "r1 h0 row 0 ← 2 states of worker 0, runs";
+    assert!(cascade.svg("a GPU").contains(label) && pieces.svg("a GPU").contains(" ← 8 states of runs"));
+    for (plan, line, part) in [
+        (&mixed, "  64 items of segments of many rows, which begin on 83 % of the SMs\n", true),
+        (&chunk, "  64 items of segments of many rows\n", false),
+        (&cascade, "  8 items of segments of many rows\n", false),
+        (&decode, "", false),
+    ] {
+        let text = plan.explain().to_string();
+        assert!(text.contains(line) && (line.is_empty() != text.contains("many rows")), "{text}");
+        assert!(plan.svg("a GPU").contains(&format!("a GPU · {}", line.trim())) != line.is_empty(), "{text}");
+        assert_eq!(plan.part_of_runs().is_some(), part, "{text}");
+    }
+}

@@ -10,22 +10,9 @@
 //!
 //! This matters for few runs: one more on an SM delays the end by a large part. More than [`MAX_WAVES`] per SM fill gaps themselves, and
 //! the least part is best. SMs without items begin to draw runs.
-//! Measured: [record](../../../../../benches/record/h100/attention-mixed-2026-11-27.csv).
+//! Measured: [record](../../../../benches/record/h100/attention-mixed-2026-11-27.csv).
 
-use super::flatten::workers_items;
-use tilewright::{Plan, attention::WorkItem};
-use tilewright_kernels::attention::{body::wgmma::Q_ROWS, params::PlanArrays};
-
-/// Items that are executed beside runs, each as a worker.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct SideBySide {
-    /// Number of the items.
-    pub(super) others: u32,
-    /// The arrays of the plan, with the items as workers.
-    pub(super) arrays: PlanArrays,
-    /// The part of the SMs on which the runs begin.
-    pub(super) part_of_runs: f64,
-}
+use super::{Plan, picture::counted};
 
 /// Maximum runs per SM with a part of their own.
 const MAX_WAVES: usize = 4;
@@ -38,21 +25,38 @@ const LAUNCH_BYTES: f64 = 30e6;
 /// Fixed cost of a run, in keys.
 const RUN_OVERHEAD: usize = 128;
 
-/// The part of the SMs for the runs of a plan.
-pub(super) fn part_of_runs(plan: &Plan) -> f64 {
-    let (problem, runs) = (plan.problem(), plan.schedule().runs());
-    let dims = (problem.head_dim().qk + problem.head_dim().vo) as f64;
-    let keys = |item: &WorkItem| (item.kv.end - item.kv.start) as usize;
-    let sms = plan.tiling().many_rows.map_or(0, |many| many.workers);
-    if runs.len() > MAX_WAVES * sms {
-        return MIN_PART;
+impl Plan {
+    /// The part of the SMs on which [runs](super::Schedule::runs) begin beside other items; `None` if items of one kind are executed
+    /// after those of the other: there is only one kind, or rows have items of both. The last CTA of a run would then merge all its
+    /// rows, for which items that follow have more CTAs.
+    pub fn part_of_runs(&self) -> Option<f64> {
+        let (runs, others) = (self.schedule.runs(), self.schedule.items_of_workers());
+        let many = self.tiling.many_rows?;
+        if runs.is_empty() || others.is_empty() || self.requests.segments.iter().any(|segment| segment.shared)
+        {
+            return None;
+        }
+        if runs.len() > MAX_WAVES * many.workers {
+            return Some(MIN_PART);
+        }
+        let dims = (self.problem.head_dim().qk + self.problem.head_dim().vo) as f64;
+        // tiles of fewer rows take as long as full ones
+        let keys_of_runs: usize = runs.iter().map(|item| item.kv.len() + RUN_OVERHEAD).sum();
+        let flops = (2 * many.q_rows * keys_of_runs) as f64 * dims;
+        let keys_of_others: usize = others.iter().map(|item| item.kv_heads.len() * item.kv.len()).sum();
+        let bytes = (self.problem.dtype_kv().size() * keys_of_others) as f64 * dims;
+        Some(part(flops, bytes))
     }
-    // tiles of fewer rows take as long as full ones
-    let keys_of_runs: usize = runs.iter().map(|item| keys(item) + RUN_OVERHEAD).sum();
-    let flops = (2 * Q_ROWS * keys_of_runs) as f64 * dims;
-    let keys_of_others: usize = workers_items(plan).iter().map(|item| item.kv_heads.len() * keys(item)).sum();
-    let bytes = (problem.dtype_kv().size() * keys_of_others) as f64 * dims;
-    part(flops, bytes)
+
+    /// Names the runs, if there are any, and their part of the SMs.
+    pub(super) fn describe_runs(&self) -> Option<String> {
+        let begin =
+            self.part_of_runs().map(|part| format!(", which begin on {:.0} % of the SMs", 100.0 * part));
+        let runs = self.schedule.runs().len();
+        let text =
+            || format!("{} of segments of many rows{}", counted(runs, "item"), begin.unwrap_or_default());
+        (runs > 0).then(text)
+    }
 }
 
 /// The part for runs of `flops` operations beside items of `bytes` bytes.
