@@ -25,7 +25,7 @@ fn table<'a>(indptr: &'a [i32], last: &'a [i32]) -> PageTable<'a> {
     PageTable::new(indptr, &INDICES[..indptr[indptr.len() - 1] as usize], last, PAGE_SIZE)
 }
 
-/// Calls `check` with a decode step, a prompt, a masked prompt, both kinds of requests, and requests with shared keys.
+/// Calls `check` with a decode step, drafts of 20 packed rows, a prompt, a masked prompt, both kinds of requests, and requests with shared keys.
 fn for_each_batch(check: &mut dyn FnMut(&str, &Batch<'_>) -> Result<()>) -> Result<()> {
     let one = table(&[0, PAGES as i32], &[LAST]);
     let two = table(&[0, PAGES as i32, 2 * PAGES as i32], &[LAST, LAST]);
@@ -37,6 +37,7 @@ fn for_each_batch(check: &mut dyn FnMut(&str, &Batch<'_>) -> Result<()>) -> Resu
     }];
     let own = PageTable::new(&[0, 1, 2], &[3, 4], &[LAST, LAST], PAGE_SIZE);
     check("decode", &Batch::paged(&[0, 1], one))?;
+    check("drafts", &Batch::paged(&[0, 5], one))?;
     check("prefill", &prompt)?;
     check("masked prefill", &prompt.with_mask(PackedMask::new(&mask)))?;
     check("mixed", &Batch::paged(&[0, 1, 1 + ROWS as i32], two))?;
@@ -121,7 +122,10 @@ fn plans_load_what_they_need<M: Machine>(gpu: impl Fn() -> Staged<M>) -> Result<
         let has = |text: &str| loaded.iter().any(|kernel| kernel.contains(text));
         assert!(has("_scalar_"), "{name}: {loaded:?}");
         let is_split = name == "mixed" && has("_wgmma");
-        assert_eq!(has("_few"), is_split || ["decode", "cascade"].contains(&name), "{name}: {loaded:?}");
+        let is_paired = name == "drafts" && !has("_wgmma");
+        assert_eq!(has("_few32"), is_paired, "{name}: {loaded:?}");
+        let is_few = is_split || is_paired || ["decode", "cascade"].contains(&name);
+        assert_eq!(has("_few"), is_few, "{name}: {loaded:?}");
         assert_eq!(loaded.len(), if is_split { 3 } else { 2 }, "{name}: {loaded:?}");
         assert_eq!(explanation.contains("which begin on"), is_split, "{name}: {explanation}");
         attention.plan(batch)?;

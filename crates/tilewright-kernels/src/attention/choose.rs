@@ -8,7 +8,7 @@
 
 use super::{
     body::{
-        Bodies, DeviceLimits, MAX_SPLIT_KV_ROWS,
+        Bodies, DeviceLimits, MAX_PAIRED_ROWS, MAX_SPLIT_KV_ROWS,
         mla::{self, MlaConfig},
         mla_wgmma::{self, MlaWgmmaConfig},
         mma::{self, MmaConfig},
@@ -101,6 +101,8 @@ pub struct Choice {
     pub kernel: KernelConfig,
     /// Its kernel for segments of many rows; one for any mask is the same with `any_mask`.
     pub many_rows: Option<WgmmaConfig>,
+    /// Whether it has a kernel for items of at most [`MAX_PAIRED_ROWS`].
+    pub pairs: bool,
     /// Faster bodies, fastest first, each with all reasons against it.
     pub rejected: Vec<(Body, Vec<String>)>,
 }
@@ -113,12 +115,19 @@ pub fn choose(input: &ChoiceInput<'_>) -> Choice {
         match input.kernel(body) {
             Ok(kernel) => {
                 let many_rows = (body == Body::Wgmma).then(|| input.wgmma());
-                return Choice { body, kernel, many_rows, rejected };
+                return Choice {
+                    body,
+                    kernel,
+                    many_rows,
+                    pairs: body == Body::Mma && input.has_pairs(),
+                    rejected,
+                };
             }
             Err(reasons) => rejected.push((body, reasons)),
         }
     }
-    Choice { body: Body::Simt, kernel: KernelConfig::Simt(input.simt()), many_rows: None, rejected }
+    let kernel = KernelConfig::Simt(input.simt());
+    Choice { body: Body::Simt, kernel, many_rows: None, pairs: false, rejected }
 }
 
 impl ChoiceInput<'_> {
@@ -158,6 +167,13 @@ impl ChoiceInput<'_> {
         let config = self.mma();
         let variant = |variant| mma::unsupported_variant(&config, variant);
         [config.unsupported(), self.variant.map_or_else(Vec::new, variant)].concat()
+    }
+
+    /// Whether `mma` has a kernel of [`Bodies::SplitKvPairs`] for the problem and the variant.
+    fn has_pairs(&self) -> bool {
+        let config = MmaConfig { bodies: Bodies::SplitKvPairs, ..self.mma() };
+        let has_rows = self.problem.heads().group() <= MAX_PAIRED_ROWS;
+        has_rows && self.variant.is_some_and(|variant| mma::fits_pairs(&config, variant))
     }
 
     fn wgmma(&self) -> WgmmaConfig {
@@ -338,7 +354,10 @@ impl KernelConfig {
 impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let note = match self.body {
-            Body::Mma => format!(": mma_split_kv up to {MAX_SPLIT_KV_ROWS} packed rows, mma_split_q above"),
+            Body::Mma => {
+                let rows = if self.pairs { MAX_PAIRED_ROWS } else { MAX_SPLIT_KV_ROWS };
+                format!(": mma_split_kv up to {rows} packed rows, mma_split_q above")
+            }
             Body::Wgmma => {
                 format!(
                     ": above {MAX_SPLIT_KV_ROWS} packed rows; mma_split_kv up to {MAX_SPLIT_KV_ROWS}, side by side"

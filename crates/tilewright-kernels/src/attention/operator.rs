@@ -22,6 +22,8 @@ use tilewright_ptx::{ir::Kernel, verify::Invalid};
 pub enum Part {
     /// Items of few rows.
     SplitKv,
+    /// Items of at most twice as many rows, if no runs have them.
+    SplitKvPairs,
     /// Items of any number of rows.
     Both,
     /// Runs whose rows see ranges of keys.
@@ -36,8 +38,9 @@ pub enum Part {
 
 impl Part {
     /// All parts.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::SplitKv,
+        Self::SplitKvPairs,
         Self::Both,
         Self::ManyRows,
         Self::ManyRowsAnyMask,
@@ -83,6 +86,7 @@ impl OperatorKernels {
             Part::Both => Some(items(Bodies::Both)),
             Part::SplitKv if is_simt || self.problem.heads().group() > MAX_SPLIT_KV_ROWS => None,
             Part::SplitKv => Some(items(Bodies::SplitKv)),
+            Part::SplitKvPairs => self.choice.pairs.then(|| items(Bodies::SplitKvPairs)),
             Part::ManyRows | Part::ManyRowsAnyMask => self.many_rows(part).map(AttentionKernel::Runs),
             Part::LargeMerges => match self.choice.kernel {
                 KernelConfig::MlaWgmma(config) => {
@@ -122,7 +126,11 @@ impl AttentionKernel {
     }
 
     fn configuration(&self) -> String {
-        let few = |bodies| if bodies == Bodies::SplitKv { "_few" } else { "" };
+        let few = |bodies| match bodies {
+            Bodies::SplitKv => "_few",
+            Bodies::SplitKvPairs => "_few32",
+            Bodies::Both => "",
+        };
         match self {
             Self::Items(KernelConfig::Mma(config)) => {
                 let shape = shape([config.q, config.o, config.out, config.kv], config.head_dim);

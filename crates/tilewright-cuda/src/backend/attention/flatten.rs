@@ -16,10 +16,10 @@
 
 use tilewright::{
     Plan,
-    attention::{ArraySizes, KvSource, Schedule, Segment},
+    attention::{ArraySizes, KvSource, Schedule, Segment, Split},
 };
 use tilewright_kernels::attention::{
-    body::{Bodies, MAX_SPLIT_KV_ROWS},
+    body::{Bodies, MAX_PAIRED_ROWS, MAX_SPLIT_KV_ROWS},
     items::{ADDS_SOURCES, MAX_ADDED, MergeItem, MergeSource, NONE, RequestRows, WorkItem},
     params::{KvLayout, PlanArrays},
 };
@@ -339,13 +339,21 @@ pub(super) fn layout(plan: &Plan) -> (KvLayout, u32) {
 /// The kind of the items of the plan's workers; for a plan of fixed capacity, of all plans within that capacity.
 pub(super) fn items(plan: &Plan) -> Bodies {
     let group = plan.problem().heads().group();
-    let fits_split_kv = |rows: usize| rows.saturating_mul(group) <= MAX_SPLIT_KV_ROWS;
-    let all_split_kv = match plan.capacity() {
+    let most = |tokens: &mut dyn Iterator<Item = usize>| tokens.max().unwrap_or(0).saturating_mul(group);
+    let rows = match plan.capacity() {
         // an item of a level has rows of many requests
-        Some(capacity) => capacity.levels == 0 && fits_split_kv(capacity.qo_len),
+        Some(capacity) if capacity.levels > 0 => usize::MAX,
+        Some(capacity) => most(&mut std::iter::once(capacity.qo_len)),
         // an item has rows of one segment, of which there are fewer
-        None if plan.requests().segments.iter().all(|segment| fits_split_kv(segment.qo.len())) => true,
-        None => plan.schedule().items_of_workers().iter().all(|item| fits_split_kv(item.qo.len())),
+        None => match most(&mut plan.requests().segments.iter().map(|segment| segment.qo.len())) {
+            rows @ 0..=MAX_SPLIT_KV_ROWS => rows,
+            _ => most(&mut plan.schedule().items_of_workers().iter().map(|item| item.qo.len())),
+        },
     };
-    if all_split_kv { Bodies::SplitKv } else { Bodies::Both }
+    match rows {
+        0..=MAX_SPLIT_KV_ROWS => Bodies::SplitKv,
+        // with other splits, the bits of a row do not depend on the other items
+        ..=MAX_PAIRED_ROWS if plan.split() == Split::Balanced => Bodies::SplitKvPairs,
+        _ => Bodies::Both,
+    }
 }

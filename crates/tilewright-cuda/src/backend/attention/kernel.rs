@@ -167,10 +167,12 @@ impl<M: Machine> AttentionKernels<M> {
 
     /// The kernel of items; one for any number of rows supports all.
     pub(super) fn part_of(&self, items: Bodies) -> Part {
-        match items {
-            Bodies::SplitKv if self.parts.part(Part::SplitKv).is_some() => Part::SplitKv,
-            _ => Part::Both,
-        }
+        let part = match items {
+            Bodies::SplitKv => Part::SplitKv,
+            Bodies::SplitKvPairs => Part::SplitKvPairs,
+            Bodies::Both => Part::Both,
+        };
+        self.parts.part(part).map_or(Part::Both, |_| part)
     }
 
     /// The kernel of runs with tensors that `wgmma` does not accept, which are executed like items: caches of 8 bits with scales of

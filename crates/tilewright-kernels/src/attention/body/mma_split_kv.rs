@@ -1,5 +1,5 @@
-//! Split-KV body, for items of at most 16 query rows (decoding): the warps divide the keys, 16 at a time, and reduce their states
-//! at the end.
+//! Split-KV body, for items of at most 16 query rows (decoding), or 32 (verified drafts): the warps divide the keys, 16 at a time, and
+//! reduce their states at the end, one row tile of 16 rows after the other.
 //!
 //! ```text
 //! warp w    keys n (4 i + w) .. + n for i = 0, 1, .., n = 16 or 32: K and V copied `stages_ahead` stages ahead, by this warp alone
@@ -12,17 +12,17 @@
 //! Decoding is memory-bound: warps run independently, without CTA barriers in the loop, to keep as many bytes in flight as
 //! possible. Copies do not stop between items: with the last stages of an item, a warp copies the first ones of the next.
 
+mod epilogue;
 mod operands;
 pub(super) mod ring;
 
-use super::{MAX_SPLIT_KV_ROWS, mma::layout::SplitKvLayout};
+use super::mma::layout::SplitKvLayout;
 use crate::attention::kernel::{
     cta::{CurrentItem, MmaCta},
-    epilogue::{SoftmaxStats, store_chunk},
     fragments::{AccFragment, RowTile, ThreadScalar, apply_mask},
     layout::{RowFormat, WARPS},
     page_lookup::KvSource,
-    page_scales::{self, PageScales},
+    page_scales::PageScales,
     partition::{ThreadGroup, divide},
     queries::{LoadedQueries, SharedQueries},
     row_hooks::RowHooks,
@@ -32,7 +32,6 @@ use crate::attention::kernel::{
     tile_loader::TileLoader,
     visible::{KeyRange, visible_mask},
 };
-use crate::tile::reduce;
 use operands::{QueryOperands, StageOperands};
 use ring::RingCursors;
 use std::ops::Range;
@@ -63,7 +62,7 @@ struct SplitKvBody<'c, 'k> {
     /// Number of this warp's stages.
     count: Value<'k, u32>,
     rows: RowTable<'k>,
-    tile: RowTile<'k>,
+    tiles: Vec<RowTile<'k>>,
     operands: StageOperands<'k>,
     ring: Shared<'k, u32>,
     lookup: StageLookup<'k>,
@@ -93,7 +92,10 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
         let groups =
             divide(item.kv_end - item.kv_begin + (layout.stage_keys - 1) as u32, layout.stage_keys).0;
         let operands = StageOperands::new(cta, layout);
-        let sums = [0, 1].map(|_| ThreadScalar::Register(k.unset_var("sum")));
+        let sums: Vec<_> = (0..layout.row_tiles)
+            .map(|_| [0, 1].map(|_| ThreadScalar::Register(k.unset_var("sum"))))
+            .collect();
+        let tile = |sums| RowTile { columns: operands.columns(), ..RowTile::new(cta, sums) };
         Self {
             cta,
             layout,
@@ -104,7 +106,7 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
             kv_begin: item.kv_begin,
             count: divide(groups + (WARPS - 1) as u32 - warp, WARPS).0.named("stages"),
             rows: RowTable::new(cta),
-            tile: RowTile { columns: operands.columns(), ..RowTile::new(cta, sums) },
+            tiles: sums.into_iter().map(tile).collect(),
             operands,
             ring: cta.at::<u32>(layout.rings).byte(warp * layout.ring_bytes as u32),
             lookup: StageLookup::new(cta, entries, layout.stage_keys),
@@ -136,10 +138,10 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
             let requests = first_keys.iter().zip(&stages);
             requests.for_each(|(first, stage)| self.lookup.request(KvSource::from(&item), *first, *stage));
         });
-        let tile = SharedQueries { begin: zero, count: MAX_SPLIT_KV_ROWS, format: layout.q, to: q };
+        let tile = SharedQueries { begin: zero, count: self.layout.rows(), format: layout.q, to: q };
         let queries = LoadedQueries::load(self.current, &self.cta.params.q, tile);
-        self.rows.fill(self.cta, self.current, zero, MAX_SPLIT_KV_ROWS);
-        self.hooks.fill(self.cta, self.current, zero, MAX_SPLIT_KV_ROWS);
+        self.rows.fill(self.cta, self.current, zero, self.layout.rows());
+        self.hooks.fill(self.cta, self.current, zero, self.layout.rows());
         k.when(is_incomplete, || {
             for (first, stage) in first_keys.iter().zip(&stages) {
                 k.when(copied.le(*first), || {
@@ -210,7 +212,8 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
     /// Looks up the stage after the pending ones.
     fn look_up(&self) {
         let in_group = self.warp * self.layout.stage_keys as u32;
-        let steps = (self.stride(), in_group, self.layout.rows_in_free_units());
+        let max_rows = [self.layout.rows(), self.layout.rows_in_free_units()];
+        let steps = (self.stride(), in_group, max_rows);
         self.cursors.look_up((self.cta, self.current), &self.lookup, steps);
     }
 
@@ -244,20 +247,28 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
         k.repeat((0, self.count), 1, |stage| {
             let count = self.copy_stage(self.cursors.pending, || self.look_up());
             let keys = self.wait_for_units();
-            let logits = vec![(0..layout.stage_keys / 8).map(|_| self.unset_fragment()).collect::<Vec<_>>()];
-            self.operands.multiply_keys(query, keys, &logits[0]);
+            let of_tile = |_| (0..layout.stage_keys / 8).map(|_| self.unset_fragment()).collect();
+            let logits: Vec<Vec<AccFragment<'k>>> = (0..layout.row_tiles).map(of_tile).collect();
+            self.operands.multiply_keys(query, keys, &logits);
             self.page_scales.scale_logits(keys.plus(layout.scales / 4).cast(), &logits);
             self.copy_values(count);
             let stage_keys = self.key_range(stage);
-            self.hooks.logits(self.current, stage_keys, &|| k.constant(0), &logits);
+            for (tile, logits) in logits.iter().enumerate() {
+                let row = || k.constant(16 * tile as u32);
+                self.hooks.logits(self.current, stage_keys, &row, std::slice::from_ref(logits));
+            }
             let masked = self.rows.needs_mask(stage_keys.first, layout.stage_keys);
             let masked = self.hooks.needs_mask(|| self.current.load(), stage_keys, masked);
             let (values, whole) = (self.values_of(keys), layout.has_whole_stages());
-            let visible = [0, 8].map(|_| k.var::<u32>("seen", 0));
+            let visible: Vec<_> = logits.iter().map(|_| [0, 8].map(|_| k.var::<u32>("seen", 0))).collect();
+            let visible_of = |words: &[Var<'k, u32>; 2]| words.map(|word| word.get().to_u64());
             let has_nonfinite = k.var::<bool>("special", false);
             k.when(masked, || {
-                self.compute_visible(stage, visible);
-                apply_mask(k, visible.map(|word| word.get().to_u64()), &logits[0]);
+                self.compute_visible(stage, &visible);
+                visible
+                    .iter()
+                    .zip(&logits)
+                    .for_each(|(words, logits)| apply_mask(k, visible_of(words), logits));
                 if whole {
                     self.detect_nonfinite(values, has_nonfinite);
                 }
@@ -266,18 +277,17 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
                 self.extract_nonfinite(values, has_nonfinite);
             }
             let page_rescale = self.page_scales.update(values.plus(layout.scales / 4).cast());
-            let (cta, tiles) = (&self.operands.cta, std::slice::from_ref(&self.tile));
-            let scale = self.current.scale;
-            let weights = softmax::online_softmax(cta, tiles, &logits, scale, Some(&page_rescale));
+            let (cta, scale) = (&self.operands.cta, self.current.scale);
+            let weights = softmax::online_softmax(cta, &self.tiles, &logits, scale, Some(&page_rescale));
             if !whole {
                 self.wait_for_units();
                 k.when(masked, || self.detect_nonfinite(values, has_nonfinite));
                 self.extract_nonfinite(values, has_nonfinite);
             }
-            self.operands.multiply_values(&weights, values, &self.tile);
+            self.operands.multiply_values(&weights, values, &self.tiles);
             k.when(has_nonfinite.get(), || {
-                let visible = visible.map(|word| word.get().to_u64());
-                self.operands.add_back_nonfinite(self.nonfinite_masks(), &self.tile, visible);
+                let visible: Vec<_> = visible.iter().map(visible_of).collect();
+                self.operands.add_back_nonfinite(self.nonfinite_masks(), &self.tiles, &visible);
             });
         });
     }
@@ -305,90 +315,24 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
         std::array::from_fn(|_| self.k.unset_var("s"))
     }
 
-    /// Computes the visible masks of this lane's two rows for a stage: each lane computes the mask of one row, then they are
-    /// shuffled.
-    fn compute_visible(&self, stage: Value<'k, u32>, words: [Var<'k, u32>; 2]) {
+    /// Computes the visible masks of this lane's two rows of each tile for a stage: each lane computes the mask of one row, then they
+    /// are shuffled.
+    fn compute_visible(&self, stage: Value<'k, u32>, words: &[[Var<'k, u32>; 2]]) {
         let k = self.k;
-        let row = k.lane() & (MAX_SPLIT_KV_ROWS - 1) as u32;
+        let row = k.lane() & (self.layout.rows() - 1) as u32;
         let keys = self.key_range(stage);
         let item = self.current.load();
         let of_row = row.min(item.qo_len * self.cta.params.group.by - 1);
         let word = visible_mask((self.cta, &item), of_row, self.rows.visible_range(row), keys);
         let word = self.hooks.visible_mask((self.cta, &item), row, keys, word).low();
         let own = k.lane() >> 2;
-        words[0].set(word.of_lane(own));
-        words[1].set(word.of_lane(own + 8));
+        for (to, row) in words.iter().flatten().zip((0..).step_by(8)) {
+            to.set(word.of_lane(if row == 0 { own } else { own + row }));
+        }
     }
 
     /// The nonfinite masks of this warp's values, which overwrite the entries of their copies.
     fn nonfinite_masks(&self) -> Shared<'k, u16> {
         self.entries.cast()
-    }
-
-    /// Reduces the states of all warps and writes the result.
-    fn end(&self) {
-        let (k, layout, lane) = (self.k, self.layout, self.k.lane());
-        let (states, rows) = (self.cta.at::<f32>(layout.states), self.current.rows());
-        self.cta.wait_before_merges();
-        // O overwrites the unit that was read last, or, if that is too small, the ring, which is empty then
-        let sums_at = match layout.rows_in_free_units() {
-            MAX_SPLIT_KV_ROWS.. => self.cursors.write.get(),
-            most => self.cursors.write.get().unless(rows.gt(most as u32), 0),
-        };
-        k.when(lane.eq(0), || self.sums_offset(self.warp).store(sums_at));
-        k.sync_warp();
-        let sums = self.ring.byte(sums_at).cast::<f32>();
-        for half in 0..2 {
-            let row = (lane >> 2) + 8 * half as u32;
-            let sum = reduce::quad_sum(self.tile.sum[half].get());
-            let pair = [self.tile.max[half].get() * self.current.scale, sum];
-            k.when((lane & 3).eq(0), || {
-                states.at((self.warp * MAX_SPLIT_KV_ROWS as u32 + row) << 1).store_vector(pair);
-            });
-            k.when(row.lt(rows), || {
-                self.operands.store_sums(&self.tile, half, sums.at(row * layout.sums_stride as u32));
-            });
-        }
-        k.sync_threads();
-        let chunks = self.cta.layout.v.dim / 4;
-        k.repeat((k.thread(), rows * chunks as u32), 128, |at| {
-            let (row, chunk) = divide(at, chunks);
-            let (values, stats) = self.reduce_warps(states, row, chunk);
-            store_chunk(self.current, self.hooks, (row, chunk), values, stats);
-        });
-    }
-
-    /// The byte offset of a warp's O in its ring.
-    fn sums_offset(&self, warp: Value<'k, u32>) -> Shared<'k, u32> {
-        self.cta.at::<u32>(self.layout.states + SplitKvLayout::STATES_BYTES).at(warp)
-    }
-
-    /// Four adjacent elements of a row, reduced over warps.
-    fn reduce_warps(
-        &self,
-        states: Shared<'k, f32>,
-        row: Value<'k, u32>,
-        chunk: Value<'k, u32>,
-    ) -> ([Value<'k, f32>; 4], SoftmaxStats<'k>) {
-        let (k, layout) = (self.k, self.layout);
-        let of_warp = |warp: usize| states.at(row << 1).plus(2 * warp * MAX_SPLIT_KV_ROWS).load_vector::<2>();
-        let state: Vec<_> = (0..WARPS).map(of_warp).collect();
-        let state_max =
-            state.iter().fold(k.constant(f32::NEG_INFINITY), |max, [of_warp, _]| max.max(*of_warp));
-        let max = softmax::finite_max(state_max);
-        let rings = self.cta.at::<u32>(layout.rings);
-        let in_sums = row * layout.sums_stride as u32 + (chunk << 2);
-        let (mut sum, mut values) = (k.constant(0.0), [k.constant(0.0); 4]);
-        for (warp, [max_of_warp, sum_of_warp]) in state.into_iter().enumerate() {
-            let factor = (max_of_warp - max).exp2();
-            sum = sum_of_warp.mul_add(factor, sum);
-            let sums = rings.plus(warp * layout.ring_bytes / 4);
-            let sums = sums.byte(self.sums_offset(k.constant(warp as u32)).load()).cast::<f32>();
-            let of_warp = sums.at(in_sums).load_vector::<4>();
-            let running_scale = page_scales::running_scale(self.cta, k.constant(warp as u32));
-            let factor = running_scale.map_or(factor, |scale| factor * scale);
-            values = std::array::from_fn(|i| of_warp[i].mul_add(factor, values[i]));
-        }
-        (values, SoftmaxStats::new(max, sum))
     }
 }

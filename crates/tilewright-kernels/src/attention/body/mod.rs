@@ -3,7 +3,7 @@
 //! | body | product | rows at once | division of the work |
 //! |---|---|---|---|
 //! | [`simt`] | FMA in f32, exact | up to 32 | warps divide the rows |
-//! | `mma_split_kv`, in [`mma`] | `mma.sync` | up to [`MAX_SPLIT_KV_ROWS`] | warps divide the keys |
+//! | `mma_split_kv`, in [`mma`] | `mma.sync` | up to [`MAX_SPLIT_KV_ROWS`], or [`MAX_PAIRED_ROWS`] | warps divide the keys |
 //! | `mma_split_q`, in [`mma`] | `mma.sync` | 64 or 128 | warps divide the rows |
 //! | [`mla`] | `mma.sync` | up to 64 | groups of warps divide the rows, warps of a group the elements |
 //! | [`mla_wgmma`] | `wgmma` | 64 | two warpgroups divide the elements of O and take turns with the keys; a third loads |
@@ -35,6 +35,9 @@ use tilewright_ptx::build::Builder;
 
 /// Maximum query rows (tokens times heads of the group) of an item whose keys are divided among warps.
 pub const MAX_SPLIT_KV_ROWS: usize = 16;
+
+/// Maximum query rows of an item in a kernel of [`Bodies::SplitKvPairs`].
+pub const MAX_PAIRED_ROWS: usize = 2 * MAX_SPLIT_KV_ROWS;
 
 /// Device properties that a kernel depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -76,6 +79,8 @@ impl DeviceLimits {
 pub enum Bodies {
     /// Only the body for items of at most [`MAX_SPLIT_KV_ROWS`] rows, for decoding: a third of the code and of the JIT time.
     SplitKv,
+    /// The same with two row tiles per warp, for items of at most [`MAX_PAIRED_ROWS`] rows, in plans without larger ones.
+    SplitKvPairs,
     /// Both bodies, for items of any size.
     Both,
 }
@@ -90,7 +95,7 @@ impl Bodies {
         split_q: impl FnOnce(),
     ) {
         match self {
-            Self::SplitKv => split_kv(),
+            Self::SplitKv | Self::SplitKvPairs => split_kv(),
             Self::Both => k.when_else(current.rows().le(MAX_SPLIT_KV_ROWS as u32), split_kv, split_q),
         }
     }

@@ -6,7 +6,7 @@ use tilewright::{
 };
 use tilewright_kernels::attention::{
     body::{
-        Bodies, DeviceLimits, MAX_SPLIT_KV_ROWS, mla,
+        Bodies, DeviceLimits, MAX_PAIRED_ROWS, MAX_SPLIT_KV_ROWS, mla,
         mla_wgmma::{self, MlaWgmmaConfig},
         mma::{self, MmaConfig, attention_with},
         wgmma::{self, WgmmaConfig},
@@ -123,7 +123,7 @@ impl Case {
         self
     }
 
-    /// Kernels for this case: two if all items have few rows.
+    /// Kernels for this case: more if all items have few rows.
     pub(crate) fn kernels(&self, variant: &ExpressionVariant) -> Vec<(Bodies, Result<Kernel, Invalid>)> {
         if self.wgmma && self.latent {
             return vec![(Bodies::Both, mla_wgmma::attention("attention", &self.mla_wgmma_config()))];
@@ -131,7 +131,7 @@ impl Case {
         if self.wgmma {
             return vec![(Bodies::Both, wgmma::attention("attention", &self.wgmma_config(variant), variant))];
         }
-        let few = self.prefix == 0 && self.lengths.iter().all(|of| of.0 * self.group() <= MAX_SPLIT_KV_ROWS);
+        let has_rows = |most| self.prefix == 0 && self.lengths.iter().all(|of| of.0 * self.group() <= most);
         let kernel = |bodies| {
             let kernel = match self.latent {
                 true => mla::attention("attention", &self.latent_config(bodies)),
@@ -139,7 +139,17 @@ impl Case {
             };
             (bodies, kernel)
         };
-        [Bodies::Both, Bodies::SplitKv].into_iter().take(1 + usize::from(few)).map(kernel).collect()
+        let mut bodies = vec![Bodies::Both];
+        if has_rows(MAX_SPLIT_KV_ROWS) {
+            bodies.push(Bodies::SplitKv);
+        }
+        if has_rows(MAX_PAIRED_ROWS)
+            && !self.latent
+            && mma::fits_pairs(&self.config(Bodies::SplitKvPairs), variant)
+        {
+            bodies.push(Bodies::SplitKvPairs);
+        }
+        bodies.into_iter().map(kernel).collect()
     }
 
     /// The arguments of a kernel with workers, which waits for the previous launch at a point that depends on the seed.

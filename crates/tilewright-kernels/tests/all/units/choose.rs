@@ -22,6 +22,7 @@ fn text(problem: &Problem, variant: &ExpressionVariant, arch: u32) -> String {
 
 const WGMMA: &str = "wgmma: above 16 packed rows; mma_split_kv up to 16, side by side";
 const MMA: &str = "mma: mma_split_kv up to 16 packed rows, mma_split_q above";
+const MMA_PAIRS: &str = "mma: mma_split_kv up to 32 packed rows, mma_split_q above";
 const SIMT: &str = "simt: fallback without tensor cores";
 
 #[test]
@@ -52,7 +53,7 @@ fn a_choice_prints_the_body_and_the_reasons_against_faster_ones() {
             heads(80, bf16, bf16),
             &plain,
             format!(
-                "{MMA}\n  not wgmma: head_dim qk = 80, expected a multiple of 8 up to 256 that fills three quarters \
+                "{MMA_PAIRS}\n  not wgmma: head_dim qk = 80, expected a multiple of 8 up to 256 that fills three quarters \
                  of tiles of 64; head_dim vo = 80, expected a multiple of 8 up to 256 that fills three quarters of \
                  tiles of 64"
             ),

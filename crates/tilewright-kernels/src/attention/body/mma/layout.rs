@@ -45,6 +45,8 @@ pub(crate) struct SplitQLayout {
 /// Layout of the `split_kv` body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SplitKvLayout {
+    /// Row tiles of 16 rows, which each warp multiplies with its keys.
+    pub(crate) row_tiles: usize,
     /// Keys per stage: 32, which shorten the chain of dependent instructions per key, or 16.
     pub(crate) stage_keys: usize,
     /// Per warp `[2][stage_keys]` entries of 16 bytes, or, when the copies of a stage have started, `[stage_keys][chunks]` u16: masks of
@@ -52,10 +54,10 @@ pub(crate) struct SplitKvLayout {
     pub(crate) entries: usize,
     /// Bytes of a warp's entries or masks.
     pub(crate) entry_bytes: usize,
-    /// `[4 warps][16][2]` f32: maxima and sums of the warps' rows, then per warp the byte offset of its O in the rings.
+    /// `[4 warps][16][2]` f32: maxima and sums of the warps' rows of a row tile, then per warp the byte offset of its O in the rings.
     pub(crate) states: usize,
     pub(crate) q: usize,
-    /// `[16]` f32: factors of the logits of rows whose queries were scaled, if the cache has 8 bits.
+    /// `[rows]` f32: factors of the logits of rows whose queries were scaled, if the cache has 8 bits.
     pub(crate) row_factors: usize,
     /// The rings of the warps, one after the other.
     pub(crate) rings: usize,
@@ -70,11 +72,16 @@ pub(crate) struct SplitKvLayout {
 }
 
 impl SplitKvLayout {
-    /// Bytes from the states to the offsets that follow them.
-    pub(crate) const STATES_BYTES: usize = WARPS * MAX_SPLIT_KV_ROWS * 8;
-
     /// Minimum units: one to read, and two to fill.
     const MIN_UNITS: usize = 3;
+
+    /// Maximum rows of an item.
+    pub(crate) fn rows(&self) -> usize {
+        MAX_SPLIT_KV_ROWS * self.row_tiles
+    }
+
+    /// Bytes from the states to the offsets that follow them.
+    pub(crate) const STATES_BYTES: usize = WARPS * MAX_SPLIT_KV_ROWS * 8;
 
     /// Stages whose copies are in flight while another one is processed.
     pub(crate) fn stages_ahead(&self) -> usize {
@@ -111,12 +118,14 @@ impl LayoutPrefix {
     }
 
     /// The layout of `split_kv`, and its end, with 32 keys per stage if heads leave enough registers and shared memory.
-    fn split_kv(&self, budget: usize) -> (SplitKvLayout, usize) {
-        let has_registers = self.cta.q.dim.max(self.cta.v.dim) <= 128;
-        let of_32 = has_registers.then(|| self.split_kv_of(32, budget));
+    fn split_kv(&self, row_tiles: usize, budget: usize) -> (SplitKvLayout, usize) {
+        // pairs of row tiles of an 8-bit cache also keep converted operands
+        let dims = self.cta.q.dim.max(self.cta.v.dim) * if self.is_8_bit() { row_tiles } else { 1 };
+        let has_registers = dims <= 128;
+        let of_32 = has_registers.then(|| self.split_kv_of(row_tiles, 32, budget));
         of_32
             .filter(|(layout, _)| layout.num_units >= SplitKvLayout::MIN_UNITS)
-            .unwrap_or_else(|| self.split_kv_of(16, budget))
+            .unwrap_or_else(|| self.split_kv_of(row_tiles, 16, budget))
     }
 
     /// Bytes of the nonfinite masks.
@@ -158,13 +167,14 @@ impl LayoutPrefix {
     }
 
     /// The same with `stage_keys` keys per stage.
-    fn split_kv_of(&self, stage_keys: usize, budget: usize) -> (SplitKvLayout, usize) {
+    fn split_kv_of(&self, row_tiles: usize, stage_keys: usize, budget: usize) -> (SplitKvLayout, usize) {
+        let rows = MAX_SPLIT_KV_ROWS * row_tiles;
         let mut allocator = SharedAllocator(self.taken.0);
         let entry_bytes = (2 * stage_keys * 16).max(self.nonfinite_masks(stage_keys));
         let entries = allocator.take(WARPS * entry_bytes);
         let states = allocator.take(SplitKvLayout::STATES_BYTES + WARPS * 4);
-        let q = allocator.take(MAX_SPLIT_KV_ROWS * self.cta.q.stride);
-        let row_factors = allocator.take(if self.is_8_bit() { MAX_SPLIT_KV_ROWS * 4 } else { 0 });
+        let q = allocator.take(rows * self.cta.q.stride);
+        let row_factors = allocator.take(if self.is_8_bit() { rows * 4 } else { 0 });
         let scales = stage_keys * self.cta.stored_k.stride.max(self.cta.stored_v.stride);
         let unit_bytes = scales + self.scales(stage_keys) / 2;
         let fitting = (budget.saturating_sub(allocator.0) / (WARPS * unit_bytes)).min(2 * MAX_STAGES);
@@ -174,6 +184,7 @@ impl LayoutPrefix {
         let ring_bytes = (num_units * unit_bytes).max(MAX_SPLIT_KV_ROWS * sums_stride * 4);
         let rings = allocator.take(WARPS * ring_bytes);
         let split_kv = SplitKvLayout {
+            row_tiles,
             stage_keys,
             entries,
             entry_bytes,
@@ -199,13 +210,14 @@ impl MmaLayout {
         let (cta, taken) = CtaLayout::new(q, v, [dim.qk, dim.vo].map(|dim| RowFormat::new(dim, size)));
         let prefix = LayoutPrefix { cta, taken };
         let (split_q, split_q_end) = prefix.split_q(row_tiles, budget);
-        let (split_kv, split_kv_end) = prefix.split_kv(budget);
+        let (split_kv, split_kv_end) =
+            prefix.split_kv(1 + usize::from(config.bodies == Bodies::SplitKvPairs), budget);
         let bytes = match config.bodies {
-            Bodies::SplitKv => split_kv_end,
+            Bodies::SplitKv | Bodies::SplitKvPairs => split_kv_end,
             Bodies::Both => split_kv_end.max(split_q_end),
         };
         let cta = CtaLayout { bytes, ..cta };
-        let fits_split_q = config.bodies == Bodies::SplitKv || split_q.num_stages >= 2;
+        let fits_split_q = config.bodies != Bodies::Both || split_q.num_stages >= 2;
         let fits = fits_split_q && split_kv.num_units >= SplitKvLayout::MIN_UNITS && bytes <= budget;
         fits.then_some(Self { cta, row_tiles, split_q, split_kv })
     }

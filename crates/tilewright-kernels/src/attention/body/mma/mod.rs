@@ -18,7 +18,7 @@ pub(super) mod layout;
 mod variant;
 
 pub use config::{KV_TOKENS, MmaConfig, THREADS};
-pub use variant::unsupported_variant;
+pub use variant::{fits_pairs, unsupported_variant};
 
 use super::{
     mma_split_kv::{self, ring::RingCursors},

@@ -57,6 +57,14 @@ pub fn unsupported_variant(config: &MmaConfig, variant: &ExpressionVariant) -> V
     reasons
 }
 
+/// Whether two row tiles fit into the registers and the shared memory of `mma_split_kv`.
+pub fn fits_pairs(config: &MmaConfig, variant: &ExpressionVariant) -> bool {
+    Hooks::of("attention", variant).is_ok_and(|hooks| {
+        let budget = tile_budget(config, &hooks);
+        budget.row_tiles == 2 && config.layout_with_budget(budget).is_some()
+    })
+}
+
 /// The tile budget with hooks. Hooks per key need registers, which large heads have for one row tile only.
 pub(crate) fn tile_budget(config: &MmaConfig, hooks: &Hooks<'_>) -> TileBudget {
     let has_small_heads = config.head_dim.qk.max(config.head_dim.vo) <= 64;

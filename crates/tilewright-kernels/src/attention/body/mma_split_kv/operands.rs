@@ -40,13 +40,18 @@ pub(super) struct StageOperands<'k> {
     fragments: FragmentLoader<'k>,
 }
 
-/// Q in registers.
+/// Q of the row tiles.
 pub(super) struct QueryOperands<'k> {
-    /// One fragment per step of 16 elements.
-    steps: Vec<[Value<'k, u32>; 4]>,
-    /// The factors of the logits of both rows, if queries were scaled.
-    row_factors: Option<[Value<'k, f32>; 2]>,
+    /// The rows in shared memory; of an 8-bit cache, this lane's elements.
+    rows: Shared<'k, u32>,
+    /// Per row tile one fragment per step of 16 elements; empty if they are loaded when they are used, to reduce register pressure.
+    fragments: Vec<Vec<[Value<'k, u32>; 4]>>,
+    /// Per row tile the factors of the logits of both rows, if queries were scaled.
+    row_factors: Vec<[Value<'k, f32>; 2]>,
 }
+
+/// Maximum fragments of Q in registers.
+const MAX_QUERY_FRAGMENTS: usize = 8;
 
 impl<'k> StageOperands<'k> {
     pub(super) fn new(cta: &MmaCta<'k>, layout: &SplitKvLayout) -> Self {
@@ -72,23 +77,29 @@ impl<'k> StageOperands<'k> {
 
     /// Loads the queries.
     pub(super) fn load_queries(&self) -> QueryOperands<'k> {
-        let (k, format) = (self.cta.k, self.cta.layout.q);
-        let (q, row) = (self.cta.at::<u32>(self.layout.q), k.lane() >> 2);
+        let (tiles, format, row) = (self.layout.row_tiles, self.cta.layout.q, self.cta.k.lane() >> 2);
+        let rows = self.cta.at::<u32>(self.layout.q);
+        let of_lane = || rows.byte(row * format.stride as u32 + ((self.cta.k.lane() & 3) << 3));
+        let rows = if self.is_8_bit { of_lane() } else { rows };
+        let factors = self.is_8_bit.then(|| self.cta.at::<f32>(self.layout.row_factors).at(row));
+        let of_tile = |tile| (0..format.steps()).map(|step| self.query(rows, tile, step)).collect();
+        let in_registers = tiles == 1 || tiles * format.steps() <= MAX_QUERY_FRAGMENTS;
+        let fragments = if in_registers { (0..tiles).map(of_tile).collect() } else { Vec::new() };
+        let factors = factors.filter(|_| self.scales_queries);
+        let of_tile = |tile| factors.map(|factors| [0, 8].map(|row| factors.plus(16 * tile + row).load()));
+        QueryOperands { rows, fragments, row_factors: (0..tiles).filter_map(of_tile).collect() }
+    }
+
+    /// The A fragment of a step of 16 elements of a row tile, with the rows at `rows`.
+    fn query(&self, rows: Shared<'k, u32>, tile: usize, step: usize) -> [Value<'k, u32>; 4] {
+        let format = self.cta.layout.q;
+        let rows = rows.plus(tile * 4 * format.stride);
         if !self.is_8_bit {
-            let steps = (0..format.steps()).map(|step| self.fragments.query(&self.cta, q, step)).collect();
-            return QueryOperands { steps, row_factors: None };
+            return self.fragments.query(&self.cta, rows, step);
         }
-        let fours = q.byte(row * format.stride as u32 + ((k.lane() & 3) << 3));
-        let step = |step: usize| {
-            let [low, high] =
-                [0, 8].map(|row| fours.plus((row * format.stride + step * 32) / 4).load_vector::<2>());
-            [low[0], high[0], low[1], high[1]]
-        };
-        let row_factors = self.cta.at::<f32>(self.layout.row_factors).at(row);
-        QueryOperands {
-            steps: (0..format.steps()).map(step).collect(),
-            row_factors: self.scales_queries.then(|| [row_factors.load(), row_factors.plus(8).load()]),
-        }
+        let [low, high] =
+            [0, 8].map(|row| rows.plus((row * format.stride + step * 32) / 4).load_vector::<2>());
+        [low[0], high[0], low[1], high[1]]
     }
 
     /// `logits = Q · Kᵀ` of the keys at `keys`.
@@ -96,24 +107,29 @@ impl<'k> StageOperands<'k> {
         &self,
         query: &QueryOperands<'k>,
         keys: Shared<'k, u32>,
-        logits: &Vec<AccFragment<'k>>,
+        logits: &[Vec<AccFragment<'k>>],
     ) {
+        let left = |tile: usize, step| match query.fragments.get(tile) {
+            Some(steps) => steps[step],
+            None => self.query(query.rows, tile, step),
+        };
         if !self.is_8_bit {
-            let logits = std::slice::from_ref(logits);
-            return self.fragments.multiply_keys(&self.cta, |_, step| query.steps[step], keys, logits);
+            return self.fragments.multiply_keys(&self.cta, left, keys, logits);
         }
         let (kv, arch, format) = (self.cta.kv, self.cta.arch, self.cta.layout.stored_k);
-        logits.iter().flatten().for_each(|sum| sum.set(0.0));
-        for (step, block) in pairs_of_chunks(format, logits.len() / 2) {
+        logits.iter().flatten().flatten().for_each(|sum| sum.set(0.0));
+        for (step, block) in pairs_of_chunks(format, self.layout.stage_keys / 16) {
             let chunks = self.chunk_pair((keys, format), step, (block, false));
-            for (left, words) in query.steps[step..].iter().zip(&chunks) {
-                for (sums, word) in logits[2 * block..].iter().zip(words) {
+            for (words, step) in chunks.iter().zip(step..) {
+                let left: Vec<_> = (0..logits.len()).map(|tile| left(tile, step)).collect();
+                for (word, at) in words.iter().zip(2 * block..) {
                     let right = f16_pairs(kv, arch, *word, Pairs::Adjacent);
-                    self.cta.k.mma(self.cta.elements, *sums, *left, right);
+                    let tiles = logits.iter().zip(&left);
+                    tiles.for_each(|(sums, left)| self.cta.k.mma(self.cta.elements, sums[at], *left, right));
                 }
             }
         }
-        if let Some(factors) = query.row_factors {
+        for (logits, factors) in logits.iter().zip(&query.row_factors) {
             let sums = logits.iter().flat_map(|sums| sums.iter().enumerate());
             sums.for_each(|(i, sum)| sum.set(sum.get() * factors[i / 2]));
         }
@@ -141,21 +157,20 @@ impl<'k> StageOperands<'k> {
         &self,
         weights: &[Vec<[Value<'k, u32>; 4]>],
         values: Shared<'k, u32>,
-        tile: &RowTile<'k>,
+        tiles: &[RowTile<'k>],
     ) {
         if !self.is_8_bit {
-            let tiles = std::slice::from_ref(tile);
             return self.fragments.multiply_values(&self.cta, weights, values, tiles);
         }
         let (kv, arch, format) = (self.cta.kv, self.cta.arch, self.cta.layout.stored_v);
-        let weights: Vec<_> = weights.iter().flatten().collect();
-        for (chunk, block) in pairs_of_chunks(format, weights.len()) {
+        for (chunk, block) in pairs_of_chunks(format, self.layout.stage_keys / 16) {
             let chunks = self.chunk_pair((values, format), chunk, (block, true));
-            for (sums, words) in tile.o[2 * chunk..].chunks_exact(2).zip(&chunks) {
+            for (words, chunk) in chunks.iter().zip(chunk..) {
                 let [low, high] = words.map(|word| f16_pairs(kv, arch, word, Pairs::Alternate));
                 for parity in 0..2 {
                     let right = [low[parity], high[parity]];
-                    self.cta.k.mma(self.cta.elements, sums[parity], *weights[block], right);
+                    let tiles = tiles.iter().map(|tile| tile.o[2 * chunk + parity]).zip(weights);
+                    tiles.for_each(|(o, left)| self.cta.k.mma(self.cta.elements, o, left[block], right));
                 }
             }
         }
@@ -189,11 +204,10 @@ impl<'k> StageOperands<'k> {
     pub(super) fn add_back_nonfinite(
         &self,
         masks: Shared<'k, u16>,
-        tile: &RowTile<'k>,
-        visible: [Value<'k, u64>; 2],
+        tiles: &[RowTile<'k>],
+        visible: &[[Value<'k, u64>; 2]],
     ) {
-        let masks = self.nonfinite_masks(masks);
-        nonfinite::add_back(&self.cta, masks, std::slice::from_ref(tile), &[visible]);
+        nonfinite::add_back(&self.cta, self.nonfinite_masks(masks), tiles, visible);
     }
 
     fn nonfinite_masks(&self, masks: Shared<'k, u16>) -> NonfiniteMasks<'k> {

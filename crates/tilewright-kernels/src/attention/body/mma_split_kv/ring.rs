@@ -79,20 +79,20 @@ impl<'k> RingCursors<'k> {
         KvSource { start, end, head }
     }
 
-    /// Looks up the next stage, which is the first one of the next item after the last one of an item. An item of more than
-    /// `max_rows` rows ends with an empty ring.
+    /// Looks up the next stage, which is the first one of the next item after the last one of an item. Items have at most
+    /// `rows` rows, and those of more than `in_free_units` end with an empty ring.
     pub(super) fn look_up(
         &self,
         (cta, current): (&MmaCta<'k>, &CurrentItem<'k>),
         lookup: &StageLookup<'k>,
-        (stride, in_group, max_rows): (u32, Value<'k, u32>, usize),
+        (stride, in_group, [rows, in_free_units]): (u32, Value<'k, u32>, [usize; 2]),
     ) {
         let is_last = self.first_key.get().ge(self.source().end) & self.is_next.get().eq(0);
         cta.k.when(is_last, || {
             let next = WorkItemRegs::load_shared(cta.k, current.next_words());
-            let few_rows = (next.qo_len * cta.params.group.by).le(MAX_SPLIT_KV_ROWS as u32);
-            let fits = if max_rows < MAX_SPLIT_KV_ROWS {
-                few_rows & current.rows().le(max_rows as u32)
+            let few_rows = (next.qo_len * cta.params.group.by).le(rows as u32);
+            let fits = if in_free_units < MAX_SPLIT_KV_ROWS {
+                few_rows & current.rows().le(in_free_units as u32)
             } else {
                 few_rows
             };
