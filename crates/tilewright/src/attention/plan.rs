@@ -3,12 +3,12 @@
 use super::{
     capacity::{ArraySizes, Capacity, FixedCapacity},
     cascade::SharedPrefix,
-    picture::counted,
+    explanation::Explanation,
     problem::Problem,
     requests::{KvSource, Requests, Segment},
     schedule::{Schedule, Scratch, Split, Tiling, WorkItem},
 };
-use crate::{Estimate, Result, Roofline, backend::Opaque, tensor::DeviceMemory};
+use crate::{Result, backend::Opaque, tensor::DeviceMemory};
 use bytemuck::allocation::try_zeroed_vec;
 use std::fmt;
 
@@ -172,7 +172,8 @@ impl Plan {
             requests: self.requests.requests.len(),
             rows: self.num_rows(),
             items: schedule.items.len(),
-            runs: self.describe_runs(),
+            runs: schedule.runs().len(),
+            part_of_runs: self.part_of_runs(),
             merges: schedule.merges.len(),
             workers: schedule.num_workers(),
             max_load: loads.clone().max().unwrap_or(0),
@@ -327,72 +328,5 @@ impl Workspace {
             plan.workspace_bytes()
         );
         Ok(())
-    }
-}
-
-/// Statistics of a plan; prints as a short report.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Explanation {
-    /// The problem.
-    pub problem: Problem,
-    /// The KV split policy.
-    pub split: Split,
-    /// Requests of the batch.
-    pub requests: usize,
-    /// Query rows of the batch.
-    pub rows: usize,
-    /// Work items.
-    pub items: usize,
-    /// Names those that are [runs](Schedule::runs), and [`Plan::part_of_runs`]
-    pub runs: Option<String>,
-    /// Merges of split units.
-    pub merges: usize,
-    /// Workers.
-    pub workers: usize,
-    /// (row, key) pairs of the most loaded worker, per query head of a group.
-    pub max_load: usize,
-    /// (row, key) pairs per worker, on average.
-    pub mean_load: f64,
-    /// K and V bytes read by all items.
-    pub kv_bytes: usize,
-    /// Distinct K and V bytes: a token shared by several items counts once.
-    pub kv_bytes_unique: usize,
-    /// Detected shared prefixes, with the decision about each.
-    pub prefixes: Vec<SharedPrefix>,
-    /// Bytes of Q and O.
-    pub qo_bytes: usize,
-    /// Floating-point operations on visible (row, key) pairs: 2 per multiply-add, `q · k` and `p · v`.
-    pub flops: usize,
-    /// Bytes of workspace.
-    pub workspace_bytes: usize,
-}
-
-impl Explanation {
-    /// The lower bound of the run time by `roofline`.
-    pub fn estimate(&self, roofline: &Roofline) -> Estimate {
-        roofline.estimate((self.kv_bytes + self.qo_bytes) as f64, self.flops as f64)
-    }
-}
-
-impl fmt::Display for Explanation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let balance = if self.max_load == 0 { 1.0 } else { self.mean_load / self.max_load as f64 };
-        writeln!(f, "{}", self.problem)?;
-        let (requests, rows) = (counted(self.requests, "request"), counted(self.rows, "query row"));
-        let (items, workers) = (counted(self.items, "work item"), counted(self.workers, "worker"));
-        let merges = counted(self.merges, "merge");
-        writeln!(f, "  {requests}, {rows}, keys split: {}", self.split)?;
-        writeln!(f, "  {items} on {workers} ({:.0} % balanced), {merges}", 100.0 * balance)?;
-        writeln!(
-            f,
-            "  reads {:.3} MB of KV, {:.3} MB of it for the first time, moves {:.3} MB of Q and O, {:.3} GFLOP",
-            self.kv_bytes as f64 / 1e6,
-            self.kv_bytes_unique as f64 / 1e6,
-            self.qo_bytes as f64 / 1e6,
-            self.flops as f64 / 1e9
-        )?;
-        let prefixes = self.prefixes.iter().map(ToString::to_string);
-        self.runs.iter().cloned().chain(prefixes).try_for_each(|line| writeln!(f, "  {line}"))?;
-        write!(f, "  workspace {:.3} MB", self.workspace_bytes as f64 / 1e6)
     }
 }

@@ -47,16 +47,13 @@ impl Plan {
         let bytes = (self.problem.dtype_kv().size() * keys_of_others) as f64 * dims;
         Some(part(flops, bytes))
     }
+}
 
-    /// Names the runs, if there are any, and their part of the SMs.
-    pub(super) fn describe_runs(&self) -> Option<String> {
-        let begin =
-            self.part_of_runs().map(|part| format!(", which begin on {:.0} % of the SMs", 100.0 * part));
-        let runs = self.schedule.runs().len();
-        let text =
-            || format!("{} of segments of many rows{}", counted(runs, "item"), begin.unwrap_or_default());
-        (runs > 0).then(text)
-    }
+/// Names runs, if there are any, and their part of the SMs.
+pub(super) fn describe_runs(runs: usize, part: Option<f64>) -> Option<String> {
+    let begin = part.map(|part| format!(", which begin on {:.0} % of the SMs", 100.0 * part));
+    let text = || format!("{} of segments of many rows{}", counted(runs, "item"), begin.unwrap_or_default());
+    (runs > 0).then(text)
 }
 
 /// The part for runs of `flops` operations beside items of `bytes` bytes.

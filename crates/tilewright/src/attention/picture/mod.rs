@@ -13,7 +13,7 @@ mod lanes;
 mod legend;
 mod merges;
 
-use super::{Plan, Schedule, Segment, Tiling, WorkItem};
+use super::{Plan, Schedule, Segment, Tiling, WorkItem, side_by_side::describe_runs};
 use crate::svg_canvas::Canvas;
 use std::ops::Range;
 
@@ -38,7 +38,8 @@ impl Plan {
     /// The schedule as an SVG file: one lane per worker, one rectangle per work item, and the merges. `machine` is the device
     /// in the line below the title.
     pub fn svg(&self, machine: &str) -> String {
-        let runs = self.describe_runs().map(|runs| format!(" · {runs}"));
+        let runs =
+            describe_runs(self.schedule.runs().len(), self.part_of_runs()).map(|runs| format!(" · {runs}"));
         let subtitle = format!("{} · {machine}{}", self.problem, runs.unwrap_or_default());
         Picture {
             subtitle,
