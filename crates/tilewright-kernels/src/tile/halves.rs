@@ -72,6 +72,25 @@ pub fn halves<'k>(from: Dtype, to: Dtype, arch: u32, word: Value<'k, u32>) -> [V
     }
 }
 
+/// Widens the chunk of 16 bytes of each place by `halves`, and stores both chunks that it becomes. As many loads are in flight: each
+/// would stall before its stores.
+pub(crate) fn widen_chunks<'k, P>(
+    places: &[P],
+    in_flight: usize,
+    load: impl Fn(&P) -> [Value<'k, u32>; 4],
+    halves: impl Fn(Value<'k, u32>) -> [Value<'k, u32>; 2],
+    store: impl Fn(&P, [[Value<'k, u32>; 4]; 2]),
+) {
+    let mut loaded: Vec<[Value<'k, u32>; 4]> = Vec::new();
+    for at in 0..places.len() + in_flight {
+        if let Some(done) = at.checked_sub(in_flight) {
+            let [[a, b], [c, d], [e, f], [g, h]] = loaded[done].map(&halves);
+            store(&places[done], [[a, b, c, d], [e, f, g, h]]);
+        }
+        loaded.extend(places.get(at).map(&load));
+    }
+}
+
 /// Converts two f16 to two bf16.
 #[track_caller]
 fn to_bf16(pair: Value<'_, u32>) -> Value<'_, u32> {

@@ -44,13 +44,9 @@ impl<'k> MlaProducer<'_, 'k> {
             k.commit_copies();
             self.pending.set(true);
         };
-        if self.shared.config.widens() {
-            copy();
-        } else {
-            k.when_else(self.by_rows, copy, || {
-                k.when(self.fills_stages, || (0..2).for_each(|half| self.load_half(item, n, half, at)));
-            });
-        }
+        k.when_else(self.by_rows, copy, || {
+            k.when(self.fills_stages, || (0..2).for_each(|half| self.load_half(item, n, half, at)));
+        });
         self.count.set(n + 1);
     }
 

@@ -18,7 +18,10 @@ use crate::{
         ARCH,
         rows::{ROWS, SourceRow, copy_chunks},
     },
-    tile::{SharedTile, halves::halves},
+    tile::{
+        SharedTile,
+        halves::{halves, widen_chunks},
+    },
 };
 use tilewright_ptx::build::{Builder, Value};
 
@@ -49,16 +52,12 @@ impl<'k> MlaProducer<'_, 'k> {
             .map(|rows| rows * PANEL / 2)
             .collect();
         let load = |&place: &usize| from.plus(place).load_vector::<4>();
-        let mut loaded: Vec<[Value<'k, u32>; 4]> = Vec::new();
-        for at in 0..places.len() + LOADS {
-            if let Some(done) = at.checked_sub(LOADS) {
-                let words = loaded[done].map(|word| halves(config.kv, config.dtype, ARCH, word));
-                let [[a, b], [c, d], [e, f], [g, h]] = words;
-                to.plus(places[done]).store_vector([a, b, c, d]);
-                from.plus(places[done]).store_vector([e, f, g, h]);
-            }
-            loaded.extend(places.get(at).map(load));
-        }
+        let store = |&place: &usize, [low, high]: [[Value<'k, u32>; 4]; 2]| {
+            to.plus(place).store_vector(low);
+            from.plus(place).store_vector(high);
+        };
+        let halves = |word| halves(config.kv, config.dtype, ARCH, word);
+        widen_chunks(&places, LOADS, load, halves, store);
     }
 }
 

@@ -14,14 +14,17 @@ use super::{
 };
 use crate::{
     attention::items::WorkItemRegs,
-    tile::{SharedTile, halves::halves},
+    tile::{
+        SharedTile,
+        halves::{halves, widen_chunks},
+    },
 };
 use tilewright::Dtype;
 use tilewright_ptx::build::{Global, Shared, Value};
 
 /// Rows of a unit per warp.
 const ROWS: u32 = 16;
-/// Loads of 16 bytes in flight per thread: each would stall before its stores.
+/// Loads of 16 bytes in flight per thread.
 const LOADS: usize = 3;
 /// Rows of a unit.
 pub(super) const UNIT: usize = 64;
@@ -130,16 +133,12 @@ impl<'k> Producer<'_, 'k> {
         let load = |&(panel, down): &(usize, usize)| {
             from.byte(swizzled ^ (64 * panel) as u32).plus(down * columns / 4).load_vector::<4>()
         };
-        let mut loaded: Vec<[Value<'k, u32>; 4]> = Vec::new();
-        for at in 0..chunks.len() + LOADS {
-            if let Some(done) = at.checked_sub(LOADS) {
-                let ((panel, down), words) = (chunks[done], loaded[done].map(halves));
-                for (to, [[a, b], [c, d]]) in to.iter().zip([[words[0], words[1]], [words[2], words[3]]]) {
-                    to.plus((panel * self.shared.config.kv_tokens() + down) * 32).store_vector([a, b, c, d]);
-                }
+        let store = |&(panel, down): &(usize, usize), widened: [[Value<'k, u32>; 4]; 2]| {
+            for (to, words) in to.iter().zip(widened) {
+                to.plus((panel * self.shared.config.kv_tokens() + down) * 32).store_vector(words);
             }
-            loaded.extend(chunks.get(at).map(load));
-        }
+        };
+        widen_chunks(&chunks, LOADS, load, halves, store);
     }
 }
 
