@@ -339,18 +339,19 @@ pub(super) fn layout(plan: &Plan) -> (KvLayout, u32) {
 /// The kind of the items of the plan's workers; for a plan of fixed capacity, of all plans within that capacity.
 pub(super) fn items(plan: &Plan) -> Bodies {
     let group = plan.problem().heads().group();
-    let most = |tokens: &mut dyn Iterator<Item = usize>| tokens.max().unwrap_or(0).saturating_mul(group);
-    let rows = match plan.capacity() {
+    let tokens = match plan.capacity() {
         // an item of a level has rows of many requests
         Some(capacity) if capacity.levels > 0 => usize::MAX,
-        Some(capacity) => most(&mut std::iter::once(capacity.qo_len)),
-        // an item has rows of one segment, of which there are fewer
-        None => match most(&mut plan.requests().segments.iter().map(|segment| segment.qo.len())) {
-            rows @ 0..=MAX_SPLIT_KV_ROWS => rows,
-            _ => most(&mut plan.schedule().items_of_workers().iter().map(|item| item.qo.len())),
-        },
+        Some(capacity) => capacity.qo_len,
+        None => {
+            // an item has rows of one segment, of which there are fewer
+            let of_segments = plan.requests().segments.iter().map(|segment| segment.qo.len()).max();
+            let is_few = |&tokens: &usize| tokens.saturating_mul(group) <= MAX_SPLIT_KV_ROWS;
+            let of_items = || plan.schedule().items_of_workers().iter().map(|item| item.qo.len()).max();
+            of_segments.filter(is_few).or_else(of_items).unwrap_or(0)
+        }
     };
-    match rows {
+    match tokens.saturating_mul(group) {
         0..=MAX_SPLIT_KV_ROWS => Bodies::SplitKv,
         // with other splits, the bits of a row do not depend on the other items
         ..=MAX_PAIRED_ROWS if plan.split() == Split::Balanced => Bodies::SplitKvPairs,
