@@ -16,6 +16,8 @@ const MIN_PIECE: usize = 8;
 const OVERHEAD: usize = 1;
 /// Cost of the start and the end of an item, while no other work fills them, in KV tiles; also the minimum length of a piece then.
 const EXPOSED: usize = 2;
+/// Cost of the partial states of a piece: they are written and merged. In KV tiles.
+const PARTIAL: usize = 4;
 
 /// A segment of many rows, and its query tiles in row order.
 struct ManyRowSegment {
@@ -119,7 +121,12 @@ fn pieces_of_like_units(segments: &[ManyRowSegment], units: usize, workers: usiz
     if 8 * shortest < 7 * longest {
         return None;
     }
-    let end = |pieces: usize| (units * pieces).div_ceil(workers) * (longest.div_ceil(pieces) + EXPOSED);
+    // rows with other segments have partial states in any case
+    let partial = if segments.iter().any(|segment| segment.shared) { 0 } else { PARTIAL };
+    let end = |pieces: usize| {
+        let fixed = EXPOSED + if pieces > 1 { partial } else { 0 };
+        (units * pieces).div_ceil(workers) * (longest.div_ceil(pieces) + fixed)
+    };
     (1..=(longest / EXPOSED).max(1)).min_by_key(|&pieces| end(pieces))
 }
 

@@ -326,11 +326,14 @@ fn runs_are_the_items_of_many_rows_in_order_of_cost() {
         let of_others = others.iter().map(|item| item.kv_heads.len() * item.kv.len()).sum::<usize>();
         let cost = units.values().map(|(_, tiles)| 1 + tiles).sum::<usize>();
         let share = (cost + of_others / draw.tiling.kv_tokens).div_ceil(many.workers);
-        // units of like length that are alone: the number of pieces that ends first, each with a start and an end of two tiles
+        // units of like length that are alone: the number of pieces that ends first. Each has a start and an end of two tiles, and costs
+        // four more if there are several.
         let tiles = || units.values().map(|(_, tiles)| *tiles);
         let (longest, shortest) = (tiles().max().unwrap_or(0), tiles().min().unwrap_or(0));
-        let end =
-            |pieces: usize| (units.len() * pieces).div_ceil(many.workers) * (longest.div_ceil(pieces) + 2);
+        let end = |pieces: usize| {
+            let fixed = if pieces > 1 { 6 } else { 2 };
+            (units.len() * pieces).div_ceil(many.workers) * (longest.div_ceil(pieces) + fixed)
+        };
         let first = (1..=(longest / 2).max(1)).min_by_key(|&pieces| end(pieces));
         let alike = others.is_empty() && 8 * shortest >= 7 * longest;
         if draw.split == Split::Balanced {
