@@ -162,15 +162,7 @@ fn is_sync(op: Op) -> bool {
                 )
         ),
         Op::Warp(op) => op == WarpOp::Sync,
-        Op::Copy(op) => matches!(
-            op,
-            CopyOp::AsyncCommit
-                | CopyOp::AsyncWait(_)
-                | CopyOp::AsyncArrive
-                | CopyOp::BulkCommit
-                | CopyOp::BulkWait(_)
-                | CopyOp::BulkWaitRead(_)
-        ),
+        Op::Copy(op) => matches!(op, CopyOp::AsyncCommit | CopyOp::AsyncWait(_) | CopyOp::AsyncArrive),
         Op::Matrix(op) => {
             matches!(op, MatrixOp::WgmmaFence | MatrixOp::WgmmaCommit | MatrixOp::WgmmaWait(_))
         }
@@ -182,8 +174,6 @@ fn is_sync(op: Op) -> bool {
 fn weaker(op: Op) -> Option<Op> {
     Some(match op {
         Op::Copy(CopyOp::AsyncWait(groups)) => Op::Copy(CopyOp::AsyncWait(groups + 1)),
-        Op::Copy(CopyOp::BulkWait(groups)) => Op::Copy(CopyOp::BulkWait(groups + 1)),
-        Op::Copy(CopyOp::BulkWaitRead(groups)) => Op::Copy(CopyOp::BulkWaitRead(groups + 1)),
         Op::Matrix(MatrixOp::WgmmaWait(groups)) => Op::Matrix(MatrixOp::WgmmaWait(groups + 1)),
         Op::Memory(MemoryOp::Load(space, element, count, Access::Ordered(scope))) => {
             Op::Memory(MemoryOp::Load(space, element, count, Access::Relaxed(scope)))
@@ -211,11 +201,8 @@ fn is_write(op: Op) -> bool {
             CopyOp::Async(..)
                 | CopyOp::AsyncUnless(..)
                 | CopyOp::BulkLoad
-                | CopyOp::BulkStore
-                | CopyOp::BulkReduceAddF32
                 | CopyOp::TensorLoad(..)
                 | CopyOp::TensorLoadMulticast(..)
-                | CopyOp::TensorStore(_)
         ),
         _ => false,
     }

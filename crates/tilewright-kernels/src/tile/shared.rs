@@ -97,22 +97,6 @@ impl<'k, T: Stored> SharedTile<'k, T> {
         }
     }
 
-    /// Stores the tile through a tensor map in boxes of one panel, in the bulk group of this thread.
-    #[track_caller]
-    pub fn store_columns(
-        self,
-        k: &'k Builder,
-        map: Value<'k, u64>,
-        column: Value<'k, u32>,
-        corner: &[Value<'k, u32>],
-    ) {
-        let _line = k.at_line(Location::caller());
-        for panel in 0..self.columns / PANEL {
-            let coordinates = [&[column + (panel * PANEL) as u32], corner].concat();
-            k.store_tensor(map, &coordinates, self.panel(panel));
-        }
-    }
-
     fn panel(self, panel: usize) -> Shared<'k, T> {
         self.memory.plus(panel * PANEL * self.rows)
     }

@@ -100,23 +100,6 @@ impl Builder {
         self.copy_op(CopyOp::BulkLoad, &operands);
     }
 
-    /// Copies `bytes`, a multiple of 16, in this thread's bulk group.
-    #[track_caller]
-    pub fn store_bulk<T: Scalar>(
-        &self,
-        to: Global<'_, T>,
-        from: Shared<'_, T>,
-        bytes: impl IntoOperand<u32>,
-    ) {
-        self.copy_op(CopyOp::BulkStore, &[&to.operands(), &from.operands(), &[bytes.into_operand()]]);
-    }
-
-    /// Like [`Builder::store_bulk`], but adds to the destination in f32.
-    #[track_caller]
-    pub fn add_bulk(&self, to: Global<'_, f32>, from: Shared<'_, f32>, bytes: impl IntoOperand<u32>) {
-        self.copy_op(CopyOp::BulkReduceAddF32, &[&to.operands(), &from.operands(), &[bytes.into_operand()]]);
-    }
-
     /// Loads a box of a tensor at `coordinates` (innermost first) and signals its bytes to `barrier`.
     #[track_caller]
     pub fn load_tensor<T: Scalar>(
@@ -136,19 +119,6 @@ impl Builder {
         self.copy_op(op, &[&to.operands(), &map, &barrier.0.operands(), &coordinates, &last]);
     }
 
-    /// Stores a box, in this thread's bulk group.
-    #[track_caller]
-    pub fn store_tensor<T: Scalar>(
-        &self,
-        map: Value<'_, u64>,
-        coordinates: &[Value<'_, u32>],
-        from: Shared<'_, T>,
-    ) {
-        let coordinates: Vec<Operand> = coordinates.iter().map(|at| at.operand).collect();
-        let map = [map.operand, Operand::Const(0)];
-        self.copy_op(CopyOp::TensorStore(coordinates.len()), &[&map, &from.operands(), &coordinates]);
-    }
-
     /// Prefetches a box into L2.
     #[track_caller]
     pub fn prefetch_tensor(&self, map: Value<'_, u64>, coordinates: &[Value<'_, u32>]) {
@@ -157,23 +127,5 @@ impl Builder {
             CopyOp::TensorPrefetch(coordinates.len()),
             &[&[map.operand, Operand::Const(0)], &coordinates],
         );
-    }
-
-    /// Commits this thread's pending bulk stores as a group.
-    #[track_caller]
-    pub fn commit_bulk(&self) {
-        self.copy_op(CopyOp::BulkCommit, &[]);
-    }
-
-    /// Waits until at most `incomplete` of this thread's most recent bulk groups still write.
-    #[track_caller]
-    pub fn wait_bulk(&self, incomplete: usize) {
-        self.copy_op(CopyOp::BulkWait(incomplete), &[]);
-    }
-
-    /// Waits until at most `incomplete` of this thread's most recent bulk groups still read shared memory.
-    #[track_caller]
-    pub fn wait_bulk_read(&self, incomplete: usize) {
-        self.copy_op(CopyOp::BulkWaitRead(incomplete), &[]);
     }
 }

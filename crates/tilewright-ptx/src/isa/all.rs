@@ -132,11 +132,8 @@ fn copies() -> Vec<CopyOp> {
         all.extend([1, 2, 3, 4, 5].map(|dims| CopyOp::TensorLoadMulticast(dims, policy)));
     }
     all.extend([CopyOp::AsyncCommit, CopyOp::AsyncWait(1), CopyOp::AsyncArrive]);
-    all.extend([CopyOp::BulkLoad, CopyOp::BulkStore, CopyOp::BulkReduceAddF32]);
-    for dims in 1..=5 {
-        all.extend([CopyOp::TensorStore(dims), CopyOp::TensorPrefetch(dims)]);
-    }
-    all.extend([CopyOp::BulkCommit, CopyOp::BulkWait(1), CopyOp::BulkWaitRead(0)]);
+    all.push(CopyOp::BulkLoad);
+    all.extend([1, 2, 3, 4, 5].map(CopyOp::TensorPrefetch));
     all
 }
 

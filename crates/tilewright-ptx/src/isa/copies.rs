@@ -33,26 +33,13 @@ pub enum CopyOp {
     /// Copies bytes, a multiple of 16, from global to shared memory and signals them to the mbarrier. Operands:
     /// `[shared + offset]`, `[global + offset]`, bytes, `[mbarrier + offset]`.
     BulkLoad,
-    /// Copies from shared to global memory in this thread's bulk group. Operands: `[global + offset]`, `[shared + offset]`,
-    /// bytes.
-    BulkStore,
-    /// Like `BulkStore`, but adds to the destination in f32.
-    BulkReduceAddF32,
     /// Loads a box of a tensor with this many dimensions into shared memory. Operands: `[shared + offset]`, `[map + offset]`,
     /// `[mbarrier + offset]`, coordinates, innermost first.
     TensorLoad(usize, Policy),
     /// Like `TensorLoad`, to the same offset of every CTA in a bitmask, which is one more operand before that.
     TensorLoadMulticast(usize, Policy),
-    /// Stores a box in this thread's bulk group. Operands: `[map + offset]`, `[shared + offset]`, coordinates.
-    TensorStore(usize),
     /// Prefetches a box into L2. Operands: `[map + offset]`, coordinates.
     TensorPrefetch(usize),
-    /// Commits this thread's pending bulk stores as a group.
-    BulkCommit,
-    /// Waits until at most this many of the thread's most recent bulk groups still write.
-    BulkWait(usize),
-    /// Waits until at most this many of the thread's most recent bulk groups still read shared memory.
-    BulkWaitRead(usize),
 }
 
 impl Policy {
@@ -98,24 +85,8 @@ impl CopyOp {
                 "sm_90",
             )
             .operands([shared, global, Value(B32), shared]),
-            Self::BulkStore => {
-                Form::new("cp.async.bulk.global.shared::cta.bulk_group $0, $2, $4", "8.0", "sm_90")
-                    .operands([global, shared, Value(B32)])
-            }
-            Self::BulkReduceAddF32 => Form::new(
-                "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 $0, $2, $4",
-                "8.0",
-                "sm_90",
-            )
-            .operands([global, shared, Value(B32)]),
-            Self::TensorLoad(dims, _)
-            | Self::TensorLoadMulticast(dims, _)
-            | Self::TensorStore(dims)
-            | Self::TensorPrefetch(dims) => self.tensor_form(dims),
-            Self::BulkCommit => Form::new("cp.async.bulk.commit_group", "8.0", "sm_90"),
-            Self::BulkWait(count) => Form::new(format!("cp.async.bulk.wait_group {count}"), "8.0", "sm_90"),
-            Self::BulkWaitRead(count) => {
-                Form::new(format!("cp.async.bulk.wait_group.read {count}"), "8.0", "sm_90")
+            Self::TensorLoad(dims, _) | Self::TensorLoadMulticast(dims, _) | Self::TensorPrefetch(dims) => {
+                self.tensor_form(dims)
             }
         }
     }
@@ -138,11 +109,6 @@ impl CopyOp {
                 let spelling = format!("{words} $0, [$#2, $*6:{}], $4, ${}{last}", 6 + dims, 6 + dims);
                 let operands = coordinates(&[shared, global, shared]).into_iter();
                 (spelling, operands.chain([Value(B16)]).chain(operand).collect())
-            }
-            Self::TensorStore(_) => {
-                let words = "global.shared::cta.bulk_group";
-                let spelling = format!("cp.async.bulk.tensor.{dims}d.{words} [$#0, $*4:{}], $2", 4 + dims);
-                (spelling, coordinates(&[global, shared]))
             }
             _ => {
                 let words = "L2.global";

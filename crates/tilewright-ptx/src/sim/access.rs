@@ -285,7 +285,7 @@ fn word(bytes: &[u8]) -> u64 {
 }
 
 /// The new value of an atomic.
-pub(super) fn apply_atomic(op: AtomicOp, a: u64, b: u64, c: u64) -> u64 {
+fn apply_atomic(op: AtomicOp, a: u64, b: u64, c: u64) -> u64 {
     let pure = |op: PureOp| op.eval([&[a; 32], &[b; 32], &[0; 32], &[0; 32]])[0];
     match op {
         AtomicOp::AddU32 => pure(PureOp::AddU32),

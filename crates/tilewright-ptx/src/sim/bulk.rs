@@ -1,16 +1,16 @@
-//! Bulk and tensor copies: loads that complete on an mbarrier, stores in bulk groups of their thread.
+//! Bulk and tensor loads, which complete on an mbarrier.
 //!
 //! Loads may copy uninitialized global memory, such as rows after a tensor's last. Only a later read of these bytes is a fault.
 
 use super::{
     copies::ChunkSpec,
-    exec::{Exec, Next},
+    exec::Exec,
     fault::{FaultCause, FaultKind},
-    flight::{AsyncCopy, CopyKind, finish, finish_reads},
+    flight::CopyKind,
     lower::{Range, SHARED_BASE},
     shadow::Mark,
     tensor::TensorMap,
-    world::{Agent, MemoryLocation},
+    world::MemoryLocation,
 };
 use crate::isa::memory::Space;
 
@@ -29,7 +29,6 @@ impl Exec<'_, '_> {
         &mut self,
         (shared, global): (u64, u64),
         bytes: u64,
-        load: bool,
         lane: usize,
     ) -> Result<Vec<ChunkSpec>, FaultCause> {
         self.faulting_lanes = 1 << lane;
@@ -45,10 +44,9 @@ impl Exec<'_, '_> {
                 return Err((FaultKind::Misaligned, message));
             }
         }
-        let here = self.locate(if load { Space::Cluster } else { Space::Shared }, shared, bytes as usize)?;
-        let there = self.locate(Space::Global, global, bytes as usize)?;
+        let to = self.locate(Space::Cluster, shared, bytes as usize)?;
+        let from = self.locate(Space::Global, global, bytes as usize)?;
         self.faulting_lanes = self.mask;
-        let (from, to) = if load { (there, here) } else { (here, there) };
         Ok((0..bytes as usize).step_by(16).map(|at| (Some(from.plus(at)), to.plus(at), (16, 16))).collect())
     }
 
@@ -57,7 +55,7 @@ impl Exec<'_, '_> {
         let barriers = self.addresses(operands, 5, false);
         for lane in self.active() {
             let bytes = self.operand(operands, 4)[lane];
-            let chunks = self.bulk_chunks((shared[lane], global[lane]), bytes, true, lane)?;
+            let chunks = self.bulk_chunks((shared[lane], global[lane]), bytes, lane)?;
             let barrier = self.find_mbarrier(barriers[lane], true, lane)?;
             self.start_load(&chunks, barrier, lane)?;
         }
@@ -79,7 +77,7 @@ impl Exec<'_, '_> {
                 false => 0,
             };
             let barrier = self.find_mbarrier(barriers[lane], true, lane)?;
-            let chunks = self.box_chunks(&map, (operands, 6, dims), shared[lane], lane)?;
+            let chunks = self.box_chunks(&map, (operands, dims), shared[lane], lane)?;
             if !multicast {
                 self.start_load(&chunks, barrier, lane)?;
                 continue;
@@ -108,7 +106,7 @@ impl Exec<'_, '_> {
     fn box_chunks(
         &mut self,
         map: &TensorMap,
-        (operands, first, dims): (Range, usize, usize),
+        (operands, dims): (Range, usize),
         shared: u64,
         lane: usize,
     ) -> Result<Vec<ChunkSpec>, FaultCause> {
@@ -122,7 +120,7 @@ impl Exec<'_, '_> {
             return Err((FaultKind::Misaligned, message));
         }
         let coordinates: Vec<i32> =
-            (0..dims).map(|at| (self.operand(operands, first + at)[lane] as u32).cast_signed()).collect();
+            (0..dims).map(|at| (self.operand(operands, 6 + at)[lane] as u32).cast_signed()).collect();
         let segments = map.segments(&coordinates, shared as u32);
         let mut chunks = Vec::with_capacity(segments.len());
         for segment in segments {
@@ -209,97 +207,6 @@ impl Exec<'_, '_> {
                 Err(unfenced(&self.world.name(location), &self.world.line(mark.pc)))
             }
         }
-    }
-
-    pub(super) fn bulk_store(&mut self, operands: Range, add: bool) -> Result<(), FaultCause> {
-        let (global, shared) = (self.addresses(operands, 0, true), self.addresses(operands, 2, false));
-        for lane in self.active() {
-            let bytes = self.operand(operands, 4)[lane];
-            let chunks = self.bulk_chunks((shared[lane], global[lane]), bytes, false, lane)?;
-            self.start_store(&chunks, add, lane)?;
-        }
-        Ok(())
-    }
-
-    pub(super) fn tensor_store(&mut self, operands: Range, dims: usize) -> Result<(), FaultCause> {
-        let (maps, shared) = (self.addresses(operands, 0, true), self.addresses(operands, 2, false));
-        for lane in self.active() {
-            let map = self.tensor_map(maps[lane])?;
-            let chunks = self.box_chunks(&map, (operands, 4, dims), shared[lane], lane)?;
-            let inside =
-                chunks.into_iter().filter_map(|(global, shared, bytes)| Some((Some(shared), global?, bytes)));
-            let chunks: Vec<ChunkSpec> = inside.collect();
-            self.start_store(&chunks, false, lane)?;
-        }
-        Ok(())
-    }
-
-    fn start_store(&mut self, chunks: &[ChunkSpec], add: bool, lane: usize) -> Result<(), FaultCause> {
-        let bulks = self.cluster.agent(Agent::Bulks(self.rank, self.warp.index)) + lane as u32;
-        let reads = self.cluster.agent(Agent::Reads(self.rank, self.warp.index)) + lane as u32;
-        let batch = self.warp.bulks[lane].open;
-        let mine = self.mark(lane, 0);
-        let write = Mark { thread: bulks, count: batch, strength: if add { 3 } else { 0 }, ..mine };
-        let read = Mark { thread: reads, count: batch, ..mine };
-        for &(from, to, (bytes, _)) in chunks {
-            if let Some(from) = from {
-                self.check_proxy(from, bytes, lane)?;
-                self.record_access(false, (from, bytes), lane, read)?;
-                self.read_bytes(from, bytes)?;
-            }
-            self.record_access(true, (to, bytes), lane, write)?;
-        }
-        self.warp.unread[lane] = Some((batch, self.pc));
-        self.issue_copy(CopyKind::Store { add }, self.rank, chunks, (1 << lane, batch));
-        Ok(())
-    }
-
-    pub(super) fn bulk_wait(&mut self, left: usize, only_read: bool) -> Result<Next, FaultCause> {
-        let (rank, warp) = (self.rank, self.warp.index);
-        let bulks = self.cluster.agent(Agent::Bulks(rank, warp));
-        let reads = self.cluster.agent(Agent::Reads(rank, warp));
-        for lane in self.active() {
-            let bound =
-                if only_read { self.warp.reads[lane].bound(left) } else { self.warp.bulks[lane].bound(left) };
-            let Some(bound) = bound else { continue };
-            let waited = |copy: &AsyncCopy| {
-                matches!(copy.kind, CopyKind::Store { .. })
-                    && (copy.warp, copy.lanes) == (warp, 1 << lane)
-                    && copy.batch <= bound
-            };
-            if self.cluster.ctas[rank].in_flight.iter().any(waited) && self.world.rng.once_in(2) {
-                return Ok(Next::Yield);
-            }
-            if only_read {
-                finish_reads(self.world, self.cluster, rank, waited);
-            } else {
-                finish(self.world, self.cluster, rank, waited)
-                    .map_err(|fault| (fault.kind, fault.message))?;
-                self.warp.bulks[lane].forget(bound);
-                self.order_batch(lane, bulks + lane as u32, bound);
-            }
-            self.warp.reads[lane].forget(bound);
-            self.order_batch(lane, reads + lane as u32, bound);
-            if self.warp.unread[lane].is_some_and(|(batch, _)| batch <= bound) {
-                self.warp.unread[lane] = None;
-            }
-        }
-        Ok(Next::Advance)
-    }
-
-    /// Checks at thread exit that all bulk stores have read their shared memory.
-    pub(super) fn check_unread(&mut self) -> Result<(), FaultCause> {
-        for lane in self.active() {
-            if let Some((_, pc)) = self.warp.unread[lane] {
-                self.faulting_lanes = 1 << lane;
-                let message = format!(
-                    "the thread ends before it waited for the bulk store of {} to have read its shared memory",
-                    self.world.line(pc)
-                );
-                return Err((FaultKind::InFlight, message));
-            }
-        }
-        Ok(())
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Every thread counts its releases (arrivals, fences, barriers). An access is marked with the thread and its count. It happens
 //! before another thread's access if that thread's vector clock has a greater count for the first thread. Asynchronous agents
-//! have indices after the threads: a bulk load is marked with its mbarrier and phase, a store with its thread's group.
+//! have indices after the threads: a bulk load is marked with its mbarrier and phase.
 
 use std::rc::Rc;
 

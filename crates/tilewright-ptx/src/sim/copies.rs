@@ -27,23 +27,14 @@ impl Exec<'_, '_> {
             CopyOp::AsyncWait(left) => return self.async_wait(left),
             CopyOp::AsyncArrive => self.async_arrive(operands)?,
             CopyOp::BulkLoad => self.bulk_load(operands)?,
-            CopyOp::BulkStore => self.bulk_store(operands, false)?,
-            CopyOp::BulkReduceAddF32 => self.bulk_store(operands, true)?,
             CopyOp::TensorLoad(dims, _) => self.tensor_load(operands, dims, false)?,
             CopyOp::TensorLoadMulticast(dims, _) => self.tensor_load(operands, dims, true)?,
-            CopyOp::TensorStore(dims) => self.tensor_store(operands, dims)?,
             CopyOp::TensorPrefetch(_) => {
                 let maps = self.addresses(operands, 0, true);
                 for lane in self.active() {
                     self.tensor_map(maps[lane])?;
                 }
             }
-            CopyOp::BulkCommit => self.active().for_each(|lane| {
-                self.warp.bulks[lane].commit();
-                self.warp.reads[lane].commit();
-            }),
-            CopyOp::BulkWait(left) => return self.bulk_wait(left, false),
-            CopyOp::BulkWaitRead(left) => return self.bulk_wait(left, true),
         }
         Ok(Next::Advance)
     }
@@ -55,8 +46,7 @@ impl Exec<'_, '_> {
         chunks: &[ChunkSpec],
         (lanes, batch): (u32, u32),
     ) {
-        let chunk =
-            |&(from, to, (bytes, read)): &ChunkSpec| CopyChunk { from, to, bytes, read, snapshot: None };
+        let chunk = |&(from, to, (bytes, read)): &ChunkSpec| CopyChunk { from, to, bytes, read };
         let copy = AsyncCopy {
             kind,
             chunks: chunks.iter().map(chunk).collect(),
@@ -149,7 +139,7 @@ impl Exec<'_, '_> {
     }
 
     /// Orders a batch before the lane's next accesses, after its wait.
-    pub(super) fn order_batch(&mut self, lane: usize, thread: u32, batch: u32) {
+    fn order_batch(&mut self, lane: usize, thread: u32, batch: u32) {
         let id = self.cluster.id;
         self.warp.clocks.change(1 << lane, |clock| clock.raise(id, thread as usize, batch + 1));
     }

@@ -112,7 +112,6 @@ impl Exec<'_, '_> {
             }
             Code::Op(op, results, operands) => self.op(op, results, operands)?,
             Code::End => {
-                self.check_unread()?;
                 self.warp.groups.swap_remove(self.group);
                 self.world.progress += 1;
                 if !self.warp.live() {

@@ -1,11 +1,9 @@
 //! Asynchronous copies in flight. Their chunks arrive one by one, at times and in an order that depend on the seed.
 
 use super::{
-    access::apply_atomic,
     fault::{Fault, FaultCause},
     world::{Cluster, MemoryLocation, World},
 };
-use crate::isa::memory::AtomicOp;
 
 /// A chunk of a copy, at most 16 bytes.
 #[derive(Debug, Clone, Copy)]
@@ -16,8 +14,6 @@ pub(super) struct CopyChunk {
     pub(super) bytes: usize,
     /// Bytes that are read; the rest is 0.
     pub(super) read: usize,
-    /// The source bytes and a mask of the initialized ones, if already read.
-    pub(super) snapshot: Option<([u8; 16], u16)>,
 }
 
 /// The completion mechanism of a copy.
@@ -29,8 +25,6 @@ pub(super) enum CopyKind {
     Async,
     /// An mbarrier receives an arrival after all `cp.async` of the lane up to the batch.
     Arrival { barrier: (usize, u32), agent: u32 },
-    /// Its lane waits for the batch, or for the batch's reads.
-    Store { add: bool },
 }
 
 /// An asynchronous copy in flight.
@@ -54,9 +48,6 @@ impl AsyncCopy {
 }
 
 fn read(world: &World<'_>, cluster: &Cluster, chunk: &CopyChunk) -> ([u8; 16], u16) {
-    if let Some(snapshot) = chunk.snapshot {
-        return snapshot;
-    }
     let zeros = ([0; 16], !0);
     match chunk.from {
         _ if chunk.read == 0 => zeros,
@@ -72,26 +63,10 @@ fn read(world: &World<'_>, cluster: &Cluster, chunk: &CopyChunk) -> ([u8; 16], u
 }
 
 /// Writes one chunk to its destination.
-fn write_chunk(world: &mut World<'_>, cluster: &mut Cluster, chunk: &CopyChunk, add: bool) {
-    let mut found = read(world, cluster, chunk);
+fn write_chunk(world: &mut World<'_>, cluster: &mut Cluster, chunk: &CopyChunk) {
+    let found = read(world, cluster, chunk);
     match chunk.to {
         MemoryLocation::Global(location) => {
-            if add {
-                let (old, known) = world.memory.peek(location, chunk.bytes);
-                for at in (0..chunk.bytes).step_by(4) {
-                    let word = |bytes: &[u8; 16]| {
-                        u64::from(u32::from_le_bytes([
-                            bytes[at],
-                            bytes[at + 1],
-                            bytes[at + 2],
-                            bytes[at + 3],
-                        ]))
-                    };
-                    let sum = apply_atomic(AtomicOp::AddF32, word(&old), word(&found.0), 0) as u32;
-                    found.0[at..at + 4].copy_from_slice(&sum.to_le_bytes());
-                }
-                found.1 &= known;
-            }
             world.memory.poke(location, chunk.bytes, &found);
         }
         MemoryLocation::Shared(rank, offset) => cluster.ctas[rank].shared.poke(offset, chunk.bytes, &found),
@@ -119,12 +94,11 @@ pub(super) fn advance(
         return Ok(false);
     }
     world.progress += 1;
-    let add = copy.kind == CopyKind::Store { add: true };
     let mut arrived = 0;
     for _ in 0..count.min(copy.chunks.len()) {
         let next = world.rng.below(copy.chunks.len());
         let chunk = copy.chunks.swap_remove(next);
-        write_chunk(world, cluster, &chunk, add);
+        write_chunk(world, cluster, &chunk);
         arrived += chunk.bytes;
     }
     let over = copy.chunks.is_empty();
@@ -173,7 +147,7 @@ fn signal(
             }
             cluster.signal(barrier.0, barrier.1, 1, 0)
         }
-        CopyKind::Async | CopyKind::Store { .. } => Ok(false),
+        CopyKind::Async => Ok(false),
     }
 }
 
@@ -193,20 +167,4 @@ pub(super) fn finish(
         let at = chosen[world.rng.below(chosen.len())];
         advance(world, cluster, rank, at, usize::MAX)?;
     }
-}
-
-/// Completes the pending reads of all stores of a CTA selected by `which`.
-pub(super) fn finish_reads(
-    world: &World<'_>,
-    cluster: &mut Cluster,
-    rank: usize,
-    which: impl Fn(&AsyncCopy) -> bool,
-) {
-    let mut in_flight = std::mem::take(&mut cluster.ctas[rank].in_flight);
-    for copy in in_flight.iter_mut().filter(|copy| which(copy)) {
-        for chunk in &mut copy.chunks {
-            chunk.snapshot = Some(read(world, cluster, chunk));
-        }
-    }
-    cluster.ctas[rank].in_flight = in_flight;
 }

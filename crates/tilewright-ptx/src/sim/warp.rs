@@ -105,12 +105,8 @@ pub(super) struct Warp {
     pub(super) clocks: WarpClocks,
     /// Whether some group may be able to run.
     pub(super) awake: bool,
-    /// Groups of `cp.async`, of bulk stores, and of the stores' reads.
+    /// Groups of `cp.async` per lane.
     pub(super) copies: Vec<Batches>,
-    pub(super) bulks: Vec<Batches>,
-    pub(super) reads: Vec<Batches>,
-    /// Per lane, the last bulk store without a wait for its reads: batch and step.
-    pub(super) unread: Vec<Option<(u32, u32)>>,
     pub(super) wgmma: WgmmaState,
     pub(super) fence_releases: Vec<Option<Rc<FenceRelease>>>,
     /// Clocks of relaxed loads, acquired by the next fence.
@@ -164,9 +160,6 @@ impl Warp {
             clocks: WarpClocks::new(cluster),
             awake: true,
             copies: vec![Batches { open: 1, ..Batches::default() }; 32],
-            bulks: vec![Batches { open: 1, ..Batches::default() }; 32],
-            reads: vec![Batches { open: 1, ..Batches::default() }; 32],
-            unread: vec![None; 32],
             wgmma,
             fence_releases: vec![None; 32],
             pending_acquires: Vec::new(),

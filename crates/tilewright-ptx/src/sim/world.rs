@@ -53,10 +53,6 @@ pub(super) enum Agent {
     Mbarrier(usize, u32),
     /// `cp.async` of a warp's lanes, by rank and warp.
     Copies(usize, u32),
-    /// Writes of bulk stores of a warp's lanes, by rank and warp.
-    Bulks(usize, u32),
-    /// Reads of bulk stores of a warp's lanes, by rank and warp.
-    Reads(usize, u32),
     /// Reads of `wgmma`, by rank and warpgroup.
     Warpgroup(usize, u32),
 }

@@ -54,18 +54,20 @@ fn spellings_are_parsed_into_tokens() {
         ],
     );
     check_tokens(
-        Op::Copy(CopyOp::TensorStore(2)),
+        Op::Copy(CopyOp::TensorLoad(2, Policy::Default)),
         &[
-            Word("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group ["),
-            Operand(0),
+            Word("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "),
+            Address(0),
+            Word(", ["),
+            Operand(2),
             Word(", "),
             Word("{"),
-            Operand(4),
+            Operand(6),
             Word(", "),
-            Operand(5),
+            Operand(7),
             Word("}"),
             Word("], "),
-            Address(2),
+            Address(4),
         ],
     );
 }

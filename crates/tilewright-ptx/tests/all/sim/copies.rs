@@ -1,14 +1,11 @@
 //! Asynchronous copies: groups, mbarriers, transaction counts, proxies.
 
-use super::{SEEDS, assert_fault, assert_fault_in, assert_output, assert_passes, kernel};
+use super::{assert_fault, assert_fault_in, assert_output, assert_passes, kernel};
 use tilewright_ptx::{
-    build::{Barrier, Builder, BulkOptions, GlobalToShared},
+    build::{Barrier, Builder, GlobalToShared},
     ir::Kernel,
     isa::sync::Fence,
-    sim::{
-        Arg, Fault, FaultKind, Launch, Memory,
-        tensor::{Swizzle, TensorMap},
-    },
+    sim::FaultKind,
 };
 
 /// 128 threads copy 16 bytes each by `cp.async` and read those of another.
@@ -184,11 +181,23 @@ fn a_stage_that_is_overwritten_while_it_is_read() {
     assert!(kinds.len() == 64 && kinds.contains(&FaultKind::Race), "{kinds:?}");
 }
 
-/// All threads write shared memory, and one thread stores it to global memory.
-fn store(fence: bool, barrier: bool, waits: bool, reuse: bool) -> Kernel {
+/// One thread loads 256 bytes over words that the threads wrote, and all threads read them.
+fn load_over(fence: bool, barrier: bool, by_copies: bool) -> Kernel {
     kernel(64, move |k| {
-        let (x, tile) = (k.global::<u32>("x"), k.shared::<u32>("tile", 64, 128));
-        tile.at(k.thread()).store(k.thread() + 1);
+        let (x, tile, ready) =
+            (k.global::<u32>("x"), k.shared::<u32>("tile", 64, 128), k.barriers("ready", 1));
+        k.when(k.thread().eq(0), || {
+            ready.init(1);
+            k.fence(Fence::MbarrierInit);
+        });
+        k.sync_threads();
+        if by_copies {
+            k.copy_async(GlobalToShared::new(tile.at(k.thread()), x.at(k.thread() + 64), 4), 4);
+            k.commit_copies();
+            k.wait_copies(0);
+        } else {
+            tile.at(k.thread()).store(k.thread() + 1);
+        }
         if fence {
             k.fence(Fence::ProxyAsyncShared);
         }
@@ -196,119 +205,45 @@ fn store(fence: bool, barrier: bool, waits: bool, reuse: bool) -> Kernel {
             k.sync_threads();
         }
         k.when(k.thread().eq(0), || {
-            k.store_bulk(x, tile, 256);
-            k.commit_bulk();
-            if waits {
-                k.wait_bulk_read(0);
-            }
+            ready.arrive_expecting(256);
+            k.load_bulk(tile, x, 256, ready);
         });
-        if reuse {
-            k.sync_threads();
-            tile.at(k.thread()).store(0);
-        }
-        k.when(k.thread().eq(0), || k.wait_bulk(0));
+        ready.wait(0);
+        x.at(k.thread() + 64).store(tile.at(k.thread()).load());
     })
 }
 
 #[test]
-fn bulk_stores() {
-    assert_output(&store(true, true, true, true), 1, &[0; 64], &(1..65).collect::<Vec<u32>>());
-    assert_fault(FaultKind::MissingProxyFence, &store(false, true, true, false), 1);
-    assert_fault_in(&[FaultKind::Race, FaultKind::Uninitialized], &store(true, false, true, false));
-    let fault = assert_fault(FaultKind::InFlight, &store(true, true, false, true), 1);
-    assert!(fault.message.contains("written while nobody waited"), "{fault}");
+fn bulk_loads_over_earlier_writes() {
+    let words: Vec<u32> = (0..128).collect();
+    let expected: Vec<u32> = (0..64).chain(0..64).collect();
+    for by_copies in [false, true] {
+        assert_output(&load_over(true, true, by_copies), 1, &words, &expected);
+        assert_fault(FaultKind::MissingProxyFence, &load_over(false, true, by_copies), 1);
+    }
+    assert_fault_in(&[FaultKind::Race, FaultKind::InFlight], &load_over(true, false, false));
 }
 
 #[test]
-fn async_copies_that_a_bulk_store_reads() {
-    let forward = |fence: bool| {
-        kernel(32, move |k| {
-            let (x, tile) = (k.global::<u32>("x"), k.shared::<u32>("tile", 32, 128));
-            k.copy_async(GlobalToShared::new(tile.at(k.thread()), x.at(k.thread()), 4), 4);
-            k.commit_copies();
-            k.wait_copies(0);
-            if fence {
-                k.fence(Fence::ProxyAsyncShared);
-            }
-            k.sync_warp();
+fn the_source_of_a_bulk_load_is_overwritten() {
+    let overwrite = |waits: bool| {
+        kernel(64, move |k| {
+            let (x, tile, ready) =
+                (k.global::<u32>("x"), k.shared::<u32>("tile", 64, 128), k.barriers("ready", 1));
             k.when(k.thread().eq(0), || {
-                k.store_bulk(x.at(32), tile, 128);
-                k.commit_bulk();
-                k.wait_bulk(0);
-            });
-        })
-    };
-    let words: Vec<u32> = (0..64).collect();
-    assert_output(&forward(true), 1, &words, &(0..32).chain(0..32).collect::<Vec<u32>>());
-    assert_fault(FaultKind::MissingProxyFence, &forward(false), 1);
-}
-
-#[test]
-fn a_cta_that_exits_before_its_store_has_read() {
-    let store = |waits: bool| {
-        kernel(32, move |k| {
-            let (x, tile) = (k.global::<f32>("x"), k.shared::<f32>("tile", 4, 128));
-            k.when(k.thread().eq(0), || {
-                for at in 0..4 {
-                    tile.at(at).store(1.0);
-                }
-                k.fence(Fence::ProxyAsyncShared);
-                k.add_bulk(x, tile, 16);
-                k.commit_bulk();
+                ready.init(1);
+                k.fence(Fence::MbarrierInit);
+                ready.arrive_expecting(256);
+                k.load_bulk(tile, x, 256, ready);
                 if waits {
-                    k.wait_bulk_read(0);
+                    ready.wait(0);
                 }
+                x.store(0);
+                ready.wait(0);
             });
         })
     };
-    assert_fault(FaultKind::InFlight, &store(false), 3);
-    assert_output(&store(true), 3, &[0; 4], &[3.0_f32.to_bits(); 4]);
-}
-
-fn run_tensor(kernel: &Kernel, seed: u64) -> Result<Vec<u32>, Fault> {
-    let mut memory = Memory::new();
-    let words: Vec<u32> = (0..24 * 10).collect();
-    let (x, out) = (memory.alloc_from(&words), memory.alloc_from(&[0_u32; 24 * 10]));
-    let map = |address| TensorMap {
-        element_bytes: 4,
-        address,
-        dims: vec![24, 10],
-        strides: vec![96],
-        box_dims: vec![32, 8],
-        swizzle: Swizzle::B128,
-    };
-    let args = [Arg::TensorMap(map(x).into()), Arg::TensorMap(map(out).into())];
-    Launch { kernel, grid: [1, 1, 1], args: &args, seed }.run(&mut memory)?;
-    memory.read(out, 240)
-}
-
-#[test]
-fn boxes_of_tensors() {
-    // rows 4..12 go to rows 2..10, three columns to the left; out of bounds, loads give 0 and stores are skipped
-    let kernel = kernel(32, |k| {
-        let (from, to) = (k.tensor_map("x"), k.tensor_map("out"));
-        let (tile, ready) = (k.shared::<u32>("tile", 256, 1024), k.barriers("ready", 1));
-        k.when(k.thread().eq(0), || {
-            ready.init(1);
-            k.fence(Fence::MbarrierInit);
-            ready.arrive_expecting(1024);
-            k.prefetch_tensor_map(from);
-            let at = |x: u32, y: u32| [k.constant(x), k.constant(y)];
-            k.load_tensor(tile, (from, &at(3, 4)), ready, BulkOptions::default());
-            ready.wait(0);
-            k.store_tensor(to, &at(0, 2), tile);
-            k.commit_bulk();
-            k.wait_bulk(0);
-        });
-    });
-    let mut expected = vec![0; 240];
-    for row in 0..6 {
-        for column in 0..21 {
-            expected[(row + 2) * 24 + column] = ((row + 4) * 24 + column + 3) as u32;
-        }
-    }
-    for seed in 0..SEEDS {
-        let found = run_tensor(&kernel, seed).unwrap_or_else(|fault| panic!("seed {seed}: {fault}"));
-        assert_eq!(found, expected, "seed {seed}");
-    }
+    assert_passes(&overwrite(true), 1);
+    let fault = assert_fault(FaultKind::InFlight, &overwrite(false), 1);
+    assert!(fault.message.contains("written while nobody waited"), "{fault}");
 }
