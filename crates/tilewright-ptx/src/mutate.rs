@@ -124,7 +124,7 @@ fn edits(inst: &Inst) -> Vec<Edit> {
     if is_sync(inst.op) {
         edits.push(edit(Kind::RemoveSync, None));
     }
-    if matches!(inst.op, Op::Sync(SyncOp::Mbarrier(MbarrierOp::TryWait | MbarrierOp::TestWait))) {
+    if matches!(inst.op, Op::Sync(SyncOp::Mbarrier(MbarrierOp::TryWait))) {
         let operands = vec![Operand::Const(1)];
         edits
             .push(edit(Kind::RemoveSync, Some(Inst { op: Op::Move(Class::Pred), operands, ..inst.clone() })));
@@ -154,12 +154,7 @@ fn is_sync(op: Op) -> bool {
                 | SyncOp::ClusterArriveRelaxed
                 | SyncOp::ClusterWait
                 | SyncOp::WaitForPrerequisites
-                | SyncOp::Mbarrier(
-                    MbarrierOp::Arrive
-                        | MbarrierOp::ArriveRemote
-                        | MbarrierOp::ArriveExpect
-                        | MbarrierOp::Expect
-                )
+                | SyncOp::Mbarrier(MbarrierOp::Arrive | MbarrierOp::ArriveExpect)
         ),
         Op::Warp(op) => op == WarpOp::Sync,
         Op::Copy(op) => matches!(op, CopyOp::AsyncCommit | CopyOp::AsyncWait(_) | CopyOp::AsyncArrive),

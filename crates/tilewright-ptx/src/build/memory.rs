@@ -8,7 +8,7 @@ use crate::{
         copies::Policy,
         memory::{Access, AtomicOp, Element, Eviction, MemoryOp, Order, Scope, Space},
         pure::PureOp,
-        types::{Bf16x2, Class, E4m3x2, E5m2x2, F16x2, Scalar},
+        types::{Bf16x2, Class, E4m3x2, F16x2, Scalar},
     },
 };
 use half::{bf16, f16};
@@ -28,7 +28,7 @@ macro_rules! stored {
     )*};
 }
 stored!(
-    u16: B16, i16: B16, f16: B16, bf16: B16, E4m3x2: B16, E5m2x2: B16, u32: B32, i32: B32, f32: B32, F16x2: B32, Bf16x2: B32,
+    u16: B16, i16: B16, f16: B16, bf16: B16, E4m3x2: B16, u32: B32, i32: B32, f32: B32, F16x2: B32, Bf16x2: B32,
     u64: B64, i64: B64, f64: B64
 );
 

@@ -168,13 +168,6 @@ impl<'k> Barrier<'k> {
         Self(self.0.at(index))
     }
 
-    /// The corresponding mbarrier of another CTA of the cluster.
-    #[must_use]
-    #[track_caller]
-    pub fn of_cta(self, rank: impl IntoOperand<u32>) -> Self {
-        Self(self.0.of_cta(rank))
-    }
-
     /// The shared-memory address.
     #[track_caller]
     pub fn address(self) -> Value<'k, u32> {
@@ -195,13 +188,6 @@ impl<'k> Barrier<'k> {
         self.emit(MbarrierOp::Init, &[arrivals.into_operand()]);
     }
 
-    /// Invalidates the mbarrier, so its memory can be reused. One thread calls it after all waits.
-    #[track_caller]
-    pub fn invalidate(self) {
-        let _line = self.0.builder().at_line(Location::caller());
-        self.emit(MbarrierOp::Invalidate, &[]);
-    }
-
     /// Arrives once.
     #[track_caller]
     pub fn arrive(self) {
@@ -214,13 +200,6 @@ impl<'k> Barrier<'k> {
     pub fn arrive_expecting(self, bytes: impl IntoOperand<u32>) {
         let _line = self.0.builder().at_line(Location::caller());
         self.emit(MbarrierOp::ArriveExpect, &[bytes.into_operand()]);
-    }
-
-    /// Adds `bytes` to the phase's expected transaction count.
-    #[track_caller]
-    pub fn expect(self, bytes: impl IntoOperand<u32>) {
-        let _line = self.0.builder().at_line(Location::caller());
-        self.emit(MbarrierOp::Expect, &[bytes.into_operand()]);
     }
 
     /// Returns whether the phase with this parity has completed.

@@ -28,7 +28,7 @@ pub fn all() -> Vec<Op> {
 }
 
 fn memory() -> Vec<MemoryOp> {
-    let elements = [Element::U8, Element::S8, Element::B16, Element::B32, Element::B64];
+    let elements = [Element::U8, Element::B16, Element::B32, Element::B64];
     let mut all = Vec::new();
     for space in [Space::Global, Space::Shared, Space::Cluster] {
         for (element, count) in elements.iter().flat_map(|&element| [1, 2, 4].map(|count| (element, count))) {
@@ -73,36 +73,16 @@ fn warp() -> Vec<WarpOp> {
     use WarpReduction::{Add, And, MaxS32, MaxU32, MinS32, MinU32, Or, Xor};
     let shuffles = [Shuffle::Index, Shuffle::Butterfly, Shuffle::Up, Shuffle::Down].map(WarpOp::Shuffle);
     let reductions = [Add, MinU32, MaxU32, MinS32, MaxS32, And, Or, Xor].map(WarpOp::Reduce);
-    let others = [
-        WarpOp::Ballot,
-        WarpOp::Any,
-        WarpOp::All,
-        WarpOp::Match,
-        WarpOp::Elect,
-        WarpOp::Sync,
-        WarpOp::ActiveMask,
-    ];
+    let others = [WarpOp::Ballot, WarpOp::Any, WarpOp::All, WarpOp::Elect, WarpOp::Sync];
     shuffles.into_iter().chain(reductions).chain(others).collect()
 }
 
 fn sync() -> Vec<SyncOp> {
-    use Special::{
-        Block, Clock, Cluster, ClusterRank, ClusterSize, Cta, GlobalTimer, Grid, Lane, Sm, Thread,
-    };
-    let axes = (0..3).flat_map(|axis| [Thread(axis), Cta(axis), Grid(axis), Block(axis)]);
-    let specials =
-        axes.chain([Lane, ClusterRank, ClusterSize, Cluster, GlobalTimer, Clock, Sm]).map(SyncOp::Special);
-    let mbarriers = [
-        MbarrierOp::Init,
-        MbarrierOp::Invalidate,
-        MbarrierOp::Arrive,
-        MbarrierOp::ArriveRemote,
-        MbarrierOp::ArriveExpect,
-        MbarrierOp::Expect,
-        MbarrierOp::TryWait,
-        MbarrierOp::TestWait,
-    ]
-    .map(SyncOp::Mbarrier);
+    use Special::{ClusterRank, Cta, GlobalTimer, Grid, Lane, Thread};
+    let axes = (0..3).flat_map(|axis| [Thread(axis), Cta(axis), Grid(axis)]);
+    let specials = axes.chain([Lane, ClusterRank, GlobalTimer]).map(SyncOp::Special);
+    let mbarriers = [MbarrierOp::Init, MbarrierOp::Arrive, MbarrierOp::ArriveExpect, MbarrierOp::TryWait]
+        .map(SyncOp::Mbarrier);
     let fences = SCOPES.into_iter().flat_map(|scope| [Fence::AcqRel(scope), Fence::SeqCst(scope)]);
     let fences =
         fences.chain([Fence::ProxyAsyncShared, Fence::ProxyAsync, Fence::MbarrierInit]).map(SyncOp::Fence);

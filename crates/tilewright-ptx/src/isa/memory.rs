@@ -39,8 +39,6 @@ impl Space {
 pub enum Element {
     /// A byte, zero-extended to 32 bits.
     U8,
-    /// A byte, sign-extended to 32 bits.
-    S8,
     /// 16 bits.
     B16,
     /// 32 bits.
@@ -53,7 +51,7 @@ impl Element {
     /// Bytes in memory.
     pub fn bytes(self) -> usize {
         match self {
-            Self::U8 | Self::S8 => 1,
+            Self::U8 => 1,
             Self::B16 => 2,
             Self::B32 => 4,
             Self::B64 => 8,
@@ -64,7 +62,7 @@ impl Element {
     pub fn class(self) -> Class {
         match self {
             Self::B16 => B16,
-            Self::U8 | Self::S8 | Self::B32 => B32,
+            Self::U8 | Self::B32 => B32,
             Self::B64 => B64,
         }
     }
@@ -72,7 +70,6 @@ impl Element {
     fn ptx(self) -> &'static str {
         match self {
             Self::U8 => "u8",
-            Self::S8 => "s8",
             Self::B16 => "b16",
             Self::B32 => "b32",
             Self::B64 => "b64",

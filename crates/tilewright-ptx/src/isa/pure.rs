@@ -6,7 +6,7 @@
 
 use super::{
     semantics::*,
-    types::{Bf16x2, Class, E4m3x2, E5m2x2, F16x2, Scalar, Since},
+    types::{Bf16x2, Class, E4m3x2, F16x2, Scalar, Since},
 };
 use half::{bf16, f16};
 
@@ -99,18 +99,11 @@ instructions! {
     SubI64         "sub.s64"                       (a: i64, b: i64) -> i64 [1.0 sm_50] { a.wrapping_sub(b) }
     MulI64         "mul.lo.s64"                    (a: i64, b: i64) -> i64 [1.0 sm_50] { a.wrapping_mul(b) }
     MadI64         "mad.lo.s64"                    (a: i64, b: i64, c: i64) -> i64 [1.0 sm_50] { a.wrapping_mul(b).wrapping_add(c) }
-    DivI64         "div.s64"                       (a: i64, b: i64) -> i64 [1.0 sm_50] { if b == 0 { -1 } else { a.wrapping_div(b) } }
-    RemI64         "rem.s64"                       (a: i64, b: i64) -> i64 [1.0 sm_50] { if b == 0 { a } else { a.wrapping_rem(b) } }
     MinI64         "min.s64"                       (a: i64, b: i64) -> i64 [1.0 sm_50] { a.min(b) }
     MaxI64         "max.s64"                       (a: i64, b: i64) -> i64 [1.0 sm_50] { a.max(b) }
     MulHiU32       "mul.hi.u32"                    (a: u32, b: u32) -> u32 [1.0 sm_50] { ((u64::from(a) * u64::from(b)) >> 32) as u32 }
-    MulWideU32     "mul.wide.u32"                  (a: u32, b: u32) -> u64 [1.0 sm_50] { u64::from(a) * u64::from(b) }
     MadWideU32     "mad.wide.u32"                  (a: u32, b: u32, c: u64) -> u64 [1.0 sm_50] { (u64::from(a) * u64::from(b)).wrapping_add(c) }
-    MulHiI32       "mul.hi.s32"                    (a: i32, b: i32) -> i32 [1.0 sm_50] { ((i64::from(a) * i64::from(b)) >> 32) as i32 }
-    MulWideI32     "mul.wide.s32"                  (a: i32, b: i32) -> i64 [1.0 sm_50] { i64::from(a) * i64::from(b) }
-    MadWideI32     "mad.wide.s32"                  (a: i32, b: i32, c: i64) -> i64 [1.0 sm_50] { (i64::from(a) * i64::from(b)).wrapping_add(c) }
     NegI32         "neg.s32"                       (a: i32) -> i32 [1.0 sm_50] { a.wrapping_neg() }
-    AbsI32         "abs.s32"                       (a: i32) -> i32 [1.0 sm_50] { a.wrapping_abs() }
 
     // Bits.
     AndB32         "and.b32"                       (a: u32, b: u32) -> u32 [1.0 sm_50] { a & b }
@@ -131,15 +124,10 @@ instructions! {
     ShrU64         "shr.u64"                       (a: u64, n: u32) -> u64 [1.0 sm_50] { a.checked_shr(n).unwrap_or(0) }
     ShrI32         "shr.s32"                       (a: i32, n: u32) -> i32 [1.0 sm_50] { a >> n.min(31) }
     ShrI64         "shr.s64"                       (a: i64, n: u32) -> i64 [1.0 sm_50] { a >> n.min(63) }
-    ShfL           "shf.l.wrap.b32"                (low: u32, high: u32, n: u32) -> u32 [3.1 sm_50] { ((concat_words(low, high) << (n & 31)) >> 32) as u32 }
-    ShfR           "shf.r.wrap.b32"                (low: u32, high: u32, n: u32) -> u32 [3.1 sm_50] { (concat_words(low, high) >> (n & 31)) as u32 }
     Prmt           "prmt.b32"                      (a: u32, b: u32, selector: u32) -> u32 [2.0 sm_50] { permute_bytes(a, b, selector) }
     Lop3           "lop3.b32"                      (a: u32, b: u32, c: u32, table: u32) -> u32 [4.3 sm_50] { lop3(a, b, c, table) }
     Bfe            "bfe.u32"                       (a: u32, at: u32, len: u32) -> u32 [2.0 sm_50] { extract(a, at, len) }
-    Bfi            "bfi.b32"                       (a: u32, b: u32, at: u32, len: u32) -> u32 [2.0 sm_50] { insert(a, b, at, len) }
-    Brev           "brev.b32"                      (a: u32) -> u32 [2.0 sm_50] { a.reverse_bits() }
     Clz            "clz.b32"                       (a: u32) -> u32 [2.0 sm_50] { a.leading_zeros() }
-    Popc           "popc.b32"                      (a: u32) -> u32 [2.0 sm_50] { a.count_ones() }
 
     // Comparisons (false for NaN) and selection.
     EqU32          "setp.eq.u32"                   (a: u32, b: u32) -> bool [1.0 sm_50] { a == b }
@@ -202,20 +190,14 @@ instructions! {
     MaxNanF32      "max.NaN.f32"                   (a: f32, b: f32) -> f32 [7.0 sm_80] { if a.is_nan() || b.is_nan() { f32::from_bits(0x7fff_ffff) } else { max_number(a, b) } }
     NegF32         "neg.f32"                       (a: f32) -> f32 [1.0 sm_50] { -a }
     AbsF32         "abs.f32"                       (a: f32) -> f32 [1.0 sm_50] { a.abs() }
-    CopysignF32    "copysign.f32"                  (sign: f32, a: f32) -> f32 [2.0 sm_50] { a.copysign(sign) }
     Ex2F32         "ex2.approx.ftz.f32"            (a: f32) -> f32 [1.4 sm_50] { flush(flush(a).exp2()) }
     Lg2F32         "lg2.approx.ftz.f32"            (a: f32) -> f32 [1.4 sm_50] { flush(flush(a).log2()) }
     RcpApproxF32   "rcp.approx.ftz.f32"            (a: f32) -> f32 [1.4 sm_50] { flush(flush(a).recip()) }
-    SqrtApproxF32  "sqrt.approx.ftz.f32"           (a: f32) -> f32 [1.4 sm_50] { flush(flush(a).sqrt()) }
     RsqrtApproxF32 "rsqrt.approx.ftz.f32"          (a: f32) -> f32 [1.4 sm_50] { flush(flush(a).sqrt().recip()) }
-    SinApproxF32   "sin.approx.ftz.f32"            (a: f32) -> f32 [1.4 sm_50] { flush(flush(a).sin()) }
-    CosApproxF32   "cos.approx.ftz.f32"            (a: f32) -> f32 [1.4 sm_50] { flush(flush(a).cos()) }
-    TanhApproxF32  "tanh.approx.f32"               (a: f32) -> f32 [7.0 sm_75] { a.tanh() }
 
     // f64, for frequency tables and long sums.
     AddF64         "add.rn.f64"                    (a: f64, b: f64) -> f64 [1.4 sm_50] { a + b }
     MulF64         "mul.rn.f64"                    (a: f64, b: f64) -> f64 [1.4 sm_50] { a * b }
-    FmaF64         "fma.rn.f64"                    (a: f64, b: f64, c: f64) -> f64 [1.4 sm_50] { a.mul_add(b, c) }
 
     // f16 and bf16, scalar and packed. Addition in f32 followed by rounding equals a single rounding (Figueroa).
     AddF16         "add.rn.f16"                    (a: f16, b: f16) -> f16 [4.2 sm_53] { f16::from_f32(a.to_f32() + b.to_f32()) }
@@ -225,7 +207,6 @@ instructions! {
     MinF16         "min.f16"                       (a: f16, b: f16) -> f16 [7.0 sm_80] { f16::from_f32(min_number(a.to_f32(), b.to_f32())) }
     MaxF16         "max.f16"                       (a: f16, b: f16) -> f16 [7.0 sm_80] { f16::from_f32(max_number(a.to_f32(), b.to_f32())) }
     NegF16         "neg.f16"                       (a: f16) -> f16 [6.0 sm_53] { -a }
-    AbsF16         "abs.f16"                       (a: f16) -> f16 [6.5 sm_53] { f16::from_bits(a.to_bits() & 0x7fff) }
     AddF16x2       "add.rn.f16x2"                  (a: F16x2, b: F16x2) -> F16x2 [4.2 sm_53] { F16x2(f16::from_f32(a.0.to_f32() + b.0.to_f32()), f16::from_f32(a.1.to_f32() + b.1.to_f32())) }
     SubF16x2       "sub.rn.f16x2"                  (a: F16x2, b: F16x2) -> F16x2 [4.2 sm_53] { F16x2(f16::from_f32(a.0.to_f32() - b.0.to_f32()), f16::from_f32(a.1.to_f32() - b.1.to_f32())) }
     MulF16x2       "mul.rn.f16x2"                  (a: F16x2, b: F16x2) -> F16x2 [4.2 sm_53] { F16x2(f16::from_f32(a.0.to_f32() * b.0.to_f32()), f16::from_f32(a.1.to_f32() * b.1.to_f32())) }
@@ -240,7 +221,6 @@ instructions! {
     MinBf16        "min.bf16"                      (a: bf16, b: bf16) -> bf16 [7.0 sm_80] { bf16::from_f32(min_number(a.to_f32(), b.to_f32())) }
     MaxBf16        "max.bf16"                      (a: bf16, b: bf16) -> bf16 [7.0 sm_80] { bf16::from_f32(max_number(a.to_f32(), b.to_f32())) }
     NegBf16        "neg.bf16"                      (a: bf16) -> bf16 [7.0 sm_80] { -a }
-    AbsBf16        "abs.bf16"                      (a: bf16) -> bf16 [7.0 sm_80] { bf16::from_bits(a.to_bits() & 0x7fff) }
     AddBf16x2      "add.rn.bf16x2"                 (a: Bf16x2, b: Bf16x2) -> Bf16x2 [7.8 sm_90] { Bf16x2(bf16::from_f32(a.0.to_f32() + b.0.to_f32()), bf16::from_f32(a.1.to_f32() + b.1.to_f32())) }
     SubBf16x2      "sub.rn.bf16x2"                 (a: Bf16x2, b: Bf16x2) -> Bf16x2 [7.8 sm_90] { Bf16x2(bf16::from_f32(a.0.to_f32() - b.0.to_f32()), bf16::from_f32(a.1.to_f32() - b.1.to_f32())) }
     MulBf16x2      "mul.rn.bf16x2"                 (a: Bf16x2, b: Bf16x2) -> Bf16x2 [7.8 sm_90] { Bf16x2(bf16::from_f32(a.0.to_f32() * b.0.to_f32()), bf16::from_f32(a.1.to_f32() * b.1.to_f32())) }
@@ -248,43 +228,27 @@ instructions! {
     MinBf16x2      "min.bf16x2"                    (a: Bf16x2, b: Bf16x2) -> Bf16x2 [7.0 sm_80] { Bf16x2(bf16::from_f32(min_number(a.0.to_f32(), b.0.to_f32())), bf16::from_f32(min_number(a.1.to_f32(), b.1.to_f32()))) }
     MaxBf16x2      "max.bf16x2"                    (a: Bf16x2, b: Bf16x2) -> Bf16x2 [7.0 sm_80] { Bf16x2(bf16::from_f32(max_number(a.0.to_f32(), b.0.to_f32())), bf16::from_f32(max_number(a.1.to_f32(), b.1.to_f32()))) }
     NegBf16x2      "neg.bf16x2"                    (a: Bf16x2) -> Bf16x2 [7.0 sm_80] { Bf16x2(-a.0, -a.1) }
-    Ex2F16         "ex2.approx.f16"                (a: f16) -> f16 [7.0 sm_75] { f16::from_f32(a.to_f32().exp2()) }
-    Ex2F16x2       "ex2.approx.f16x2"              (a: F16x2) -> F16x2 [7.0 sm_75] { F16x2(f16::from_f32(a.0.to_f32().exp2()), f16::from_f32(a.1.to_f32().exp2())) }
-    Ex2Bf16x2      "ex2.approx.ftz.bf16x2"         (a: Bf16x2) -> Bf16x2 [7.8 sm_90] { Bf16x2(bf16::from_f32(flush(flush(a.0.to_f32()).exp2())), bf16::from_f32(flush(flush(a.1.to_f32()).exp2()))) }
-    TanhF16x2      "tanh.approx.f16x2"             (a: F16x2) -> F16x2 [7.0 sm_75] { F16x2(f16::from_f32(a.0.to_f32().tanh()), f16::from_f32(a.1.to_f32().tanh())) }
-    TanhBf16x2     "tanh.approx.bf16x2"            (a: Bf16x2) -> Bf16x2 [7.8 sm_90] { Bf16x2(bf16::from_f32(a.0.to_f32().tanh()), bf16::from_f32(a.1.to_f32().tanh())) }
 
     // Conversions. Packed forms take the upper half first, as in the manual.
     F32ToF16       "cvt.rn.f16.f32"                (a: f32) -> f16 [1.0 sm_50] { f16::from_f32(a) }
     F16ToF32       "cvt.f32.f16"                   (a: f16) -> f32 [1.0 sm_50] { a.to_f32() }
     F32ToBf16      "cvt.rn.bf16.f32"               (a: f32) -> bf16 [7.0 sm_80] { bf16::from_f32(a) }
-    Bf16ToF32      "cvt.f32.bf16"                  (a: bf16) -> f32 [7.1 sm_80] { a.to_f32() }
     F32ToF16x2     "cvt.rn.f16x2.f32"              (high: f32, low: f32) -> F16x2 [7.0 sm_80] { F16x2(f16::from_f32(low), f16::from_f32(high)) }
     F32ToBf16x2    "cvt.rn.bf16x2.f32"             (high: f32, low: f32) -> Bf16x2 [7.0 sm_80] { Bf16x2(bf16::from_f32(low), bf16::from_f32(high)) }
     F32ToE4m3x2    "cvt.rn.satfinite.e4m3x2.f32"   (high: f32, low: f32) -> E4m3x2 [8.1 sm_89] { E4m3x2([f32_to_e4m3(low), f32_to_e4m3(high)]) }
-    F32ToE5m2x2    "cvt.rn.satfinite.e5m2x2.f32"   (high: f32, low: f32) -> E5m2x2 [8.1 sm_89] { E5m2x2([f32_to_e5m2(low), f32_to_e5m2(high)]) }
-    F16x2ToE4m3x2  "cvt.rn.satfinite.e4m3x2.f16x2" (a: F16x2) -> E4m3x2 [8.1 sm_89] { E4m3x2([f32_to_e4m3(a.0.to_f32()), f32_to_e4m3(a.1.to_f32())]) }
-    F16x2ToE5m2x2  "cvt.rn.satfinite.e5m2x2.f16x2" (a: F16x2) -> E5m2x2 [8.1 sm_89] { E5m2x2([f32_to_e5m2(a.0.to_f32()), f32_to_e5m2(a.1.to_f32())]) }
     E4m3x2ToF16x2  "cvt.rn.f16x2.e4m3x2"           (a: E4m3x2) -> F16x2 [8.1 sm_89] { F16x2(f16::from_f32(e4m3_to_f32(a.0[0])), f16::from_f32(e4m3_to_f32(a.0[1]))) }
-    E5m2x2ToF16x2  "cvt.rn.f16x2.e5m2x2"           (a: E5m2x2) -> F16x2 [8.1 sm_89] { F16x2(e5m2_to_f16(a.0[0]), e5m2_to_f16(a.0[1])) }
     U32ToF32       "cvt.rn.f32.u32"                (a: u32) -> f32 [1.0 sm_50] { a as f32 }
     I32ToF32       "cvt.rn.f32.s32"                (a: i32) -> f32 [1.0 sm_50] { a as f32 }
-    F32ToU32       "cvt.rni.u32.f32"               (a: f32) -> u32 [1.0 sm_50] { a.round_ties_even() as u32 }
     F32ToI32       "cvt.rni.s32.f32"               (a: f32) -> i32 [1.0 sm_50] { a.round_ties_even() as i32 }
     F32TruncI32    "cvt.rzi.s32.f32"               (a: f32) -> i32 [1.0 sm_50] { a as i32 }
     F32ToI8        "cvt.rni.sat.s8.f32"            (a: f32) -> i32 [1.0 sm_50] { i32::from(a.round_ties_even() as i8) }
     FloorF32       "cvt.rmi.f32.f32"               (a: f32) -> f32 [1.0 sm_50] { a.floor() }
-    CeilF32        "cvt.rpi.f32.f32"               (a: f32) -> f32 [1.0 sm_50] { a.ceil() }
     RoundF32       "cvt.rni.f32.f32"               (a: f32) -> f32 [1.0 sm_50] { a.round_ties_even() }
-    TruncF32       "cvt.rzi.f32.f32"               (a: f32) -> f32 [1.0 sm_50] { a.trunc() }
     F32ToF64       "cvt.f64.f32"                   (a: f32) -> f64 [1.0 sm_50] { f64::from(a) }
-    F64ToF32       "cvt.rn.f32.f64"                (a: f64) -> f32 [1.0 sm_50] { a as f32 }
     U32ToF64       "cvt.rn.f64.u32"                (a: u32) -> f64 [1.0 sm_50] { f64::from(a) }
     U32ToU64       "cvt.u64.u32"                   (a: u32) -> u64 [1.0 sm_50] { u64::from(a) }
     I32ToI64       "cvt.s64.s32"                   (a: i32) -> i64 [1.0 sm_50] { i64::from(a) }
-    U64ToU32       "cvt.u32.u64"                   (a: u64) -> u32 [1.0 sm_50] { a as u32 }
     U16ToU32       "cvt.u32.u16"                   (a: u16) -> u32 [1.0 sm_50] { u32::from(a) }
-    U32ToU16       "cvt.u16.u32"                   (a: u32) -> u16 [1.0 sm_50] { a as u16 }
     Pack16         "mov.b32 $d, {$0, $1}"          (low: u16, high: u16) -> u32 [1.0 sm_50] { u32::from(low) | u32::from(high) << 16 }
     Low16          "mov.b32 {$d, _}, $0"           (a: u32) -> u16 [7.1 sm_50] { a as u16 }
     High16         "mov.b32 {_, $d}, $0"           (a: u32) -> u16 [7.1 sm_50] { (a >> 16) as u16 }

@@ -59,15 +59,6 @@ pub(super) fn extract(a: u32, at: u32, len: u32) -> u32 {
     if len >= 32 { low } else { low & ((1 << len) - 1) }
 }
 
-/// `bfi.b32`: `b` with `len` bits of `a` inserted at bit `at`; both are taken modulo 256.
-#[inline(always)]
-pub(super) fn insert(a: u32, b: u32, at: u32, len: u32) -> u32 {
-    let (at, len) = (at & 255, len & 255);
-    let ones = if len >= 32 { u32::MAX } else { (1 << len) - 1 };
-    let mask = ones.checked_shl(at).unwrap_or(0);
-    b & !mask | a.checked_shl(at).unwrap_or(0) & mask
-}
-
 /// 16-bit formats with a fused multiply-add that rounds once.
 pub(super) trait FmaFormat: Copy {
     /// Exact.
@@ -133,32 +124,20 @@ pub(crate) fn e5m2_to_f16(byte: u8) -> f16 {
 /// Rounds to the nearest e4m3, ties to even, saturated at 448; NaN for NaN.
 #[inline(always)]
 pub(super) fn f32_to_e4m3(a: f32) -> u8 {
+    const DIGITS: i32 = 3;
+    const LOWEST: i32 = -6;
+    const MAX_BITS: u8 = 0x7e;
     if a.is_nan() {
         return 0x7f;
     }
-    round_to_fp8(a, 3, -6, 448.0, 0x7e)
-}
-
-/// Rounds to the nearest e5m2, ties to even, saturated at 57344; NaN for NaN.
-#[inline(always)]
-pub(super) fn f32_to_e5m2(a: f32) -> u8 {
-    if a.is_nan() {
-        return 0x7f;
-    }
-    round_to_fp8(a, 2, -14, 57344.0, 0x7b)
-}
-
-/// Rounds to an 8-bit float with `digits` mantissa bits and minimum normal exponent `lowest`. Saturates at `largest`, which has
-/// the bits `top`.
-fn round_to_fp8(a: f32, digits: i32, lowest: i32, largest: f32, top: u8) -> u8 {
     let sign = if a.is_sign_negative() { 0x80 } else { 0 };
     let magnitude = f64::from(a.abs());
-    if magnitude >= f64::from(largest) {
-        return sign | top;
+    if magnitude >= 448.0 {
+        return sign | MAX_BITS;
     }
-    let exponent = (magnitude.log2().floor().max(f64::from(lowest))) as i32;
+    let exponent = (magnitude.log2().floor().max(f64::from(LOWEST))) as i32;
     // in units of this binade's ulp; rounding up to the next binade carries into the exponent
-    let steps = (magnitude * f64::from(digits - exponent).exp2()).round_ties_even() as i32;
-    let bits = ((exponent - lowest) << digits) + steps;
-    sign | (bits as u8).min(top)
+    let steps = (magnitude * f64::from(DIGITS - exponent).exp2()).round_ties_even() as i32;
+    let bits = ((exponent - LOWEST) << DIGITS) + steps;
+    sign | (bits as u8).min(MAX_BITS)
 }

@@ -16,22 +16,12 @@ pub enum Special {
     Cta(usize),
     /// The grid size in CTAs.
     Grid(usize),
-    /// The CTA size in threads.
-    Block(usize),
     /// The lane index in the warp.
     Lane,
     /// The CTA's rank in its cluster.
     ClusterRank,
-    /// The cluster size in CTAs.
-    ClusterSize,
-    /// The cluster index in the grid, x.
-    Cluster,
     /// The device clock in nanoseconds, 64 bits.
     GlobalTimer,
-    /// The SM clock in cycles, 64 bits.
-    Clock,
-    /// The SM index.
-    Sm,
 }
 
 impl Special {
@@ -42,14 +32,9 @@ impl Special {
             Self::Thread(at) => (format!("%tid.{}", axis(at)), "1.0", "sm_50"),
             Self::Cta(at) => (format!("%ctaid.{}", axis(at)), "1.0", "sm_50"),
             Self::Grid(at) => (format!("%nctaid.{}", axis(at)), "1.0", "sm_50"),
-            Self::Block(at) => (format!("%ntid.{}", axis(at)), "1.0", "sm_50"),
             Self::Lane => ("%laneid".to_owned(), "1.3", "sm_50"),
             Self::ClusterRank => ("%cluster_ctarank".to_owned(), "7.8", "sm_90"),
-            Self::ClusterSize => ("%cluster_nctarank".to_owned(), "7.8", "sm_90"),
-            Self::Cluster => ("%clusterid.x".to_owned(), "7.8", "sm_90"),
             Self::GlobalTimer => ("%globaltimer".to_owned(), "3.1", "sm_50"),
-            Self::Clock => ("%clock64".to_owned(), "2.0", "sm_50"),
-            Self::Sm => ("%smid".to_owned(), "1.3", "sm_50"),
         }
     }
 }
@@ -59,20 +44,12 @@ impl Special {
 pub enum MbarrierOp {
     /// Initializes phase 0 with an arrival count; operands `[a + offset]`, count.
     Init,
-    /// Invalidates the mbarrier.
-    Invalidate,
     /// Arrives once.
     Arrive,
-    /// Arrives once at an mbarrier of another CTA of the cluster.
-    ArriveRemote,
     /// Arrives once and adds to the expected transaction bytes; operands `[a + offset]`, bytes.
     ArriveExpect,
-    /// Adds to the expected transaction bytes; operands `[a + offset]`, bytes.
-    Expect,
     /// Returns whether the phase with a parity has completed; operands `[a + offset]`, parity. May suspend the thread.
     TryWait,
-    /// Like `TryWait`, but never suspends the thread.
-    TestWait,
 }
 
 /// A memory or proxy fence.
@@ -130,8 +107,7 @@ impl SyncOp {
         match self {
             Self::Special(special) => {
                 let (name, ptx, sm) = special.entry();
-                let wide = matches!(special, Special::GlobalTimer | Special::Clock);
-                let (word, class) = if wide { ("u64", B64) } else { ("u32", B32) };
+                let (word, class) = if special == Special::GlobalTimer { ("u64", B64) } else { ("u32", B32) };
                 Form::new(format!("mov.{word} $d, {name}"), ptx, sm).results([class])
             }
             Self::Barrier => Form::new("barrier.sync.aligned $0, $1", "6.0", "sm_50")
@@ -175,20 +151,10 @@ impl MbarrierOp {
             Self::Init => {
                 Form::new("mbarrier.init.shared.b64 $0, $2", "7.0", "sm_80").operands([at, Value(B32)])
             }
-            Self::Invalidate => Form::new("mbarrier.inval.shared.b64 $0", "7.0", "sm_80").operands([at]),
             Self::Arrive => Form::new("mbarrier.arrive.shared.b64 _, $0", "7.1", "sm_80").operands([at]),
-            Self::ArriveRemote => {
-                Form::new("mbarrier.arrive.release.cluster.shared::cluster.b64 _, $0", "8.0", "sm_90")
-                    .operands([at])
-            }
             Self::ArriveExpect => Form::new("mbarrier.arrive.expect_tx.shared.b64 _, $0, $2", "8.0", "sm_90")
                 .operands([at, Value(B32)]),
-            Self::Expect => Form::new("mbarrier.expect_tx.relaxed.cta.shared.b64 $0, $2", "8.0", "sm_90")
-                .operands([at, Value(B32)]),
             Self::TryWait => Form::new("mbarrier.try_wait.parity.shared.b64 $d, $0, $2", "7.8", "sm_90")
-                .results([Pred])
-                .operands([at, Value(B32)]),
-            Self::TestWait => Form::new("mbarrier.test_wait.parity.shared.b64 $d, $0, $2", "7.1", "sm_80")
                 .results([Pred])
                 .operands([at, Value(B32)]),
         }

@@ -83,7 +83,6 @@ scalars! {
     i64,    B64,  "s64",    "rd", |v| v.cast_unsigned(),           |b| b.cast_signed();
     f64,    B64,  "f64",    "fd", |v| v.to_bits(),                 |b| f64::from_bits(b);
     E4m3x2, B16,  "e4m3x2", "q",  |v| u64::from(u16::from_le_bytes(v.0)), |b| Self((b as u16).to_le_bytes());
-    E5m2x2, B16,  "e5m2x2", "q",  |v| u64::from(u16::from_le_bytes(v.0)), |b| Self((b as u16).to_le_bytes());
 }
 
 fn pair(low: u16, high: u16) -> u64 {
@@ -101,10 +100,6 @@ pub struct Bf16x2(pub bf16, pub bf16);
 /// Two e4m3 (OCP "fn": no infinity, NaN is 0x7f), the first in the low byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct E4m3x2(pub [u8; 2]);
-
-/// Two e5m2, the first in the low byte.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct E5m2x2(pub [u8; 2]);
 
 /// The first PTX version and architecture that support an instruction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -53,14 +53,10 @@ pub enum WarpOp {
     All,
     /// Reduces the words of all lanes to one.
     Reduce(WarpReduction),
-    /// A bitmask of the lanes with the same word as this lane.
-    Match,
     /// True in one elected lane.
     Elect,
     /// Barrier of all lanes, with memory ordering between them.
     Sync,
-    /// A bitmask of the active lanes; the warp may be diverged.
-    ActiveMask,
 }
 
 impl WarpOp {
@@ -99,10 +95,8 @@ impl WarpOp {
                 };
                 of(form(format!("redux.sync.{word} $d, $0, {ALL}"), "7.0", "sm_80"), B32)
             }
-            Self::Match => of(form(format!("match.any.sync.b32 $d, $0, {ALL}"), "6.0", "sm_70"), B32),
             Self::Elect => Form::new(format!("elect.sync _|$d, {ALL}"), "8.0", "sm_90").results([Pred]),
             Self::Sync => Form::new(format!("bar.warp.sync {ALL}"), "6.0", "sm_50"),
-            Self::ActiveMask => return Form::new("activemask.b32 $d", "6.2", "sm_50").results([B32]),
         }
         .aligned()
     }

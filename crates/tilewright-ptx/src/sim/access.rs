@@ -172,9 +172,7 @@ impl Exec<'_, '_> {
                 }
             };
             for (out, bytes) in out[..count].iter_mut().zip(found.chunks_exact(wide)) {
-                let bits = word(bytes);
-                let signed = || u64::from(i32::from(bits as u8 as i8).cast_unsigned());
-                out[lane] = if element == Element::S8 { signed() } else { bits };
+                out[lane] = word(bytes);
             }
         }
         for (at, out) in out[..count].iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Warp-level primitives: shuffles, votes, reductions, matches.
+//! Warp-level primitives: shuffles, votes, reductions.
 
 use super::{
     exec::{Exec, Next},
@@ -18,19 +18,10 @@ impl Exec<'_, '_> {
             WarpOp::Any => [u64::from(ballot(self.operand(operands, 0)) != 0); 32],
             WarpOp::All => [u64::from(ballot(self.operand(operands, 0)) == !0); 32],
             WarpOp::Reduce(kind) => [reduce(kind, self.operand(operands, 0)); 32],
-            WarpOp::Match => {
-                let a = self.operand(operands, 0);
-                a.map(|word| {
-                    a.iter()
-                        .enumerate()
-                        .fold(0, |same, (lane, other)| same | u64::from(*other == word) << lane)
-                })
-            }
             WarpOp::Elect => {
                 let elected = self.world.rng.below(32);
                 std::array::from_fn(|lane| u64::from(lane == elected))
             }
-            WarpOp::ActiveMask => [u64::from(self.mask); 32],
             WarpOp::Sync => {
                 self.sync_lanes();
                 return Ok(Next::Advance);

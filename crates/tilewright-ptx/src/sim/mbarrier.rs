@@ -93,13 +93,7 @@ impl Cluster {
         bytes: i64,
     ) -> Result<bool, FaultCause> {
         let id = self.id;
-        let Some(barrier) = self.ctas[rank].mbarriers.get_mut(&offset) else {
-            let message = format!(
-                "a copy signals the mbarrier at {}, which is no longer one",
-                self.ctas[rank].shared.arrays.name(offset as usize)
-            );
-            return Err((FaultKind::NotAnMbarrier, message));
-        };
+        let Some(barrier) = self.ctas[rank].mbarriers.get_mut(&offset) else { return Ok(false) };
         if arrivals > 0 {
             barrier.arrive(arrivals)?;
         }
@@ -112,15 +106,12 @@ impl Exec<'_, '_> {
     pub(super) fn mbarrier(&mut self, op: Op, results: Range, operands: Range) -> Result<Next, FaultCause> {
         let addresses = self.addresses(operands, 0, false);
         match op {
-            Op::TryWait | Op::TestWait => {
-                return self.wait_phase(&addresses, op == Op::TryWait, results, operands);
-            }
+            Op::TryWait => return self.wait_phase(&addresses, results, operands),
             Op::Init => self.init(&addresses, operands)?,
-            Op::Invalidate => self.invalidate(&addresses)?,
-            Op::Arrive | Op::ArriveRemote | Op::ArriveExpect | Op::Expect => {
+            Op::Arrive | Op::ArriveExpect => {
                 for lane in self.active() {
                     let bytes = match op {
-                        Op::ArriveExpect | Op::Expect => self.operand(operands, 2)[lane] as u32,
+                        Op::ArriveExpect => self.operand(operands, 2)[lane] as u32,
                         _ => 0,
                     };
                     self.arrive(op, addresses[lane], bytes, lane)?;
@@ -158,20 +149,8 @@ impl Exec<'_, '_> {
                 clock,
             };
             let cta = self.cta();
-            cta.shared.set_barrier(offset, true);
+            cta.shared.mark_barrier(offset);
             cta.mbarriers.insert(offset as u32, barrier);
-        }
-        Ok(())
-    }
-
-    fn invalidate(&mut self, addresses: &Lanes) -> Result<(), FaultCause> {
-        for lane in self.active() {
-            let (rank, offset) = self.find_mbarrier(addresses[lane], false, lane)?;
-            let cta = &mut self.cluster.ctas[rank];
-            cta.mbarriers.remove(&offset);
-            cta.shared.set_barrier(offset as usize, false);
-            let mark = self.mark(lane, 0);
-            self.record_access(true, (MemoryLocation::Shared(rank, offset as usize), 8), lane, mark)?;
         }
         Ok(())
     }
@@ -216,17 +195,15 @@ impl Exec<'_, '_> {
     }
 
     fn arrive(&mut self, op: Op, address: u64, bytes: u32, lane: usize) -> Result<(), FaultCause> {
-        let (rank, offset) = self.find_mbarrier(address, op == Op::ArriveRemote, lane)?;
+        let (rank, offset) = self.find_mbarrier(address, false, lane)?;
         let (cluster, first, pc) = (self.cluster.id, self.first() as usize, self.pc);
         let Some(barrier) = self.cluster.ctas[rank].mbarriers.get_mut(&offset) else { return Ok(()) };
-        if matches!(op, Op::ArriveExpect | Op::Expect) {
+        if op == Op::ArriveExpect {
             barrier.expecter = Some(pc);
         }
         let arrived = barrier.expect(i64::from(bytes)).and_then(|()| {
-            if op != Op::Expect {
-                self.warp.clocks.release(1 << lane, cluster, first, &mut barrier.clock);
-                barrier.arrive(1)?;
-            }
+            self.warp.clocks.release(1 << lane, cluster, first, &mut barrier.clock);
+            barrier.arrive(1)?;
             barrier.settle(cluster)
         });
         match arrived {
@@ -246,14 +223,8 @@ impl Exec<'_, '_> {
         }
     }
 
-    /// `try_wait` and `test_wait`, for lanes with possibly different mbarriers and parities.
-    fn wait_phase(
-        &mut self,
-        addresses: &Lanes,
-        may_wait: bool,
-        results: Range,
-        operands: Range,
-    ) -> Result<Next, FaultCause> {
+    /// `try_wait`, for lanes with possibly different mbarriers and parities.
+    fn wait_phase(&mut self, addresses: &Lanes, results: Range, operands: Range) -> Result<Next, FaultCause> {
         let parities = self.operand(operands, 2).map(|parity| parity & 1);
         let (mut left, mut over, mut known) = (self.mask, 0, Vec::new());
         while left != 0 {
@@ -274,7 +245,7 @@ impl Exec<'_, '_> {
             }
         }
         let timed_out = self.warp.groups[self.group].timed_out;
-        if over != self.mask && may_wait && !timed_out && !self.world.rng.once_in(4) {
+        if over != self.mask && !timed_out && !self.world.rng.once_in(4) {
             return Ok(Next::WaitThenRetry(Wait::Phase));
         }
         for (lanes, done) in known {

@@ -50,15 +50,10 @@ impl Exec<'_, '_> {
             }
             Special::Lane => return std::array::from_fn(|lane| lane as u64),
             Special::Thread(_) => 0,
-            Special::Block(0) => self.world.program.threads,
-            Special::Block(_) => 1,
             Special::Cta(axis) => cta.get(axis).copied().unwrap_or(0),
             Special::Grid(axis) => self.world.grid.get(axis).copied().unwrap_or(1),
             Special::ClusterRank => self.rank as u32,
-            Special::ClusterSize => self.world.program.cluster,
-            Special::Cluster => cta[0] / self.world.program.cluster,
-            Special::Sm => self.cluster.id % 132,
-            Special::GlobalTimer | Special::Clock => return [self.world.report.warp_instructions; 32],
+            Special::GlobalTimer => return [self.world.report.warp_instructions; 32],
         };
         [u64::from(word); 32]
     }

@@ -163,11 +163,9 @@ impl SharedMemory {
         memory::poke(&mut self.bytes, &mut self.written, offset, bytes, from);
     }
 
-    /// Marks 8 bytes as an mbarrier, or as ordinary memory.
-    pub(super) fn set_barrier(&mut self, offset: usize, is: bool) {
-        let bit = 1 << (offset / 8 % 64);
-        let word = &mut self.barriers[offset / 512];
-        *word = if is { *word | bit } else { *word & !bit };
+    /// Marks 8 bytes as an mbarrier.
+    pub(super) fn mark_barrier(&mut self, offset: usize) {
+        self.barriers[offset / 512] |= 1 << (offset / 8 % 64);
     }
 
     /// Whether bytes overlap an mbarrier.

@@ -97,7 +97,7 @@ fn terms_are_removed() {
     let kept = |operand| vec![(Kind::RemoveTerm.to_string(), Some((Op::Move(Class::B32), vec![operand])))];
     assert_eq!(mutants(Op::Pure(PureOp::MulF32), &[A, B]), kept(A));
     assert_eq!(mutants(Op::Pure(PureOp::FmaF32), &[A, A, B])[..1], kept(B));
-    assert_eq!(mutants(Op::Pure(PureOp::MulWideU32), &[A, B]), []);
+    assert_eq!(mutants(Op::Pure(PureOp::U32ToF32), &[A]), []);
     assert_eq!(mutants(Op::Pure(PureOp::MinF32), &[A, B]), []);
 }
 

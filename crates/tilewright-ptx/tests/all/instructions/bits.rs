@@ -27,11 +27,6 @@ fn shift_right(a: u64, by: u64, width: u64, fill: bool) -> Expected {
     word(width, |at| if at + by < width { bit(a, at + by) } else { fill })
 }
 
-/// `shf`: 32 bits of `{b, a}` starting at bit `from`.
-fn funnel(a: u64, b: u64, from: u64) -> Expected {
-    word(32, |at| if at + from < 32 { bit(a, at + from) } else { bit(b, at + from - 32) })
-}
-
 fn permute(x: &[u64; 4]) -> Expected {
     let byte = |at: u64| if at < 4 { x[0] >> (8 * at) & 0xff } else { x[1] >> (8 * (at - 4)) & 0xff };
     let chosen = |at: u64| {
@@ -43,19 +38,6 @@ fn permute(x: &[u64; 4]) -> Expected {
         }
     };
     Bits((0..4).map(|at| chosen(at) << (8 * at)).sum())
-}
-
-/// `bfi`: replaces bits of `b` one by one.
-fn insert(x: &[u64; 4]) -> Expected {
-    let (at, len) = (x[2] & 0xff, x[3] & 0xff);
-    let mut result = x[1];
-    let mut from = 0;
-    while from < len && at + from <= 31 {
-        let place = 1 << (at + from);
-        result = if bit(x[0], from) { result | place } else { result & !place };
-        from += 1;
-    }
-    Bits(result)
 }
 
 fn leading_zeros(x: &[u64; 4]) -> Expected {
@@ -86,8 +68,6 @@ pub(crate) fn definition(op: PureOp) -> Option<Definition> {
         ShrU64 => |x| shift_right(x[0], x[1], 64, false),
         ShrI32 => |x| shift_right(x[0], x[1], 32, bit(x[0], 31)),
         ShrI64 => |x| shift_right(x[0], x[1], 64, bit(x[0], 63)),
-        ShfL => |x| funnel(x[0], x[1], 32 - x[2] % 32),
-        ShfR => |x| funnel(x[0], x[1], x[2] % 32),
         Prmt => permute,
         Lop3 => |x| {
             word(32, |at| {
@@ -100,10 +80,7 @@ pub(crate) fn definition(op: PureOp) -> Option<Definition> {
             let (from, len) = (x[1] & 0xff, x[2] & 0xff);
             word(32, |at| at < len && from + at <= 31 && bit(x[0], from + at))
         },
-        Bfi => insert,
-        Brev => |x| word(32, |at| bit(x[0], 31 - at)),
         Clz => leading_zeros,
-        Popc => |x| Bits((0..32).filter(|&at| bit(x[0], at)).count() as u64),
         SelB16 | SelB32 | SelB64 => |x| Bits(if x[2] == 1 { x[0] } else { x[1] }),
         _ => return None,
     })

@@ -20,8 +20,6 @@ pub(crate) enum Expected {
     Pair(Format, [Option<u64>; 2]),
     /// A float at most this many representable values from the given one.
     Near(Format, Option<u64>, u64),
-    /// Two 16-bit floats, each within this distance.
-    NearPair(Format, [Option<u64>; 2], u64),
     /// Unspecified by the manual.
     Anything,
 }
@@ -43,11 +41,8 @@ impl Expected {
             Self::Bits(bits) => bits == got,
             Self::Float(format, want) => narrow(format, got) && near(format, want, got, 0),
             Self::Near(format, want, distance) => narrow(format, got) && near(format, want, got, distance),
-            Self::Pair(format, [low, high]) => Self::NearPair(format, [low, high], 0).accepts(got),
-            Self::NearPair(format, [low, high], distance) => {
-                narrow(F32, got)
-                    && near(format, low, got & 0xffff, distance)
-                    && near(format, high, got >> 16, distance)
+            Self::Pair(format, [low, high]) => {
+                narrow(F32, got) && near(format, low, got & 0xffff, 0) && near(format, high, got >> 16, 0)
             }
         }
     }

@@ -73,12 +73,9 @@ fn signed(op: PureOp) -> Option<Definition> {
         SubI64 => |x| low(s(x[0], 64) - s(x[1], 64), 64),
         MulI64 => |x| low(s(x[0], 64) * s(x[1], 64), 64),
         MadI64 => |x| low(s(x[0], 64) * s(x[1], 64) + s(x[2], 64), 64),
-        DivI64 => |x| divide(s(x[0], 64), s(x[1], 64), 64),
-        RemI64 => |x| remainder(s(x[0], 64), s(x[1], 64), 64),
         MinI64 => |x| Bits(if s(x[0], 64) < s(x[1], 64) { x[0] } else { x[1] }),
         MaxI64 => |x| Bits(if s(x[0], 64) > s(x[1], 64) { x[0] } else { x[1] }),
         NegI32 => |x| low(-s(x[0], 32), 32),
-        AbsI32 => |x| low(s(x[0], 32).abs(), 32),
         _ => return None,
     })
 }
@@ -87,15 +84,11 @@ fn signed(op: PureOp) -> Option<Definition> {
 fn mixed(op: PureOp) -> Option<Definition> {
     Some(match op {
         MulHiU32 => |x| low((u(x[0]) * u(x[1])) >> 32, 32),
-        MulWideU32 => |x| low(u(x[0]) * u(x[1]), 64),
         MadWideU32 => |x| low(u(x[0]) * u(x[1]) + u(x[2]), 64),
-        MulHiI32 => |x| low((s(x[0], 32) * s(x[1], 32)) >> 32, 32),
-        MulWideI32 => |x| low(s(x[0], 32) * s(x[1], 32), 64),
-        MadWideI32 => |x| low(s(x[0], 32) * s(x[1], 32) + s(x[2], 64), 64),
         U32ToU64 | U16ToU32 => |x| Bits(x[0]),
         I32ToI64 => |x| low(s(x[0], 32), 64),
-        U64ToU32 | Low32 => |x| Bits(x[0] % (1 << 32)),
-        U32ToU16 | Low16 => |x| Bits(x[0] % (1 << 16)),
+        Low32 => |x| Bits(x[0] % (1 << 32)),
+        Low16 => |x| Bits(x[0] % (1 << 16)),
         High16 => |x| Bits(x[0] / (1 << 16)),
         High32 => |x| Bits(x[0] / (1 << 32)),
         Pack16 => |x| Bits(x[0] + x[1] * (1 << 16)),
