@@ -288,9 +288,9 @@ fn wrong_size(op: Op) -> Option<String> {
         Op::Copy(CopyOp::Async(bytes, _) | CopyOp::AsyncUnless(bytes)) => {
             expect(matches!(bytes, 4 | 8 | 16), "bytes of a copy", bytes, "4, 8 or 16")
         }
-        Op::Copy(
-            CopyOp::TensorLoad(dims, _) | CopyOp::TensorLoadMulticast(dims, _) | CopyOp::TensorPrefetch(dims),
-        ) => expect((1..=5).contains(&dims), "dimensions of a tensor", dims, "1 to 5"),
+        Op::Copy(CopyOp::TensorLoad(dims, _)) => {
+            expect((1..=5).contains(&dims), "dimensions of a tensor", dims, "1 to 5")
+        }
         Op::Matrix(MatrixOp::Load(count, _) | MatrixOp::Store(count, _)) => {
             expect(matches!(count, 1 | 2 | 4), "matrices", count, "1, 2 or 4")
         }

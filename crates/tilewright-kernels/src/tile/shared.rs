@@ -7,7 +7,7 @@
 use half::bf16;
 use std::panic::Location;
 use tilewright_ptx::{
-    build::{Barrier, Builder, BulkOptions, CachePolicy, Shared, Stored, Value},
+    build::{Barrier, Builder, CachePolicy, Shared, Stored, Value},
     sim::tensor::{Swizzle, TensorMap},
 };
 
@@ -92,8 +92,7 @@ impl<'k, T: Stored> SharedTile<'k, T> {
         let _line = k.at_line(Location::caller());
         for panel in 0..self.columns / PANEL {
             let coordinates = [&[column + (panel * PANEL) as u32], corner].concat();
-            let options = BulkOptions { policy: self.policy, ..BulkOptions::default() };
-            k.load_tensor(self.panel(panel), (map, &coordinates), barrier, options);
+            k.load_tensor(self.panel(panel), (map, &coordinates), barrier, self.policy);
         }
     }
 

@@ -6,15 +6,6 @@ use crate::{
     isa::{Op, copies::CopyOp, types::Scalar},
 };
 
-/// Options of a tensor load.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct BulkOptions<'k> {
-    /// A bitmask of destination CTAs of the cluster; without it, only this CTA.
-    pub multicast: Option<Value<'k, u16>>,
-    /// The L2 cache policy.
-    pub policy: Option<CachePolicy<'k>>,
-}
-
 /// An asynchronous copy of 4, 8 or 16 bytes from global to shared memory.
 #[derive(Debug)]
 pub struct GlobalToShared<'k, T> {
@@ -100,32 +91,20 @@ impl Builder {
         self.copy_op(CopyOp::BulkLoad, &operands);
     }
 
-    /// Loads a box of a tensor at `coordinates` (innermost first) and signals its bytes to `barrier`.
+    /// Loads a box of a tensor at `coordinates` (innermost first), with an L2 cache policy if there is one, and signals its bytes to
+    /// `barrier`.
     #[track_caller]
     pub fn load_tensor<T: Scalar>(
         &self,
         to: Shared<'_, T>,
         (map, coordinates): (Value<'_, u64>, &[Value<'_, u32>]),
         barrier: Barrier<'_>,
-        options: BulkOptions<'_>,
+        policy: Option<CachePolicy<'_>>,
     ) {
         let coordinates: Vec<Operand> = coordinates.iter().map(|at| at.operand).collect();
         let (map, dims) = ([map.operand, Operand::Const(0)], coordinates.len());
-        let (policy, last) = CachePolicy::operand(options.policy);
-        let (op, last) = match options.multicast {
-            None => (CopyOp::TensorLoad(dims, policy), last),
-            Some(mask) => (CopyOp::TensorLoadMulticast(dims, policy), [vec![mask.operand], last].concat()),
-        };
+        let (policy, last) = CachePolicy::operand(policy);
+        let op = CopyOp::TensorLoad(dims, policy);
         self.copy_op(op, &[&to.operands(), &map, &barrier.0.operands(), &coordinates, &last]);
-    }
-
-    /// Prefetches a box into L2.
-    #[track_caller]
-    pub fn prefetch_tensor(&self, map: Value<'_, u64>, coordinates: &[Value<'_, u32>]) {
-        let coordinates: Vec<Operand> = coordinates.iter().map(|at| at.operand).collect();
-        self.copy_op(
-            CopyOp::TensorPrefetch(coordinates.len()),
-            &[&[map.operand, Operand::Const(0)], &coordinates],
-        );
     }
 }

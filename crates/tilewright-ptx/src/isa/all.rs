@@ -109,11 +109,9 @@ fn copies() -> Vec<CopyOp> {
     for policy in [Policy::Default, Policy::Operand] {
         all.extend([4, 8, 16].map(|bytes| CopyOp::Async(bytes, policy)));
         all.extend([1, 2, 3, 4, 5].map(|dims| CopyOp::TensorLoad(dims, policy)));
-        all.extend([1, 2, 3, 4, 5].map(|dims| CopyOp::TensorLoadMulticast(dims, policy)));
     }
     all.extend([CopyOp::AsyncCommit, CopyOp::AsyncWait(1), CopyOp::AsyncArrive]);
     all.push(CopyOp::BulkLoad);
-    all.extend([1, 2, 3, 4, 5].map(CopyOp::TensorPrefetch));
     all
 }
 

@@ -3,7 +3,7 @@
 use super::{
     Form,
     Slot::{self, Address, Value},
-    types::Class::{B16, B32, B64, Pred},
+    types::Class::{B32, B64, Pred},
 };
 
 /// The L2 cache policy of a copy.
@@ -36,10 +36,6 @@ pub enum CopyOp {
     /// Loads a box of a tensor with this many dimensions into shared memory. Operands: `[shared + offset]`, `[map + offset]`,
     /// `[mbarrier + offset]`, coordinates, innermost first.
     TensorLoad(usize, Policy),
-    /// Like `TensorLoad`, to the same offset of every CTA in a bitmask, which is one more operand before that.
-    TensorLoadMulticast(usize, Policy),
-    /// Prefetches a box into L2. Operands: `[map + offset]`, coordinates.
-    TensorPrefetch(usize),
 }
 
 impl Policy {
@@ -85,38 +81,14 @@ impl CopyOp {
                 "sm_90",
             )
             .operands([shared, global, Value(B32), shared]),
-            Self::TensorLoad(dims, _) | Self::TensorLoadMulticast(dims, _) | Self::TensorPrefetch(dims) => {
-                self.tensor_form(dims)
+            Self::TensorLoad(dims, policy) => {
+                let (hint, last, operand) = policy.words(6 + dims);
+                let form = format!("{dims}d.shared::cluster.global.mbarrier::complete_tx::bytes{hint}");
+                let spelling = format!("cp.async.bulk.tensor.{form} $0, [$#2, $*6:{}], $4{last}", 6 + dims);
+                let coordinates = vec![Value(B32); dims];
+                let operands = [shared, global, shared].into_iter().chain(coordinates).chain(operand);
+                Form::new(spelling, "8.0", "sm_90").operands(operands)
             }
         }
-    }
-    /// The form of a tensor copy of `dims` dimensions.
-    fn tensor_form(self, dims: usize) -> Form {
-        let (shared, global) = (Address(B32), Address(B64));
-        let coordinates = |before: &[Slot]| [before.to_vec(), vec![Value(B32); dims]].concat();
-        let load =
-            format!("cp.async.bulk.tensor.{dims}d.shared::cluster.global.mbarrier::complete_tx::bytes");
-        let (spelling, operands) = match self {
-            Self::TensorLoad(_, policy) => {
-                let (hint, last, operand) = policy.words(6 + dims);
-                let spelling = format!("{load}{hint} $0, [$#2, $*6:{}], $4{last}", 6 + dims);
-                let operands = coordinates(&[shared, global, shared]).into_iter().chain(operand);
-                (spelling, operands.collect())
-            }
-            Self::TensorLoadMulticast(_, policy) => {
-                let (hint, last, operand) = policy.words(7 + dims);
-                let words = format!("{load}.multicast::cluster{hint}");
-                let spelling = format!("{words} $0, [$#2, $*6:{}], $4, ${}{last}", 6 + dims, 6 + dims);
-                let operands = coordinates(&[shared, global, shared]).into_iter();
-                (spelling, operands.chain([Value(B16)]).chain(operand).collect())
-            }
-            _ => {
-                let words = "L2.global";
-                let spelling =
-                    format!("cp.async.bulk.prefetch.tensor.{dims}d.{words} [$#0, $*2:{}]", 2 + dims);
-                (spelling, coordinates(&[global]))
-            }
-        };
-        Form::new(spelling, "8.0", "sm_90").operands(operands)
     }
 }

@@ -7,7 +7,7 @@ use super::{
     exec::Exec,
     fault::{FaultCause, FaultKind},
     flight::CopyKind,
-    lower::{Range, SHARED_BASE},
+    lower::Range,
     shadow::Mark,
     tensor::TensorMap,
     world::MemoryLocation,
@@ -56,48 +56,20 @@ impl Exec<'_, '_> {
         for lane in self.active() {
             let bytes = self.operand(operands, 4)[lane];
             let chunks = self.bulk_chunks((shared[lane], global[lane]), bytes, lane)?;
-            let barrier = self.find_mbarrier(barriers[lane], true, lane)?;
+            let barrier = self.find_mbarrier(barriers[lane], lane)?;
             self.start_load(&chunks, barrier, lane)?;
         }
         Ok(())
     }
 
-    pub(super) fn tensor_load(
-        &mut self,
-        operands: Range,
-        dims: usize,
-        multicast: bool,
-    ) -> Result<(), FaultCause> {
+    pub(super) fn tensor_load(&mut self, operands: Range, dims: usize) -> Result<(), FaultCause> {
         let (shared, maps) = (self.addresses(operands, 0, false), self.addresses(operands, 2, true));
         let barriers = self.addresses(operands, 4, false);
         for lane in self.active() {
             let map = self.tensor_map(maps[lane])?;
-            let ctas = match multicast {
-                true => self.operand(operands, 6 + dims)[lane] as u32,
-                false => 0,
-            };
-            let barrier = self.find_mbarrier(barriers[lane], true, lane)?;
+            let barrier = self.find_mbarrier(barriers[lane], lane)?;
             let chunks = self.box_chunks(&map, (operands, dims), shared[lane], lane)?;
-            if !multicast {
-                self.start_load(&chunks, barrier, lane)?;
-                continue;
-            }
-            if ctas == 0 || ctas >> self.cluster.ctas.len() != 0 {
-                let message =
-                    format!("a multicast to CTAs {ctas:#b} of a cluster of {}", self.cluster.ctas.len());
-                return Err((FaultKind::BadArgument, message));
-            }
-            for rank in (0..16).filter(|rank| ctas >> rank & 1 != 0) {
-                let there = |location| match location {
-                    MemoryLocation::Shared(_, offset) => MemoryLocation::Shared(rank, offset),
-                    global => global,
-                };
-                let chunks: Vec<ChunkSpec> =
-                    chunks.iter().map(|&(from, to, bytes)| (from, there(to), bytes)).collect();
-                let address = ((rank as u64 + 1) << 24) + u64::from(SHARED_BASE + barrier.1);
-                let barrier = self.find_mbarrier(address, true, lane)?;
-                self.start_load(&chunks, barrier, lane)?;
-            }
+            self.start_load(&chunks, barrier, lane)?;
         }
         Ok(())
     }

@@ -27,14 +27,7 @@ impl Exec<'_, '_> {
             CopyOp::AsyncWait(left) => return self.async_wait(left),
             CopyOp::AsyncArrive => self.async_arrive(operands)?,
             CopyOp::BulkLoad => self.bulk_load(operands)?,
-            CopyOp::TensorLoad(dims, _) => self.tensor_load(operands, dims, false)?,
-            CopyOp::TensorLoadMulticast(dims, _) => self.tensor_load(operands, dims, true)?,
-            CopyOp::TensorPrefetch(_) => {
-                let maps = self.addresses(operands, 0, true);
-                for lane in self.active() {
-                    self.tensor_map(maps[lane])?;
-                }
-            }
+            CopyOp::TensorLoad(dims, _) => self.tensor_load(operands, dims)?,
         }
         Ok(Next::Advance)
     }
@@ -148,7 +141,7 @@ impl Exec<'_, '_> {
         let addresses = self.addresses(operands, 0, false);
         let agent = self.cluster.agent(Agent::Copies(self.rank, self.warp.index));
         for lane in self.active() {
-            let barrier = self.find_mbarrier(addresses[lane], false, lane)?;
+            let barrier = self.find_mbarrier(addresses[lane], lane)?;
             // later copies belong to another batch
             let batch = self.warp.copies[lane].open;
             self.warp.copies[lane].open += 1;

@@ -156,12 +156,7 @@ impl Exec<'_, '_> {
     }
 
     /// The rank and offset of a valid mbarrier. Its initialization must happen before the lane's access.
-    pub(super) fn find_mbarrier(
-        &mut self,
-        address: u64,
-        remote: bool,
-        lane: usize,
-    ) -> Result<(usize, u32), FaultCause> {
+    pub(super) fn find_mbarrier(&mut self, address: u64, lane: usize) -> Result<(usize, u32), FaultCause> {
         self.faulting_lanes = 1 << lane;
         if !address.is_multiple_of(8) {
             return Err((
@@ -170,7 +165,7 @@ impl Exec<'_, '_> {
             ));
         }
         let MemoryLocation::Shared(rank, offset) =
-            self.cluster.locate_shared(self.rank, address as u32, 8, remote)?
+            self.cluster.locate_shared(self.rank, address as u32, 8, false)?
         else {
             return Err((FaultKind::NotAnMbarrier, "an mbarrier outside of shared memory".to_owned()));
         };
@@ -195,7 +190,7 @@ impl Exec<'_, '_> {
     }
 
     fn arrive(&mut self, op: Op, address: u64, bytes: u32, lane: usize) -> Result<(), FaultCause> {
-        let (rank, offset) = self.find_mbarrier(address, false, lane)?;
+        let (rank, offset) = self.find_mbarrier(address, lane)?;
         let (cluster, first, pc) = (self.cluster.id, self.first() as usize, self.pc);
         let Some(barrier) = self.cluster.ctas[rank].mbarriers.get_mut(&offset) else { return Ok(()) };
         if op == Op::ArriveExpect {
@@ -234,7 +229,7 @@ impl Exec<'_, '_> {
                 .fold(0, |same, other| same | 1 << other)
                 & left;
             left &= !same;
-            let (rank, offset) = self.find_mbarrier(addresses[lane], false, lane)?;
+            let (rank, offset) = self.find_mbarrier(addresses[lane], lane)?;
             let Some(barrier) = self.cluster.ctas[rank].mbarriers.get(&offset) else { continue };
             let (phase, done) = (barrier.phase, Rc::clone(&barrier.done));
             let is_over = phase & 1 != parities[lane];

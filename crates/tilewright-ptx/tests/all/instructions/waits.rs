@@ -3,7 +3,7 @@
 use super::harness::execute;
 use crate::kernel;
 use tilewright_ptx::{
-    build::{Barrier, BulkOptions, GlobalToShared, Value},
+    build::{Barrier, GlobalToShared, Value},
     ir::Kernel,
     isa::{
         Op, all,
@@ -160,11 +160,10 @@ const DIMS: [u64; 5] = [12, 5, 3, 2, 2];
 const SIDES: [u32; 5] = [8, 2, 2, 1, 2];
 const CORNERS: [[i32; 5]; 3] = [[0; 5], [8, 4, -1, 1, 1], [-4, 1, 2, 0, -1]];
 
-/// A kernel that loads a box and copies it to `out`, with multicast if `ctas > 1`.
-fn loads(dims: usize, corner: &[i32], ctas: u32, with_policy: bool) -> Kernel {
+/// A kernel that loads a box and copies it to `out`.
+fn loads(dims: usize, corner: &[i32], with_policy: bool) -> Kernel {
     let words: u32 = SIDES[..dims].iter().product();
     kernel(32, |k| {
-        k.clusters_of(ctas);
         let (map, out) = (k.tensor_map("map"), k.global::<u32>("out"));
         let (memory, full) = (k.shared::<u32>("box", words as usize, 128), k.barriers("full", 1));
         k.when(k.thread().eq(0), || {
@@ -174,36 +173,29 @@ fn loads(dims: usize, corner: &[i32], ctas: u32, with_policy: bool) -> Kernel {
         k.sync_threads();
         let corner: Vec<Value<'_, u32>> = corner.iter().map(|at| k.constant(at.cast_unsigned())).collect();
         k.prefetch_tensor_map(map);
-        k.prefetch_tensor(map, &corner);
-        k.when(k.thread().eq(0), || full.arrive_expecting(words * 4));
-        let multicast = (ctas > 1).then(|| k.constant((1_u16 << ctas) - 1));
-        if ctas > 1 {
-            k.sync_cluster();
-        }
-        let loads = k.thread().eq(0) & if ctas > 1 { k.cluster_rank().eq(0) } else { k.constant(true) };
         let policy = with_policy.then(|| k.cache_policy(Eviction::Last));
-        k.when(loads, || k.load_tensor(memory, (map, &corner), full, BulkOptions { multicast, policy }));
+        k.when(k.thread().eq(0), || {
+            full.arrive_expecting(words * 4);
+            k.load_tensor(memory, (map, &corner), full, policy);
+        });
         full.wait(0);
-        k.repeat((k.thread(), words), 32, |at| out.at(k.cta() * words + at).store(memory.at(at).load()));
-        if ctas > 1 {
-            k.sync_cluster();
-        }
+        k.repeat((k.thread(), words), 32, |at| out.at(at).store(memory.at(at).load()));
     })
 }
 
 #[test]
 fn boxes_of_one_to_five_dimensions_are_loaded() {
-    for (dims, ctas) in (1..=5).flat_map(|dims| [(dims, 1), (dims, 2)]) {
+    for dims in 1..=5 {
         for (corner, with_policy) in CORNERS.into_iter().flat_map(|at| [(at, false), (at, true)]) {
-            let kernel = loads(dims, &corner[..dims], ctas, with_policy);
+            let kernel = loads(dims, &corner[..dims], with_policy);
             let all = DIMS[..dims].iter().product::<u64>() as u32;
-            let expected = boxed(&DIMS[..dims], &SIDES[..dims], &corner[..dims]).repeat(ctas as usize);
+            let expected = boxed(&DIMS[..dims], &SIDES[..dims], &corner[..dims]);
             for seed in 0..SEEDS {
                 let mut memory = Memory::new();
                 let from = memory.alloc_from(&(1..=all).collect::<Vec<u32>>());
                 let out = memory.alloc(expected.len() * 4);
                 let args = [tensor(from, &DIMS[..dims], &SIDES[..dims]), Arg::U64(out)];
-                let launch = Launch { kernel: &kernel, grid: [ctas, 1, 1], args: &args, seed };
+                let launch = Launch { kernel: &kernel, grid: [1, 1, 1], args: &args, seed };
                 launch.run(&mut memory).unwrap_or_else(|fault| panic!("{dims}d, seed {seed}: {fault}"));
                 assert_eq!(
                     memory.read::<u32>(out, expected.len()).unwrap(),

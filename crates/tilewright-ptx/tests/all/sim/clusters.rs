@@ -1,17 +1,10 @@
-//! Clusters: barrier, distributed shared memory, multicast.
+//! Clusters: barrier, distributed shared memory.
 
 use super::{SEEDS, assert_fault, assert_output, kernel};
 use tilewright_ptx::{
-    build::BulkOptions,
     ir::{Kernel, Stmt},
-    isa::{
-        Op,
-        sync::{Fence, SyncOp},
-    },
-    sim::{
-        Arg, FaultKind, Launch, Memory,
-        tensor::{Swizzle, TensorMap},
-    },
+    isa::{Op, sync::SyncOp},
+    sim::FaultKind,
 };
 
 /// The CTAs of a pair write to each other's shared memory.
@@ -72,48 +65,4 @@ fn ranks_outside_the_cluster() {
     });
     assert_fault(FaultKind::BadArgument, &kernel, 2);
     assert_fault(FaultKind::BadArgument, &kernel, 3);
-}
-
-#[test]
-fn a_multicast_box() {
-    let kernel = kernel(32, |k| {
-        k.clusters_of(2);
-        let (map, out) = (k.tensor_map("map"), k.global::<u32>("out"));
-        let (tile, full) = (k.shared::<u32>("tile", 64, 128), k.barriers("full", 1));
-        k.when(k.thread().eq(0), || {
-            full.init(1);
-            k.fence(Fence::MbarrierInit);
-            full.arrive_expecting(256);
-        });
-        k.sync_cluster();
-        k.when(k.thread().eq(0), || {
-            // each CTA loads one half for both CTAs
-            let rank = k.cluster_rank();
-            let options = BulkOptions { multicast: Some(k.constant(3_u16)), policy: None };
-            k.load_tensor(tile.at(rank * 32), (map, &[rank * 32]), full, options);
-        });
-        full.wait(0);
-        for half in 0..2 {
-            out.at(k.cta() * 64 + k.lane() + 32 * half).store(tile.at(k.lane() + 32 * half).load());
-        }
-        k.sync_cluster();
-    });
-    for seed in 0..SEEDS {
-        let mut memory = Memory::new();
-        let (x, out) = (memory.alloc_from(&(7..71).collect::<Vec<u32>>()), memory.alloc(512));
-        let map = TensorMap {
-            element_bytes: 4,
-            address: x,
-            dims: vec![64],
-            strides: vec![],
-            box_dims: vec![32],
-            swizzle: Swizzle::None,
-        };
-        let args = [Arg::TensorMap(map.into()), Arg::U64(out)];
-        Launch { kernel: &kernel, grid: [2, 1, 1], args: &args, seed }
-            .run(&mut memory)
-            .unwrap_or_else(|fault| panic!("seed {seed}: {fault}"));
-        let found: Vec<u32> = memory.read(out, 128).unwrap_or_else(|fault| panic!("{fault}"));
-        assert_eq!(found, (7..71).chain(7..71).collect::<Vec<u32>>());
-    }
 }

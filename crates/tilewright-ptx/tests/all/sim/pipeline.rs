@@ -4,7 +4,7 @@
 use super::SEEDS;
 use half::bf16;
 use tilewright_ptx::{
-    build::{Barrier, Builder, BulkOptions, Shared, Value, Var, WgmmaLeft, WgmmaOperands},
+    build::{Barrier, Builder, Shared, Value, Var, WgmmaLeft, WgmmaOperands},
     ir::Kernel,
     isa::{
         matrix::{Elements, Major},
@@ -88,8 +88,8 @@ fn produce(k: &Builder, stages: &[Stage<'_>], (a, b): (Value<'_, u64>, Value<'_,
             };
             stage.full.arrive_expecting(bytes);
             let at = [k.constant(tile * 64), k.cta() * 64];
-            k.load_tensor(stage.a, (a, &at), stage.full, BulkOptions::default());
-            k.load_tensor(stage.b, (b, &[at[0], k.constant(0)]), stage.full, BulkOptions::default());
+            k.load_tensor(stage.a, (a, &at), stage.full, None);
+            k.load_tensor(stage.b, (b, &[at[0], k.constant(0)]), stage.full, None);
         }
     });
 }
