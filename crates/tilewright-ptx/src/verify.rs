@@ -294,11 +294,9 @@ fn wrong_size(op: Op) -> Option<String> {
         Op::Matrix(MatrixOp::Load(count, _) | MatrixOp::Store(count, _)) => {
             expect(matches!(count, 1 | 2 | 4), "matrices", count, "1, 2 or 4")
         }
-        Op::Matrix(MatrixOp::Wgmma { n, a, b, .. }) => {
+        Op::Matrix(MatrixOp::Wgmma { n, .. }) => {
             let fits = n.is_multiple_of(8) && (8..=256).contains(&n);
-            expect(fits, "columns of a wgmma", n, "a multiple of 8 in 8..=256").or_else(|| {
-                expect(a.bytes() == b.bytes(), "bytes of an element of B", b.bytes(), "as many as of A")
-            })
+            expect(fits, "columns of a wgmma", n, "a multiple of 8 in 8..=256")
         }
         Op::Sync(SyncOp::SetmaxnregInc(count) | SyncOp::SetmaxnregDec(count)) => {
             let fits = count.is_multiple_of(8) && (24..=256).contains(&count);

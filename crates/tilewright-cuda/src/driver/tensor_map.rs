@@ -25,8 +25,6 @@ pub(super) fn encode(map: &TensorMap) -> Result<[u64; 16]> {
     };
     let swizzle = match map.swizzle {
         Swizzle::None => Swizzling::CU_TENSOR_MAP_SWIZZLE_NONE,
-        Swizzle::B32 => Swizzling::CU_TENSOR_MAP_SWIZZLE_32B,
-        Swizzle::B64 => Swizzling::CU_TENSOR_MAP_SWIZZLE_64B,
         Swizzle::B128 => Swizzling::CU_TENSOR_MAP_SWIZZLE_128B,
     };
     let steps = [1; 5];

@@ -220,8 +220,7 @@ impl<'c, 'k> GemmConsumer<'c, 'k> {
         self.k.wgmma_fence();
         for step in 0..DEPTH / 16 {
             let (left, right) = (WgmmaLeft::Shared(x.depth_step(step), Major::K), weight.depth_step(step));
-            let operands =
-                WgmmaOperands { elements: (elements, elements), left, right, right_major: Major::K };
+            let operands = WgmmaOperands { elements, left, right, right_major: Major::K };
             self.k.wgmma(self.sums.registers(), operands, true);
         }
         self.k.wgmma_commit();

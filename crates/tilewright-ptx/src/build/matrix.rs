@@ -23,8 +23,8 @@ pub enum WgmmaLeft<'k> {
 /// The operands of a `wgmma`.
 #[derive(Debug, Clone, Copy)]
 pub struct WgmmaOperands<'k> {
-    /// The element types of A and B.
-    pub elements: (Elements, Elements),
+    /// The element type of A and B.
+    pub elements: Elements,
     /// A, 64 rows.
     pub left: WgmmaLeft<'k>,
     /// The descriptor of B.
@@ -58,12 +58,12 @@ impl Builder {
         self.emit(Op::Matrix(MatrixOp::Store(N, transposed)), &operands);
     }
 
-    /// `sums += A · B` with shape 16 × 8 × [`Elements::depth`]. Accumulators are f32, or i32 for i8.
+    /// `sums += A · B` with shape 16 × 8 × [`Elements::depth`].
     #[track_caller]
-    pub fn mma<S: Scalar>(
+    pub fn mma(
         &self,
         elements: Elements,
-        sums: [Var<'_, S>; 4],
+        sums: [Var<'_, f32>; 4],
         a: [Value<'_, u32>; 4],
         b: [Value<'_, u32>; 2],
     ) {
@@ -76,18 +76,13 @@ impl Builder {
     /// `sums = A · B`, or `sums += A · B` if `add`, asynchronously for the warpgroup. The shape is 64 rows by
     /// `2 · sums.len()` columns.
     #[track_caller]
-    pub fn wgmma<S: Scalar>(
-        &self,
-        sums: &[Var<'_, S>],
-        operands: WgmmaOperands<'_>,
-        add: impl IntoOperand<bool>,
-    ) {
+    pub fn wgmma(&self, sums: &[Var<'_, f32>], operands: WgmmaOperands<'_>, add: impl IntoOperand<bool>) {
         let (left, words) = match operands.left {
             WgmmaLeft::Shared(descriptor, major) => (Left::Shared(major), vec![descriptor.operand]),
             WgmmaLeft::Registers(words) => (Left::Registers, words.map(|word| word.operand).to_vec()),
         };
-        let (a, b) = operands.elements;
-        let op = MatrixOp::Wgmma { n: 2 * sums.len(), a, b, left, right: operands.right_major };
+        let WgmmaOperands { elements, right_major: right, .. } = operands;
+        let op = MatrixOp::Wgmma { n: 2 * sums.len(), elements, left, right };
         // the condition must be a register
         let add = self.in_register(Value::<bool>::new(self, add.into_operand()));
         let results: Vec<Reg> = sums.iter().map(|sum| sum.reg).collect();

@@ -12,7 +12,7 @@ use super::{
 };
 
 const SCOPES: [Scope; 4] = [Scope::Cta, Scope::Cluster, Scope::Gpu, Scope::Sys];
-const ELEMENTS: [Elements; 5] = [Elements::F16, Elements::Bf16, Elements::E4m3, Elements::E5m2, Elements::S8];
+const ELEMENTS: [Elements; 3] = [Elements::F16, Elements::Bf16, Elements::E4m3];
 
 /// All instructions, in table order.
 pub fn all() -> Vec<Op> {
@@ -121,23 +121,17 @@ fn matrix() -> Vec<MatrixOp> {
         all.extend([MatrixOp::Load(count, transposed), MatrixOp::Store(count, transposed)]);
     }
     all.extend(ELEMENTS.map(MatrixOp::Mma));
-    for a in ELEMENTS {
-        let majors: &[Major] = if a.bytes() == 2 { &[Major::K, Major::Mn] } else { &[Major::K] };
+    for elements in ELEMENTS {
+        let majors: &[Major] = if elements.bytes() == 2 { &[Major::K, Major::Mn] } else { &[Major::K] };
         for (&left, &right) in majors.iter().flat_map(|left| majors.iter().map(move |right| (left, right))) {
-            all.push(MatrixOp::Wgmma { n: 64, a, b: a, left: Left::Shared(left), right });
+            all.push(MatrixOp::Wgmma { n: 64, elements, left: Left::Shared(left), right });
         }
         for &right in majors {
-            all.push(MatrixOp::Wgmma { n: 8, a, b: a, left: Left::Registers, right });
+            all.push(MatrixOp::Wgmma { n: 8, elements, left: Left::Registers, right });
         }
     }
-    let mixed = (Elements::E4m3, Elements::E5m2);
-    all.push(MatrixOp::Wgmma {
-        n: 256,
-        a: mixed.0,
-        b: mixed.1,
-        left: Left::Shared(Major::K),
-        right: Major::K,
-    });
+    let (left, right) = (Left::Shared(Major::K), Major::K);
+    all.push(MatrixOp::Wgmma { n: 256, elements: Elements::E4m3, left, right });
     all.extend([MatrixOp::WgmmaFence, MatrixOp::WgmmaCommit, MatrixOp::WgmmaWait(1)]);
     all
 }

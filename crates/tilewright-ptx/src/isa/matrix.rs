@@ -6,19 +6,15 @@ use super::{
     types::Class::{self, B32, B64},
 };
 
-/// The element type of A and B, which determines the accumulator type.
+/// The element type of A and B. Accumulators are f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Elements {
-    /// f16, f32 accumulators.
+    /// f16
     F16,
-    /// bf16, f32 accumulators.
+    /// bf16
     Bf16,
-    /// e4m3, f32 accumulators.
+    /// e4m3
     E4m3,
-    /// e5m2, f32 accumulators.
-    E5m2,
-    /// i8, i32 accumulators.
-    S8,
 }
 
 impl Elements {
@@ -28,8 +24,6 @@ impl Elements {
             Self::F16 => "f16",
             Self::Bf16 => "bf16",
             Self::E4m3 => "e4m3",
-            Self::E5m2 => "e5m2",
-            Self::S8 => "s8",
         }
     }
 
@@ -37,17 +31,13 @@ impl Elements {
     pub fn bytes(self) -> usize {
         match self {
             Self::F16 | Self::Bf16 => 2,
-            Self::E4m3 | Self::E5m2 | Self::S8 => 1,
+            Self::E4m3 => 1,
         }
     }
 
     /// The K extent of one MMA: 32 bytes of elements.
     pub fn depth(self) -> usize {
         32 / self.bytes()
-    }
-
-    fn sum(self) -> &'static str {
-        if self == Self::S8 { "s32" } else { "f32" }
     }
 }
 
@@ -85,10 +75,8 @@ pub enum MatrixOp {
     Wgmma {
         /// Columns, a multiple of 8 up to 256.
         n: usize,
-        /// Element type of A.
-        a: Elements,
-        /// Element type of B, of the same width.
-        b: Elements,
+        /// Element type of A and B.
+        elements: Elements,
         /// The source of A.
         left: Left,
         /// The major dimension of B.
@@ -121,17 +109,17 @@ impl MatrixOp {
                 Form::new(spelling, "7.8", "sm_90").operands(operands).aligned()
             }
             Self::Mma(elements) => {
-                let (name, sum, depth) = (elements.ptx(), elements.sum(), elements.depth());
+                let (name, depth) = (elements.ptx(), elements.depth());
                 let spelling = format!(
-                    "mma.sync.aligned.m16n8k{depth}.row.col.{sum}.{name}.{name}.{sum} $*d, $*0:4, $*4:6, $*6:10"
+                    "mma.sync.aligned.m16n8k{depth}.row.col.f32.{name}.{name}.f32 $*d, $*0:4, $*4:6, $*6:10"
                 );
                 let (ptx, sm) = match elements {
-                    Elements::E4m3 | Elements::E5m2 => ("8.4", "sm_89"),
+                    Elements::E4m3 => ("8.4", "sm_89"),
                     _ => ("7.0", "sm_80"),
                 };
                 Form::new(spelling, ptx, sm).results([B32; 4]).operands([Register(B32); 10]).aligned()
             }
-            Self::Wgmma { n, a, b, left, right } => wgmma(n, (a, b), left, right),
+            Self::Wgmma { n, elements, left, right } => wgmma(n, elements, left, right),
             Self::WgmmaFence => Form::new("wgmma.fence.sync.aligned", "8.0", "sm_90a").aligned(),
             Self::WgmmaCommit => Form::new("wgmma.commit_group.sync.aligned", "8.0", "sm_90a").aligned(),
             Self::WgmmaWait(count) => {
@@ -141,7 +129,7 @@ impl MatrixOp {
     }
 }
 
-fn wgmma(n: usize, (a, b): (Elements, Elements), left: Left, right: Major) -> Form {
+fn wgmma(n: usize, elements: Elements, left: Left, right: Major) -> Form {
     let (a_words, a_slots) = match left {
         Left::Shared(_) => ("$0", vec![Value(B64)]),
         Left::Registers => ("$*0:4", vec![Register(B32); 4]),
@@ -149,16 +137,14 @@ fn wgmma(n: usize, (a, b): (Elements, Elements), left: Left, right: Major) -> Fo
     let at = a_slots.len();
     // only 16-bit elements support both major dimensions and have the qualifier
     let transposed = |major| if major == Major::Mn { ", 1" } else { ", 0" };
-    let ways = match (a.bytes(), left) {
+    let ways = match (elements.bytes(), left) {
         (2, Left::Shared(major)) => format!("{}{}", transposed(major), transposed(right)),
         (2, Left::Registers) => transposed(right).to_owned(),
         _ => String::new(),
     };
-    // the sign multipliers of A and B, which integers do not have
-    let signs = if a == Elements::S8 { "" } else { ", 1, 1" };
-    let (depth, sum, a, b) = (a.depth(), a.sum(), a.ptx(), b.ptx());
+    let (depth, name) = (elements.depth(), elements.ptx());
     let spelling = format!(
-        "wgmma.mma_async.sync.aligned.m64n{n}k{depth}.{sum}.{a}.{b} $*d, {a_words}, ${at}, ${}{signs}{ways}",
+        "wgmma.mma_async.sync.aligned.m64n{n}k{depth}.f32.{name}.{name} $*d, {a_words}, ${at}, ${}, 1, 1{ways}",
         at + 1
     );
     let operands = [a_slots, vec![Value(B64), Value(Class::Pred)]].concat();

@@ -115,12 +115,6 @@ pub(crate) fn e4m3_to_f32(byte: u8) -> f32 {
     if byte & 0x80 == 0 { magnitude } else { -magnitude }
 }
 
-/// Converts an e5m2, which is the upper half of an f16.
-#[inline(always)]
-pub(crate) fn e5m2_to_f16(byte: u8) -> f16 {
-    f16::from_bits(u16::from(byte) << 8)
-}
-
 /// Rounds to the nearest e4m3, ties to even, saturated at 448; NaN for NaN.
 #[inline(always)]
 pub(super) fn f32_to_e4m3(a: f32) -> u8 {

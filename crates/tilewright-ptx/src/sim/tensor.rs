@@ -1,18 +1,14 @@
 //! Tensor maps: the bytes that a TMA copy of a box moves.
 //!
 //! A box is dense in shared memory, innermost dimension first, and swizzled by address. Coordinates may be outside the tensor:
-//! loads fill such elements with zeros, stores skip them.
+//! loads fill such elements with zeros.
 
 /// The swizzle of 16-byte units in shared memory: address bits from 4 up are XORed with those from 7 up.
-/// (PTX ISA, "Swizzling Modes": `Swizzle<3,4,3>`, `<2,4,3>` and `<1,4,3>` of CuTe.)
+/// (PTX ISA, "Swizzling Modes": `Swizzle<3,4,3>` of CuTe.)
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Swizzle {
     /// No swizzle.
     None,
-    /// Span of 32 bytes: bit 4 with bit 7; repeats every 256 bytes.
-    B32,
-    /// Span of 64 bytes: bits 4 and 5 with bits 7 and 8; repeats every 512 bytes.
-    B64,
     /// Span of 128 bytes: bits 4 to 6 with bits 7 to 9; repeats every 1024 bytes.
     B128,
 }
@@ -22,16 +18,16 @@ impl Swizzle {
     pub fn span(self) -> Option<u32> {
         match self {
             Self::None => None,
-            Self::B32 => Some(32),
-            Self::B64 => Some(64),
             Self::B128 => Some(128),
         }
     }
 
     /// The swizzled address of a shared address. The function is its own inverse.
     pub fn apply(self, address: u32) -> u32 {
-        let chunks = self.span().map_or(0, |span| span / 16 - 1);
-        address ^ (address >> 7 & chunks) << 4
+        match self {
+            Self::None => address,
+            Self::B128 => address ^ (address >> 7 & 7) << 4,
+        }
     }
 }
 

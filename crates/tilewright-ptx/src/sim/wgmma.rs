@@ -56,7 +56,7 @@ enum Source {
 #[derive(Debug, Clone)]
 pub(super) struct PendingWgmma {
     number: u32,
-    elements: (Elements, Elements),
+    elements: Elements,
     n: usize,
     a: Source,
     b: (Descriptor, Major),
@@ -107,7 +107,7 @@ impl Exec<'_, '_> {
         results: Range,
         operands: Range,
     ) -> Result<Next, FaultCause> {
-        let MatrixOp::Wgmma { n, a: left_elements, b: right_elements, left, right } = op else {
+        let MatrixOp::Wgmma { n, elements, left, right } = op else {
             return Ok(Next::Advance);
         };
         let arrival = self.arrival(left, results, operands)?;
@@ -135,7 +135,7 @@ impl Exec<'_, '_> {
         };
         let wgmma = PendingWgmma {
             number,
-            elements: (left_elements, right_elements),
+            elements,
             n,
             a,
             b: (decode(arrival.b)?, right),

@@ -6,11 +6,11 @@
 //! | 16..30 | LBO / 16, the leading dimension's byte offset |
 //! | 32..46 | SBO / 16, the stride dimension's byte offset |
 //! | 49..52 | base offset: start of the repeating pattern, in units of 128 bytes modulo 8 |
-//! | 62..64 | swizzle: 0 none, 1 128 bytes, 2 64 bytes, 3 32 bytes |
+//! | 62..64 | swizzle: 0 none, 1 128 bytes |
 //!
 //! Source: PTX ISA, "Matrix Descriptor Format" and "Canonical Layouts" of `wgmma`. The manual specifies the canonical layouts
 //! as CuTe layouts in elements. The last column is the offset in bytes from the start address, with `r` the row of A or column
-//! of B, `b = k · bytes` and `s` the swizzle span (128, 64 or 32 bytes):
+//! of B, `b = k · bytes` and `s` the swizzle span (128 bytes):
 //!
 //! | major | swizzle | canonical layout | bytes from the start |
 //! |---|---|---|---|
@@ -42,7 +42,8 @@ impl Descriptor {
     /// Decodes a descriptor.
     ///
     /// # Errors
-    /// When reserved bits are set, or a base offset: a pattern that is not aligned to its size is not simulated.
+    /// When reserved bits are set, a swizzle of 32 or 64 bytes, or a base offset: a pattern that is not aligned to its size is not
+    /// simulated.
     pub fn decode(bits: u64) -> Result<Self, String> {
         const FIELDS: u64 = 0x3fff | 0x3fff << 16 | 0x3fff << 32 | 7 << 49 | 3 << 62;
         if bits & !FIELDS != 0 {
@@ -60,8 +61,11 @@ impl Descriptor {
         let swizzle = match bits >> 62 {
             0 => Swizzle::None,
             1 => Swizzle::B128,
-            2 => Swizzle::B64,
-            _ => Swizzle::B32,
+            mode => {
+                return Err(format!(
+                    "matrix descriptor {bits:#018x}: swizzle mode {mode} is not simulated, expected 0 or 1"
+                ));
+            }
         };
         Ok(Self { start: field(0), lbo: field(16), sbo: field(32), swizzle })
     }

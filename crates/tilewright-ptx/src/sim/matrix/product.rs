@@ -10,18 +10,12 @@
 //! | C, D `r` | row `g + 8 (r / 2 % 2)` | column `8 (r / 4) + 2 t + r % 2` |
 //!
 //! Products of these formats are exact in f32, except for the largest and smallest of bf16. Those of 16 bits are added to C in K
-//! order, with each sum rounded to nearest. This order is a choice: the hardware's order is unspecified. Integer sums wrap, so their
-//! order does not matter.
+//! order, with each sum rounded to nearest. This order is a choice: the hardware's order is unspecified.
 //!
 //! The products of 8-bit floats and C are truncated to multiples of 2^-13 of the largest one's power of two, and then added. This was
 //! measured on an H100: beside 256, 2^-5 is kept and 2^-6 is lost, of either sign, in the same instruction or a later one.
 
-use crate::isa::{
-    matrix::Elements,
-    pure::Lanes,
-    semantics::{e4m3_to_f32, e5m2_to_f16},
-    types::Scalar,
-};
+use crate::isa::{matrix::Elements, pure::Lanes, semantics::e4m3_to_f32};
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 use std::sync::LazyLock;
 
@@ -57,7 +51,7 @@ fn put(row: &mut Row, at: usize, bits: u64) {
 /// `mma.sync`: computes D from A, B and C.
 pub fn mma(elements: Elements, a: &[Lanes; 4], b: &[Lanes; 2], c: &[Lanes; 4]) -> [Lanes; 4] {
     let mut d = *c;
-    multiply((elements, elements), &rows_of(a), &columns_of(b), &mut [&mut d]);
+    multiply(elements, &rows_of(a), &columns_of(b), &mut [&mut d]);
     d
 }
 
@@ -66,14 +60,8 @@ pub fn mma(elements: Elements, a: &[Lanes; 4], b: &[Lanes; 2], c: &[Lanes; 4]) -
 /// A to rows.
 ///
 /// # Panics
-/// When the number of rows, columns or registers is wrong, or elements of A and B differ in width.
-pub fn wgmma(
-    elements: (Elements, Elements),
-    a: &[Row],
-    b: &[Row],
-    accumulators: [&mut [Lanes]; 4],
-    accumulate: bool,
-) {
+/// When the number of rows, columns or registers is wrong.
+pub fn wgmma(elements: Elements, a: &[Row], b: &[Row], accumulators: [&mut [Lanes]; 4], accumulate: bool) {
     assert_eq!(a.len(), 64, "rows of A");
     assert!(accumulators.iter().all(|registers| 2 * registers.len() == b.len()), "registers of D");
     let mut accumulators = accumulators;
@@ -84,42 +72,14 @@ pub fn wgmma(
 }
 
 /// Adds A · B to the accumulators of the warps, 16 rows of A each.
-fn multiply(elements: (Elements, Elements), a: &[Row], b: &[Row], sums: &mut [&mut [Lanes]]) {
-    assert_eq!(elements.0.bytes(), elements.1.bytes(), "widths of elements");
+fn multiply(elements: Elements, a: &[Row], b: &[Row], sums: &mut [&mut [Lanes]]) {
     assert_eq!(b.len() % 8, 0, "columns come in eights");
-    assert_eq!(elements.0 == Elements::S8, elements.1 == Elements::S8, "whole numbers meet whole numbers");
-    if elements.0 == Elements::S8 {
-        add_products(&widen(a, i8s), &widen(b, i8s), 32, sums, add_row);
-    } else {
-        let (a, b) = (floats(elements.0, a), floats(elements.1, b));
-        let add_row = if elements.0.bytes() == 1 { add_narrow_row } else { add_row };
-        add_products(&a, &b, elements.0.depth(), sums, add_row);
-    }
-}
-
-/// Accumulator types.
-trait Sum: Scalar + Default {
-    /// `self + a · b`
-    fn plus_product(self, a: Self, b: Self) -> Self;
-}
-
-impl Sum for f32 {
-    #[inline(always)]
-    fn plus_product(self, a: Self, b: Self) -> Self {
-        self + a * b
-    }
-}
-
-impl Sum for i32 {
-    #[inline(always)]
-    fn plus_product(self, a: Self, b: Self) -> Self {
-        self.wrapping_add(a.wrapping_mul(b))
-    }
+    let add_row = if elements.bytes() == 1 { add_narrow_row } else { add_row };
+    add_products(&floats(elements, a), &floats(elements, b), elements.depth(), sums, add_row);
 }
 
 /// Converts the elements of rows to f32.
 fn floats(elements: Elements, rows: &[Row]) -> Vec<f32> {
-    let table = |table: &[f32; 256], rows| widen(rows, |row| row.map(|byte| table[usize::from(byte)]));
     match elements {
         Elements::F16 => {
             let halves: Vec<f16> = widen(rows, |row| halves(row).map(f16::from_bits));
@@ -128,15 +88,14 @@ fn floats(elements: Elements, rows: &[Row]) -> Vec<f32> {
             floats
         }
         Elements::Bf16 => widen(rows, |row| halves(row).map(|bits| bf16::from_bits(bits).to_f32())),
-        Elements::E4m3 => table(&E4M3, rows),
-        Elements::E5m2 => table(&E5M2, rows),
-        Elements::S8 => unreachable!("their sums are whole numbers"),
+        Elements::E4m3 => {
+            let table: &[f32; 256] = &E4M3;
+            widen(rows, |row| row.map(|byte| table[usize::from(byte)]))
+        }
     }
 }
 
 static E4M3: LazyLock<[f32; 256]> = LazyLock::new(|| std::array::from_fn(|byte| e4m3_to_f32(byte as u8)));
-static E5M2: LazyLock<[f32; 256]> =
-    LazyLock::new(|| std::array::from_fn(|byte| e5m2_to_f16(byte as u8).to_f32()));
 
 fn widen<T, const N: usize>(rows: &[Row], each: impl Fn(&Row) -> [T; N]) -> Vec<T> {
     let mut numbers = Vec::with_capacity(N * rows.len());
@@ -148,20 +107,16 @@ fn halves(row: &Row) -> [u16; 16] {
     std::array::from_fn(|at| u16::from_le_bytes([row[2 * at], row[2 * at + 1]]))
 }
 
-fn i8s(row: &Row) -> [i32; 32] {
-    row.map(|byte| i32::from(byte.cast_signed()))
-}
-
 /// The order of eight columns in a line: the columns of one register's adjacent lanes, then those of the next register.
 const COLUMN_ORDER: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
 
 /// Adds the products row by row. All columns of a row form one slice, which the compiler vectorizes.
-fn add_products<T: Sum>(
-    a: &[T],
-    b: &[T],
+fn add_products(
+    a: &[f32],
+    b: &[f32],
     depth: usize,
     sums: &mut [&mut [Lanes]],
-    add_row: impl Fn(&[T], &[T], &mut [T]),
+    add_row: impl Fn(&[f32], &[f32], &mut [f32]),
 ) {
     let num_columns = b.len() / depth;
     let mut lines = Vec::with_capacity(b.len());
@@ -170,21 +125,21 @@ fn add_products<T: Sum>(
             b.chunks_exact(8 * depth).flat_map(|eight| COLUMN_ORDER.map(|column| eight[column * depth + k]));
         lines.extend(line);
     }
-    let mut line = vec![T::default(); num_columns];
+    let mut line = vec![0.0; num_columns];
     for (rows, registers) in a.chunks_exact(16 * depth).zip(sums) {
         for (row, a) in rows.chunks_exact(depth).enumerate() {
             let (half, lanes) = (2 * (row / 8), 4 * (row % 8)..4 * (row % 8) + 4);
             for (eight, registers) in line.chunks_exact_mut(8).zip(registers.chunks_exact(4)) {
                 let (even, odd) = (&registers[half][lanes.clone()], &registers[half + 1][lanes.clone()]);
                 for (sum, &bits) in eight.iter_mut().zip(even.iter().chain(odd)) {
-                    *sum = T::from_bits(bits);
+                    *sum = f32::from_bits(bits as u32);
                 }
             }
             add_row(a, &lines, &mut line);
             for (eight, registers) in line.chunks_exact(8).zip(registers.chunks_exact_mut(4)) {
                 for at in 0..4 {
-                    registers[half][lanes.start + at] = eight[at].bits();
-                    registers[half + 1][lanes.start + at] = eight[at + 4].bits();
+                    registers[half][lanes.start + at] = u64::from(eight[at].to_bits());
+                    registers[half + 1][lanes.start + at] = u64::from(eight[at + 4].to_bits());
                 }
             }
         }
@@ -192,13 +147,12 @@ fn add_products<T: Sum>(
 }
 
 /// Adds a row of A times all columns of B, four K steps at a time to reduce loads and stores of the sums.
-fn add_row<T: Sum>(a: &[T], b: &[T], sums: &mut [T]) {
+fn add_row(a: &[f32], b: &[f32], sums: &mut [f32]) {
     for (a, lines) in a.chunks_exact(4).zip(b.chunks_exact(4 * sums.len())) {
         let (b01, b23) = lines.split_at(2 * sums.len());
         let ((b0, b1), (b2, b3)) = (b01.split_at(sums.len()), b23.split_at(sums.len()));
         for ((((sum, &b0), &b1), &b2), &b3) in sums.iter_mut().zip(b0).zip(b1).zip(b2).zip(b3) {
-            let half = sum.plus_product(a[0], b0).plus_product(a[1], b1);
-            *sum = half.plus_product(a[2], b2).plus_product(a[3], b3);
+            *sum = *sum + a[0] * b0 + a[1] * b1 + a[2] * b2 + a[3] * b3;
         }
     }
 }

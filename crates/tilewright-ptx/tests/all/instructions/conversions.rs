@@ -1,4 +1,4 @@
-//! Conversions: the exact value, rounded to the format; 8-bit floats by a table of their values.
+//! Conversions: the exact value, rounded to the format; e4m3 by a table of its values.
 
 use super::{
     check::{Definition, Expected, check},
@@ -13,58 +13,41 @@ fn conversions_match_their_definitions() {
     check(definition, near_ties);
 }
 
-/// An 8-bit float format: fraction bits, exponent of the smallest subnormal, magnitude bits of the maximum.
-pub(crate) struct Small {
-    digits: u32,
-    lowest: i32,
-    largest: u8,
+/// The largest magnitude of e4m3.
+const MAX_E4M3: u32 = 0x7e;
+
+/// The value of magnitude bits of e4m3, including those above the maximum.
+fn e4m3_value(bits: u32) -> f64 {
+    let (field, fraction) = (bits / 8, bits % 8);
+    let steps = if field == 0 { fraction } else { fraction + 8 };
+    f64::from(steps) * f64::from(-9 + (field as i32 - 1).max(0)).exp2()
 }
 
-pub(crate) const E4M3: Small = Small { digits: 3, lowest: -9, largest: 0x7e };
-pub(crate) const E5M2: Small = Small { digits: 2, lowest: -16, largest: 0x7b };
-
-impl Small {
-    /// The value of magnitude bits, including those above the maximum.
-    fn value(&self, bits: u32) -> f64 {
-        let hidden = 1 << self.digits;
-        let (field, fraction) = (bits / hidden, bits % hidden);
-        let steps = if field == 0 { fraction } else { fraction + hidden };
-        f64::from(steps) * f64::from(self.lowest + (field as i32 - 1).max(0)).exp2()
-    }
-
-    /// The midpoints of adjacent magnitudes.
-    fn ties(&self) -> Vec<f64> {
-        (0..u32::from(self.largest)).map(|bits| (self.value(bits) + self.value(bits + 1)) / 2.0).collect()
-    }
-}
-
-static E4M3_TIES: LazyLock<Vec<f64>> = LazyLock::new(|| E4M3.ties());
+/// The midpoints of adjacent magnitudes of e4m3.
+static E4M3_TIES: LazyLock<Vec<f64>> =
+    LazyLock::new(|| (0..MAX_E4M3).map(|bits| (e4m3_value(bits) + e4m3_value(bits + 1)) / 2.0).collect());
 
 /// `cvt.rn.satfinite` to 8 bits: the result is the number of ties below the value; a tie rounds to even.
-fn small_of(ties: &[f64], format: Format, bits: u64) -> u64 {
-    if format.is_nan(bits) {
+fn e4m3_of(bits: u64) -> u64 {
+    if F32.is_nan(bits) {
         return 0x7f;
     }
-    let magnitude = F64.encode(&format.decode(format.magnitude(bits))).map_or(f64::NAN, f64::from_bits);
-    let mut below = ties.partition_point(|&tie| tie < magnitude);
-    if ties.get(below) == Some(&magnitude) && below % 2 == 1 {
+    let magnitude = F64.encode(&F32.decode(F32.magnitude(bits))).map_or(f64::NAN, f64::from_bits);
+    let mut below = E4M3_TIES.partition_point(|&tie| tie < magnitude);
+    if E4M3_TIES.get(below) == Some(&magnitude) && below % 2 == 1 {
         below += 1;
     }
-    below as u64 | if format.sign(bits) { 0x80 } else { 0 }
+    below as u64 | if F32.sign(bits) { 0x80 } else { 0 }
 }
 
-/// An 8-bit float as f16, which represents all of them.
-pub(crate) fn large_of(small: &Small, bits: u64) -> Option<u64> {
+/// An e4m3 as f16, which represents all of them.
+pub(crate) fn e4m3_as_f16(bits: u64) -> Option<u64> {
     let magnitude = (bits & 0x7f) as u32;
-    let infinite = small.digits == 2 && magnitude == 0x7c;
-    if magnitude > small.largest.into() && !infinite {
-        return None;
-    }
-    let value = if infinite { f64::INFINITY } else { small.value(magnitude) };
-    F16.encode(&F64.decode(value.to_bits())).map(|half| half | (bits & 0x80) << 8)
+    let half = F16.encode(&F64.decode(e4m3_value(magnitude).to_bits()))?;
+    (magnitude <= MAX_E4M3).then_some(half | (bits & 0x80) << 8)
 }
 
-/// f32 at and next to every tie of f16, bf16 and the 8-bit formats.
+/// f32 at and next to every tie of f16, bf16 and e4m3.
 fn near_ties(op: PureOp) -> Vec<Args> {
     let beside = |bits: u64| [bits.wrapping_sub(1), bits, bits + 1];
     let of = |value: f64| u64::from((value as f32).to_bits());
@@ -161,10 +144,8 @@ fn floats(op: PureOp) -> Option<Definition> {
 
 fn small(op: PureOp) -> Option<Definition> {
     Some(match op {
-        F32ToE4m3x2 => {
-            |x| Expected::Bits(small_of(&E4M3_TIES, F32, x[1]) | small_of(&E4M3_TIES, F32, x[0]) << 8)
-        }
-        E4m3x2ToF16x2 => |x| Expected::Pair(F16, [x[0] & 0xff, x[0] >> 8].map(|byte| large_of(&E4M3, byte))),
+        F32ToE4m3x2 => |x| Expected::Bits(e4m3_of(x[1]) | e4m3_of(x[0]) << 8),
+        E4m3x2ToF16x2 => |x| Expected::Pair(F16, [x[0] & 0xff, x[0] >> 8].map(e4m3_as_f16)),
         _ => return None,
     })
 }

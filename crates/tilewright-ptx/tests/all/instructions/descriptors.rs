@@ -6,7 +6,7 @@ use tilewright_ptx::{
     sim::{matrix::Descriptor, tensor::Swizzle},
 };
 
-/// The position of each 16-byte unit in each row of a swizzle pattern, from the figures. A row is one span long.
+/// The position of each 16-byte unit in each row of the swizzle pattern, from the figure. A row is one span long.
 pub(crate) const PATTERN_128: [[u32; 8]; 8] = [
     [0, 1, 2, 3, 4, 5, 6, 7],
     [1, 0, 3, 2, 5, 4, 7, 6],
@@ -17,28 +17,14 @@ pub(crate) const PATTERN_128: [[u32; 8]; 8] = [
     [6, 7, 4, 5, 2, 3, 0, 1],
     [7, 6, 5, 4, 3, 2, 1, 0],
 ];
-const PATTERN_64: [[u32; 4]; 8] = [
-    [0, 1, 2, 3],
-    [0, 1, 2, 3],
-    [1, 0, 3, 2],
-    [1, 0, 3, 2],
-    [2, 3, 0, 1],
-    [2, 3, 0, 1],
-    [3, 2, 1, 0],
-    [3, 2, 1, 0],
-];
-const PATTERN_32: [[u32; 2]; 8] = [[0, 1], [0, 1], [0, 1], [0, 1], [1, 0], [1, 0], [1, 0], [1, 0]];
 
 pub(crate) fn by_figure(swizzle: Swizzle, address: u32) -> u32 {
-    let place = |span: u32, row: &dyn Fn(usize, usize) -> u32| {
-        let (line, within) = (address / span, address % span);
-        line * span + row((line % 8) as usize, (within / 16) as usize) * 16 + address % 16
-    };
+    let (line, within) = (address / 128, address % 128);
     match swizzle {
         Swizzle::None => address,
-        Swizzle::B32 => place(32, &|line, piece| PATTERN_32[line][piece]),
-        Swizzle::B64 => place(64, &|line, piece| PATTERN_64[line][piece]),
-        Swizzle::B128 => place(128, &|line, piece| PATTERN_128[line][piece]),
+        Swizzle::B128 => {
+            line * 128 + PATTERN_128[(line % 8) as usize][(within / 16) as usize] * 16 + address % 16
+        }
     }
 }
 
@@ -72,8 +58,6 @@ fn encode(start: u32, lbo: u32, sbo: u32, swizzle: Swizzle) -> u64 {
     let mode = match swizzle {
         Swizzle::None => 0,
         Swizzle::B128 => 1,
-        Swizzle::B64 => 2,
-        Swizzle::B32 => 3,
     };
     let field = |value: u32| u64::from((value & 0x3_ffff) >> 4);
     field(start) + field(lbo) * (1 << 16) + field(sbo) * (1 << 32) + mode * (1 << 62)
@@ -90,28 +74,18 @@ fn check(case: &LayoutCase, start: u32, num_rows: usize) {
     }
 }
 
-/// The manual's worked examples. (tf32 is not an element type here, but 4-byte elements are covered.)
+/// The manual's worked examples without a swizzle. (tf32 is not an element type here, but 4-byte elements are covered.)
 #[test]
 fn the_manuals_examples() {
-    let (k, mn) = (Major::K, Major::Mn);
-    let case = |major, swizzle, bytes, (lbo, sbo): (u32, u32), rows: &Mode, depth: &Mode| LayoutCase {
-        major,
-        swizzle,
-        bytes,
-        lbo: lbo * bytes as u32,
-        sbo: sbo * bytes as u32,
-        rows: rows.to_vec(),
-        depth: depth.to_vec(),
+    let case = |major, bytes: usize, (lbo, sbo): (u32, u32), rows: &Mode, depth: &Mode| {
+        let [lbo, sbo] = [lbo, sbo].map(|elements| elements * bytes as u32);
+        let (rows, depth) = (rows.to_vec(), depth.to_vec());
+        LayoutCase { major, swizzle: Swizzle::None, bytes, lbo, sbo, rows, depth }
     };
-    let cases = [
-        case(k, Swizzle::None, 4, (64, 32), &[(8, 4), (2, 32)], &[(4, 1), (4, 64)]),
-        case(k, Swizzle::B32, 4, (0, 64), &[(8, 8), (2, 64)], &[(4, 1), (4, 4)]),
-        case(mn, Swizzle::None, 2, (128, 64), &[(8, 1), (1, 8), (2, 64)], &[(8, 8), (2, 128)]),
-        case(mn, Swizzle::B32, 2, (128, 256), &[(8, 1), (2, 8), (2, 128)], &[(8, 16), (2, 256)]),
-        case(mn, Swizzle::B64, 2, (256, 512), &[(8, 1), (4, 8), (2, 256)], &[(8, 32), (2, 512)]),
-    ];
-    for case in &cases {
-        check(case, 0x2000, 16);
+    let of_k = case(Major::K, 4, (64, 32), &[(8, 4), (2, 32)], &[(4, 1), (4, 64)]);
+    let of_mn = case(Major::Mn, 2, (128, 64), &[(8, 1), (1, 8), (2, 64)], &[(8, 8), (2, 128)]);
+    for case in [of_k, of_mn] {
+        check(&case, 0x2000, 16);
     }
 }
 
@@ -121,9 +95,7 @@ fn canonical_layouts() {
     for (bytes, (lbo, sbo)) in [(2, (4096, 1024)), (1, (4096, 2048)), (2, (1024, 8192)), (2, (16, 3072))] {
         let t = 16 / bytes;
         let (leading, stride) = (lbo as usize / bytes, sbo as usize / bytes);
-        for (swizzle, pieces) in
-            [(Swizzle::None, 1), (Swizzle::B32, 2), (Swizzle::B64, 4), (Swizzle::B128, 8)]
-        {
+        for (swizzle, pieces) in [(Swizzle::None, 1), (Swizzle::B128, 8)] {
             let rows = vec![(8, pieces * t), (99, stride)];
             let depth = vec![(t, 1), (99, if swizzle == Swizzle::None { leading } else { t })];
             check(&LayoutCase { major: Major::K, swizzle, bytes, lbo, sbo, rows, depth }, 0x400, 256);
@@ -158,7 +130,7 @@ fn gather_matches_element_addresses() {
         assert_eq!(at % 16, 0);
         Ok(memory[at as usize..at as usize + 16].try_into().unwrap())
     };
-    for swizzle in [Swizzle::None, Swizzle::B32, Swizzle::B64, Swizzle::B128] {
+    for swizzle in [Swizzle::None, Swizzle::B128] {
         let descriptor = Descriptor::decode(encode(0x1c00, 0x2000, 0x600, swizzle)).unwrap();
         for (major, bytes) in [(Major::K, 1), (Major::K, 2), (Major::Mn, 2)] {
             let rows = descriptor.gather(major, 64, read).unwrap();
@@ -175,8 +147,8 @@ fn gather_matches_element_addresses() {
 
 #[test]
 fn fields_and_errors() {
-    let descriptor = Descriptor::decode(encode(0x3_fff0, 0x120, 0x3_0010, Swizzle::B64)).unwrap();
-    assert_eq!(descriptor, Descriptor { start: 0x3_fff0, lbo: 0x120, sbo: 0x3_0010, swizzle: Swizzle::B64 });
+    let descriptor = Descriptor::decode(encode(0x3_fff0, 0x120, 0x3_0010, Swizzle::B128)).unwrap();
+    assert_eq!(descriptor, Descriptor { start: 0x3_fff0, lbo: 0x120, sbo: 0x3_0010, swizzle: Swizzle::B128 });
     let error = |bits: u64| Descriptor::decode(bits).unwrap_err();
     assert_eq!(error(1 << 14 | 0x40), "matrix descriptor 0x0000000000004040: bits 0x4000 belong to no field");
     assert_eq!(
@@ -184,6 +156,8 @@ fn fields_and_errors() {
         "matrix descriptor 0x0006000000000000: base offset 3 is not simulated; let the swizzle's pattern begin at a \
          multiple of 1024 bytes"
     );
+    let of_64 = "matrix descriptor 0x8000000000000000: swizzle mode 2 is not simulated, expected 0 or 1";
+    assert_eq!(error(2 << 62), of_64);
     for at in [14, 15, 30, 31, 46, 47, 48, 52, 61] {
         assert!(error(1 << at).contains("belong to no field"), "bit {at}");
     }

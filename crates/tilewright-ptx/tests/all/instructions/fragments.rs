@@ -4,8 +4,7 @@
 use super::exact::{BF16, Exact, F16, Number};
 use tilewright_ptx::isa::{matrix::Elements, pure::Lanes};
 
-pub(crate) const ALL: [Elements; 5] =
-    [Elements::F16, Elements::Bf16, Elements::E4m3, Elements::E5m2, Elements::S8];
+pub(crate) const ALL: [Elements; 3] = [Elements::F16, Elements::Bf16, Elements::E4m3];
 
 /// A matrix of small integers, by row and column.
 pub(crate) type Matrix = Vec<Vec<i8>>;
@@ -13,7 +12,6 @@ pub(crate) type Matrix = Vec<Vec<i8>>;
 /// The bits of an integer in -3..=3.
 pub(crate) fn bits(elements: Elements, value: i8) -> u64 {
     const E4M3: [u64; 4] = [0, 0x38, 0x40, 0x44];
-    const E5M2: [u64; 4] = [0, 0x3c, 0x40, 0x42];
     let magnitude = usize::from(value.unsigned_abs());
     let sign = if value < 0 { 0x80 } else { 0 };
     let float = || Number::Finite(Exact::integer(value.into()));
@@ -21,8 +19,6 @@ pub(crate) fn bits(elements: Elements, value: i8) -> u64 {
         Elements::F16 => F16.encode(&float()).unwrap(),
         Elements::Bf16 => BF16.encode(&float()).unwrap(),
         Elements::E4m3 => E4M3[magnitude] | sign,
-        Elements::E5m2 => E5M2[magnitude] | sign,
-        Elements::S8 => u64::from(value.cast_unsigned()),
     }
 }
 

@@ -108,7 +108,7 @@ fn consume<'k>(k: &'k Builder, stages: &[Stage<'k>], bug: Bug) -> Vec<Var<'k, f3
                 ((tile.address() + 32 * step) >> 4).to_u64() | (1_u64 << 16 | 64 << 32 | 1 << 62)
             };
             let operands = WgmmaOperands {
-                elements: (Elements::Bf16, Elements::Bf16),
+                elements: Elements::Bf16,
                 left: WgmmaLeft::Shared(descriptor(stage.a), Major::K),
                 right: descriptor(stage.b),
                 right_major: Major::K,

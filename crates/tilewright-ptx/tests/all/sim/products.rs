@@ -65,7 +65,7 @@ fn product(bug: Bug, registers: bool) -> Kernel {
             false => WgmmaLeft::Shared(descriptor(0), Major::K),
         };
         let right = descriptor(2048) + other.to_u64();
-        let elements = (Elements::Bf16, Elements::Bf16);
+        let elements = Elements::Bf16;
         let operands = WgmmaOperands { elements, left, right, right_major: Major::K };
         let multiply = || {
             k.wgmma(&sums, operands, false);
@@ -169,7 +169,7 @@ fn again(waits: bool, fences: bool) -> Kernel {
         k.sync_threads();
         let sums: [Var<'_, f32>; 4] = std::array::from_fn(|_| k.var("sum", 0.0_f32));
         let right = (tile.address() >> 4).to_u64() | (8_u64 << 16 | 16 << 32);
-        let elements = (Elements::Bf16, Elements::Bf16);
+        let elements = Elements::Bf16;
         let multiply = |fence: bool, wait: bool| {
             let left = WgmmaLeft::Registers([0_u32; 4].map(|_| x.at(k.thread()).load()));
             if fence {

@@ -16,7 +16,7 @@ use crate::{
 };
 use tilewright_ptx::{
     build::{Builder, Shared, Value, Var, WgmmaLeft, WgmmaOperands},
-    isa::matrix::{Elements, Major},
+    isa::matrix::Major,
 };
 
 /// Registers per thread.
@@ -140,10 +140,6 @@ impl<'c, 'k> MlaConsumer<'c, 'k> {
         WgmmaLeft::Registers(fragment.or(last).unwrap_or([self.k.constant(0); 4]))
     }
 
-    fn elements(&self) -> (Elements, Elements) {
-        (self.shared.cta.elements, self.shared.cta.elements)
-    }
-
     /// Starts `S = Q · Kᵀ` of tile `n`, as its panels arrive.
     pub(super) fn multiply_keys(&self, n: Value<'k, u32>) {
         let (k, shared) = (self.k, self.shared);
@@ -161,7 +157,7 @@ impl<'c, 'k> MlaConsumer<'c, 'k> {
                         None => WgmmaLeft::Shared(q.depth_step(step), Major::K),
                         Some(at) => self.query_operand(at, last),
                     };
-                    let (elements, right) = (self.elements(), keys.depth_step(step));
+                    let (elements, right) = (self.shared.cta.elements, keys.depth_step(step));
                     let operands = WgmmaOperands { elements, left, right, right_major: Major::K };
                     k.wgmma(&logits, operands, step > 0);
                 }
@@ -182,7 +178,7 @@ impl<'c, 'k> MlaConsumer<'c, 'k> {
                 true => WgmmaLeft::Shared(weights.depth_step(step), Major::K),
                 false => WgmmaLeft::Registers(std::array::from_fn(|i| self.weights[4 * step + i].get())),
             };
-            let (elements, right) = (self.elements(), values.row_step(step));
+            let (elements, right) = (self.shared.cta.elements, values.row_step(step));
             let operands = WgmmaOperands { elements, left, right, right_major: Major::Mn };
             k.wgmma(&o, operands, true);
         }

@@ -301,9 +301,8 @@ impl<'c, 'k> Consumer<'c, 'k> {
         }
     }
 
-    pub(super) fn elements(&self) -> (Elements, Elements) {
-        let elements = self.shared.products().elements;
-        (elements, elements)
+    pub(super) fn elements(&self) -> Elements {
+        self.shared.products().elements
     }
 
     /// Starts `S = Q · Kᵀ`.
