@@ -9,7 +9,6 @@ mod memory;
 mod pipeline;
 mod products;
 mod races;
-mod speed;
 
 use crate::kernel;
 use tilewright_ptx::{
