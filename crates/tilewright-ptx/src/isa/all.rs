@@ -38,7 +38,7 @@ fn memory() -> Vec<MemoryOp> {
             }
         }
     }
-    for access in [Access::ReadOnly, Access::Streaming, Access::Volatile] {
+    for access in [Access::ReadOnly, Access::Streaming] {
         all.push(MemoryOp::Load(Space::Global, Element::B32, 4, access));
     }
     for scope in SCOPES {
@@ -47,13 +47,10 @@ fn memory() -> Vec<MemoryOp> {
             all.push(MemoryOp::Store(Space::Global, Element::B32, 1, access));
         }
     }
-    all.extend(
-        [Access::Streaming, Access::Volatile]
-            .map(|access| MemoryOp::Store(Space::Global, Element::B32, 4, access)),
-    );
+    all.push(MemoryOp::Store(Space::Global, Element::B32, 4, Access::Streaming));
     for op in AtomicOp::ALL {
         all.push(MemoryOp::Atomic(Space::Global, op, Order::Relaxed, Scope::Gpu));
-        if !matches!(op, AtomicOp::Exch | AtomicOp::Cas | AtomicOp::CasU64) {
+        if op != AtomicOp::Exch {
             all.push(MemoryOp::Reduce(Space::Global, op, Order::Relaxed, Scope::Gpu));
         }
     }

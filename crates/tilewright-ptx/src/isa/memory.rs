@@ -91,8 +91,6 @@ pub enum Access {
     Relaxed(Scope),
     /// `ld.acquire` or `st.release` at a scope.
     Ordered(Scope),
-    /// `volatile`
-    Volatile,
 }
 
 /// The scope of an ordered access.
@@ -127,12 +125,6 @@ pub enum AtomicOp {
     AddU32,
     /// `a + b` in u64.
     AddU64,
-    /// `a + b` in f32, rounded to nearest.
-    AddF32,
-    /// `a + b` in both f16 halves, rounded to nearest.
-    AddF16x2,
-    /// `a + b` in both bf16 halves, rounded to nearest.
-    AddBf16x2,
     /// `min(a, b)` in u32.
     MinU32,
     /// `max(a, b)` in u32.
@@ -141,8 +133,6 @@ pub enum AtomicOp {
     MinS32,
     /// `max(a, b)` in i32.
     MaxS32,
-    /// `max(a, b)` in u64.
-    MaxU64,
     /// `a & b`
     And,
     /// `a | b`
@@ -153,32 +143,22 @@ pub enum AtomicOp {
     Inc,
     /// `b`
     Exch,
-    /// `a == b ? c : a` in 32 bits.
-    Cas,
-    /// `a == b ? c : a` in 64 bits.
-    CasU64,
 }
 
 impl AtomicOp {
     /// All operations.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 11] = [
         Self::AddU32,
         Self::AddU64,
-        Self::AddF32,
-        Self::AddF16x2,
-        Self::AddBf16x2,
         Self::MinU32,
         Self::MaxU32,
         Self::MinS32,
         Self::MaxS32,
-        Self::MaxU64,
         Self::And,
         Self::Or,
         Self::Xor,
         Self::Inc,
         Self::Exch,
-        Self::Cas,
-        Self::CasU64,
     ];
 
     /// Spelling, class, first PTX version and architecture.
@@ -186,21 +166,15 @@ impl AtomicOp {
         match self {
             Self::AddU32 => ("add.u32", B32, "1.1", "sm_50"),
             Self::AddU64 => ("add.u64", B64, "1.2", "sm_50"),
-            Self::AddF32 => ("add.f32", B32, "2.0", "sm_50"),
-            Self::AddF16x2 => ("add.noftz.f16x2", B32, "6.2", "sm_60"),
-            Self::AddBf16x2 => ("add.noftz.bf16x2", B32, "7.8", "sm_90"),
             Self::MinU32 => ("min.u32", B32, "1.1", "sm_50"),
             Self::MaxU32 => ("max.u32", B32, "1.1", "sm_50"),
             Self::MinS32 => ("min.s32", B32, "1.1", "sm_50"),
             Self::MaxS32 => ("max.s32", B32, "1.1", "sm_50"),
-            Self::MaxU64 => ("max.u64", B64, "3.1", "sm_50"),
             Self::And => ("and.b32", B32, "1.1", "sm_50"),
             Self::Or => ("or.b32", B32, "1.1", "sm_50"),
             Self::Xor => ("xor.b32", B32, "1.1", "sm_50"),
             Self::Inc => ("inc.u32", B32, "1.1", "sm_50"),
             Self::Exch => ("exch.b32", B32, "1.1", "sm_50"),
-            Self::Cas => ("cas.b32", B32, "1.1", "sm_50"),
-            Self::CasU64 => ("cas.b64", B64, "1.2", "sm_50"),
         }
     }
 
@@ -265,7 +239,7 @@ pub enum MemoryOp {
     Load(Space, Element, usize, Access),
     /// Stores 1, 2 or 4 elements: operands `[a + offset], values..`.
     Store(Space, Element, usize, Access),
-    /// Updates memory and returns the old value: operands `[a + offset], b`, and `c` for compare-and-swap.
+    /// Updates memory and returns the old value: operands `[a + offset], b`.
     Atomic(Space, AtomicOp, Order, Scope),
     /// Updates memory without a result (`red`); not for exchanges.
     Reduce(Space, AtomicOp, Order, Scope),
@@ -301,13 +275,9 @@ impl MemoryOp {
             }
             Self::Atomic(space, op, order, scope) => {
                 let (name, class, ptx, sm) = op.entry();
-                let cas = matches!(op, AtomicOp::Cas | AtomicOp::CasU64);
                 let words = format!("atom.{}.{}.{}.{name}", order.ptx(), scope.ptx(), space.ptx());
-                let spelling =
-                    if cas { format!("{words} $d, $0, $2, $3") } else { format!("{words} $d, $0, $2") };
-                let values = if cas { 2 } else { 1 };
-                let operands = [vec![Address(space.address())], vec![Value(class); values]].concat();
-                ordered(Form::new(spelling, ptx, sm).results([class]).operands(operands), space, scope)
+                let form = Form::new(format!("{words} $d, $0, $2"), ptx, sm).results([class]);
+                ordered(form.operands([Address(space.address()), Value(class)]), space, scope)
             }
             Self::Reduce(space, op, order, scope) => {
                 let (name, class, ptx, sm) = op.entry();
@@ -352,7 +322,6 @@ fn access_words(access: Access, space: Space, load: bool) -> (String, Since) {
             let word = if load { "acquire" } else { "release" };
             (format!(".{word}.{}.{space_word}", scope.ptx()), Some(scope), "6.0", "sm_70")
         }
-        Access::Volatile => (format!(".volatile.{space_word}"), None, "1.0", "sm_50"),
     };
     (words, of_cluster(Since::new(ptx, sm), space, scope))
 }

@@ -27,7 +27,6 @@ fn ordering(access: Access) -> (u8, bool) {
         Access::Weak | Access::ReadOnly | Access::Streaming => (0, false),
         Access::Relaxed(scope) => (scope_level(scope), false),
         Access::Ordered(scope) => (scope_level(scope), true),
-        Access::Volatile => (3, false),
     }
 }
 
@@ -260,11 +259,7 @@ impl Exec<'_, '_> {
             word[..bytes].copy_from_slice(self.read_bytes(location, bytes)?);
             let old = u64::from_le_bytes(word);
             let b = self.operand(operands, 2)[lane];
-            let c = match op {
-                AtomicOp::Cas | AtomicOp::CasU64 => self.operand(operands, 3)[lane],
-                _ => 0,
-            };
-            let new = apply_atomic(op, old, b, c);
+            let new = apply_atomic(op, old, b);
             self.write_bytes(location, &new.to_le_bytes()[..bytes]);
             out[lane] = old;
         }
@@ -283,19 +278,15 @@ fn word(bytes: &[u8]) -> u64 {
 }
 
 /// The new value of an atomic.
-fn apply_atomic(op: AtomicOp, a: u64, b: u64, c: u64) -> u64 {
+fn apply_atomic(op: AtomicOp, a: u64, b: u64) -> u64 {
     let pure = |op: PureOp| op.eval([&[a; 32], &[b; 32], &[0; 32], &[0; 32]])[0];
     match op {
         AtomicOp::AddU32 => pure(PureOp::AddU32),
         AtomicOp::AddU64 => pure(PureOp::AddU64),
-        AtomicOp::AddF32 => pure(PureOp::AddF32),
-        AtomicOp::AddF16x2 => pure(PureOp::AddF16x2),
-        AtomicOp::AddBf16x2 => pure(PureOp::AddBf16x2),
         AtomicOp::MinU32 => pure(PureOp::MinU32),
         AtomicOp::MaxU32 => pure(PureOp::MaxU32),
         AtomicOp::MinS32 => pure(PureOp::MinI32),
         AtomicOp::MaxS32 => pure(PureOp::MaxI32),
-        AtomicOp::MaxU64 => pure(PureOp::MaxU64),
         AtomicOp::And => a & b,
         AtomicOp::Or => a | b,
         AtomicOp::Xor => a ^ b,
@@ -307,12 +298,5 @@ fn apply_atomic(op: AtomicOp, a: u64, b: u64, c: u64) -> u64 {
             }
         }
         AtomicOp::Exch => b,
-        AtomicOp::Cas | AtomicOp::CasU64 => {
-            if a == b {
-                c
-            } else {
-                a
-            }
-        }
     }
 }

@@ -72,7 +72,7 @@ fn an_uninitialized_register() {
 }
 
 #[test]
-fn narrow_and_signed_elements() {
+fn bytes_are_zero_extended() {
     let kernel = kernel(32, |k| {
         let (x, out) = (k.global::<u32>("x"), k.global::<u32>("y"));
         let byte = x.cast::<u32>();
