@@ -27,26 +27,8 @@ pub(super) fn all() -> Vec<KernelEntry> {
 /// Kernels of the serving engine that round f32 products and residuals to `dtype`.
 fn rounding(dtype: Dtype) -> Vec<KernelEntry> {
     let (f32, width) = (Dtype::F32, 4);
-    let rows = RowPartition::for_chunks(4096 / width);
-    let norm_config = NormConfig {
-        dtype: f32,
-        out: dtype,
-        weight: dtype,
-        residual: None,
-        in_place: false,
-        bias: None,
-        scaled: false,
-        width,
-        rows,
-    };
-    let rope_config = RopeConfig {
-        dtypes: (f32, dtype),
-        style: RopeStyle::Neox,
-        angles: Angles::Table,
-        split: false,
-        scaled: false,
-        width,
-    };
+    let norm_config = norm_of_row([f32, dtype, dtype], width, 4096);
+    let rope_config = rope_of((f32, dtype), RopeStyle::Neox, width);
     let activated = |activation| ActivationConfig { activation, dtypes: (f32, dtype), width };
     vec![
         entry(norm_config, NormConfig::name, norm::norm),
@@ -74,14 +56,8 @@ fn layers(dtype: Dtype) -> Vec<KernelEntry> {
 fn quantized_ropes() -> Vec<KernelEntry> {
     let dtypes = (Dtype::Bf16, Dtype::E4m3);
     let width = chunk::max_width(&[Dtype::Bf16]);
-    let all = [RopeStyle::Neox, RopeStyle::Interleaved].map(|style| RopeConfig {
-        dtypes,
-        style,
-        angles: Angles::Table,
-        split: true,
-        scaled: true,
-        width,
-    });
+    let of = |style| RopeConfig { split: true, scaled: true, ..rope_of(dtypes, style, width) };
+    let all = [RopeStyle::Neox, RopeStyle::Interleaved].map(of);
     all.map(|config| entry(config, RopeConfig::name, rope::rope)).into()
 }
 
@@ -109,10 +85,8 @@ fn group_quantizations() -> Vec<KernelEntry> {
 fn norms() -> Vec<KernelEntry> {
     let (bf16, f32, e4m3) = (Dtype::Bf16, Dtype::F32, Dtype::E4m3);
     let norm = |out, weight, bias: Option<Dtype>| {
-        let width = chunk::max_width(&[bf16, out, weight]);
-        let (residual, in_place, scaled) = (None, false, out == e4m3);
-        let rows = RowPartition::for_chunks(4096 / width);
-        NormConfig { dtype: bf16, out, weight, residual, in_place, bias, scaled, width, rows }
+        let plain = norm_of_row([bf16, out, weight], chunk::max_width(&[bf16, out, weight]), 4096);
+        NormConfig { bias, scaled: out == e4m3, ..plain }
     };
     let layer_norm = norm(bf16, f32, Some(f32));
     let all = [
@@ -129,16 +103,9 @@ fn norms() -> Vec<KernelEntry> {
 fn others() -> Vec<KernelEntry> {
     let (f32, bf16) = (Dtype::F32, Dtype::Bf16);
     let merged = |kind| merge::MergeConfig { dtype: f32, width: 4, rows: row_partition(32), kind };
-    let norm = |width, rows| NormConfig {
-        dtype: f32,
-        out: f32,
-        weight: bf16,
-        residual: Some(f32),
-        in_place: true,
-        bias: None,
-        scaled: false,
-        width,
-        rows,
+    let norm = |width, row| {
+        let plain = norm_of_row([f32, f32, bf16], width, row);
+        NormConfig { residual: Some(f32), in_place: true, ..plain }
     };
     let dynamic = |dtype| append::dynamic::DynamicAppendConfig { dtypes: (bf16, dtype) };
     let slots = |width| AppendConfig {
@@ -154,7 +121,7 @@ fn others() -> Vec<KernelEntry> {
         entry(merged(MergeKind::Strided), merge::MergeConfig::name, merge::merge),
     ];
     all.extend(
-        [norm(4, RowPartition::for_chunks(1024)), norm(1, RowPartition::for_chunks(100)), norm(4, None)]
+        [norm(4, 4096), norm(1, 100), NormConfig { rows: None, ..norm(4, 4096) }]
             .map(|config| entry(config, NormConfig::name, norm::norm)),
     );
     all.extend([Dtype::E4m3, Dtype::E5m2, Dtype::I8].map(|dtype| {
@@ -172,6 +139,18 @@ fn others() -> Vec<KernelEntry> {
     all.push(entry(AddConfig { dtypes: (f32, f32), width: 4 }, AddConfig::name, elementwise::add));
     all.push(entry_with("packbits_little".to_owned(), ALL, |name| bits::packbits(name, BitOrder::Little)));
     all
+}
+
+/// A norm of rows of `row` elements, out of place, with dtypes of x, of the result and of the weight.
+pub(super) fn norm_of_row([dtype, out, weight]: [Dtype; 3], width: u32, row: u32) -> NormConfig {
+    let rows = RowPartition::for_chunks(row / width);
+    let (in_place, scaled) = (false, false);
+    NormConfig { dtype, out, weight, residual: None, in_place, bias: None, scaled, width, rows }
+}
+
+/// RoPE of whole heads by a table.
+pub(super) fn rope_of(dtypes: (Dtype, Dtype), style: RopeStyle, width: u32) -> RopeConfig {
+    RopeConfig { dtypes, style, angles: Angles::Table, split: false, scaled: false, width }
 }
 
 fn row_partition(chunks: u32) -> RowPartition {

@@ -3,7 +3,9 @@
 use super::{
     ALL, KernelEntry,
     attention::{self, plain, plans},
-    entry, entry_with, products, sampling,
+    entry, entry_with,
+    layers::{norm_of_row, rope_of},
+    products, sampling,
 };
 use crate::{
     activation::{Activation, ActivationConfig, act_and_mul},
@@ -71,25 +73,11 @@ fn heads() -> Vec<KernelEntry> {
 
 /// Norms of rows of these lengths, activations, RoPE, with appends of heads of `dims`, and copies of rows.
 pub(super) fn layers(dtype: Dtype, rows: &[u32], dims: &[u32]) -> Vec<KernelEntry> {
-    let norm = |residual: Option<Dtype>, row: u32| NormConfig {
-        dtype,
-        out: dtype,
-        weight: dtype,
-        residual,
-        in_place: residual.is_some(),
-        bias: None,
-        scaled: false,
-        width: WIDTH,
-        rows: RowPartition::for_chunks(row / WIDTH),
+    let norm = |residual: Option<Dtype>, row: u32| {
+        let plain = norm_of_row([dtype; 3], WIDTH, row);
+        NormConfig { residual, in_place: residual.is_some(), ..plain }
     };
-    let rope = |style, angles| RopeConfig {
-        dtypes: (dtype, dtype),
-        style,
-        angles,
-        split: false,
-        scaled: false,
-        width: WIDTH,
-    };
+    let rope = |style, angles| RopeConfig { angles, ..rope_of((dtype, dtype), style, WIDTH) };
     let activation = |activation| ActivationConfig { activation, dtypes: (dtype, dtype), width: WIDTH };
     let rope_append = |norms, dim| RopeAppendConfig { dtypes: (Dtype::F32, dtype), norms, dim };
     let norms = [None, Some(dtype)].into_iter().flat_map(|of| rows.iter().map(move |&row| norm(of, row)));
