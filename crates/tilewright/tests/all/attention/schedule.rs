@@ -9,6 +9,25 @@ use tilewright::{
 
 const BATCHES: usize = 10_000;
 
+/// A tiling like that of decode steps on a GPU.
+const TILING: Tiling = Tiling {
+    q_rows: 64,
+    kv_heads: 1,
+    kv_tokens: 64,
+    segment_overhead: 3,
+    cut_overhead: 6,
+    tile_load: 16,
+    workers: 132,
+    shares: 132,
+    scratch: 0,
+    weights: tilewright::Dtype::F32,
+    many_rows: None,
+};
+
+/// Segments of any number of rows, in runs.
+const MANY_ROWS: ManyRows =
+    ManyRows { min_rows: 1, q_rows: 128, kv_tokens: 64, workers: 4, resident_keys: 1, level_overhead: 20 };
+
 /// A backend that only provides a tiling.
 #[derive(Debug, Clone)]
 struct TilingBackend(Tiling);
@@ -60,16 +79,14 @@ impl PlanCase {
             workers: generator.pick(&[1, 2, 3, 8, 16, 132, 264]),
             shares: generator.pick(&[1, 2, 3, 16, 264]),
             scratch: generator.below(100),
-            weights: tilewright::Dtype::F32,
-            many_rows: None,
+            ..TILING
         };
         let many_rows = ManyRows {
             min_rows: generator.pick(&[1, 17, 100]),
-            q_rows: 128,
             kv_tokens: generator.pick(&[64, 128]),
             workers: generator.pick(&[1, 4, 132]),
             resident_keys: generator.pick(&[1, 1000, 1 << 20]),
-            level_overhead: 20,
+            ..MANY_ROWS
         };
         let tiling = Tiling { many_rows: (generator.below(3) == 0).then_some(many_rows), ..tiling };
         let tokens = [1, 64, 65, 100, 256, 1000, 1 << 20];
@@ -356,14 +373,7 @@ fn runs_of_windows_are_cut_at_multiples_of_the_split() {
     let heads = Heads { qo: 2, kv: 1 };
     let mask = Mask::Window { left: 300, right: Some(0) };
     draw.problem = Problem::builder(heads, HeadDim::same(8)).mask(mask).build().unwrap();
-    draw.tiling.many_rows = Some(ManyRows {
-        min_rows: 1,
-        q_rows: 128,
-        kv_tokens: 64,
-        workers: 4,
-        resident_keys: 1 << 20,
-        level_overhead: 20,
-    });
+    draw.tiling.many_rows = Some(ManyRows { resident_keys: 1 << 20, ..MANY_ROWS });
     (draw.split, draw.lens) = (Split::Fixed { tokens: 128 }, vec![(200, 1000)]);
     let plan = draw.plan();
     let pieces: Vec<_> = plan.schedule().runs().iter().map(|run| (run.qo.clone(), run.kv.clone())).collect();
@@ -401,8 +411,7 @@ fn rows_without_keys_in_a_shard_have_an_item() {
     let mask = Mask::Window { left: 31, right: Some(0) };
     draw.problem = Problem::builder(Heads { qo: 1, kv: 1 }, HeadDim::same(8)).mask(mask).build().unwrap();
     let shard = Shard { kv_offsets: (&[0]).into(), kv_lens: (&[1000]).into() };
-    let many =
-        ManyRows { min_rows: 1, q_rows: 64, kv_tokens: 16, workers: 1, resident_keys: 1, level_overhead: 0 };
+    let many = ManyRows { q_rows: 64, kv_tokens: 16, workers: 1, level_overhead: 0, ..MANY_ROWS };
     for many_rows in [None, Some(many)] {
         let tiling = Tiling { kv_tokens: 16, many_rows, ..draw.tiling };
         let attention = Attention::new(draw.problem, TilingBackend(tiling)).unwrap();
@@ -418,14 +427,7 @@ fn rows_without_keys_in_a_shard_have_an_item() {
 #[test]
 fn more_runs_than_the_limit_are_refused() {
     let mut tiling = PlanCase::new(&mut Generator::new(13)).tiling;
-    tiling.many_rows = Some(ManyRows {
-        min_rows: 1,
-        q_rows: 128,
-        kv_tokens: 64,
-        workers: 4,
-        resident_keys: 1,
-        level_overhead: 0,
-    });
+    tiling.many_rows = Some(ManyRows { level_overhead: 0, ..MANY_ROWS });
     let problem =
         Problem::builder(Heads { qo: 4, kv: 4 }, HeadDim::same(8)).mask(Mask::Full).build().unwrap();
     let attention = Attention::new(problem, TilingBackend(tiling)).unwrap();
@@ -441,17 +443,7 @@ fn equal_requests(count: usize) -> PlanCase {
     let mut draw = PlanCase::new(&mut Generator::new(14));
     let heads = Heads { qo: 8, kv: 2 };
     draw.problem = Problem::builder(heads, HeadDim::same(8)).build().unwrap();
-    draw.tiling = Tiling {
-        q_rows: 64,
-        kv_tokens: 64,
-        kv_heads: 1,
-        segment_overhead: 3,
-        cut_overhead: 6,
-        tile_load: 16,
-        workers: 132,
-        many_rows: None,
-        ..draw.tiling
-    };
+    draw.tiling = TILING;
     (draw.split, draw.lens) = (Split::Balanced, vec![(1, 4096); count]);
     draw
 }
@@ -470,14 +462,7 @@ fn equal_units_stay_whole_if_a_cut_costs_more() {
     }
     let mut after_run = equal_requests(60);
     after_run.lens.insert(0, (64, 100));
-    after_run.tiling.many_rows = Some(ManyRows {
-        min_rows: 100,
-        q_rows: 128,
-        kv_tokens: 64,
-        workers: 1,
-        resident_keys: 1,
-        level_overhead: 0,
-    });
+    after_run.tiling.many_rows = Some(ManyRows { min_rows: 100, workers: 1, level_overhead: 0, ..MANY_ROWS });
     assert!(is_cut(&after_run), "rows are counted from the first of a unit");
 }
 
@@ -625,27 +610,8 @@ fn empty_batches_have_empty_schedules() {
 #[test]
 fn a_level_must_pay_for_the_launch_of_its_kernel() {
     let heads = Heads { qo: 32, kv: 8 };
-    let many = ManyRows {
-        min_rows: 17,
-        q_rows: 128,
-        kv_tokens: 128,
-        workers: 132,
-        resident_keys: 1 << 15,
-        level_overhead: 20,
-    };
-    let tiling = Tiling {
-        q_rows: 128,
-        kv_heads: 1,
-        kv_tokens: 64,
-        segment_overhead: 3,
-        cut_overhead: 3,
-        tile_load: 40,
-        workers: 264,
-        shares: 264,
-        scratch: 0,
-        weights: tilewright::Dtype::F32,
-        many_rows: Some(many),
-    };
+    let many = ManyRows { min_rows: 17, kv_tokens: 128, workers: 132, resident_keys: 1 << 15, ..MANY_ROWS };
+    let tiling = Tiling { q_rows: 128, cut_overhead: 3, tile_load: 40, workers: 264, shares: 264, ..TILING };
     let problem = Problem::builder(heads, HeadDim::same(128)).build().expect("a valid problem");
     let is_level = |requests: usize, many_rows: Option<ManyRows>| {
         let (tiling, lens) = (Tiling { many_rows, ..tiling }, vec![(1, 2048 + 512); requests]);
@@ -661,19 +627,7 @@ fn equal_units_are_cut_into_equal_pieces_if_a_cut_costs_more_than_an_item() {
     let problem =
         Problem::builder(Heads { qo: 16, kv: 1 }, HeadDim::same(512)).build().expect("a valid problem");
     let items = |cut_overhead: usize, kv_len: usize| {
-        let tiling = Tiling {
-            q_rows: 64,
-            kv_heads: 1,
-            kv_tokens: 64,
-            segment_overhead: 3,
-            cut_overhead,
-            tile_load: 256,
-            workers: 132,
-            shares: 132,
-            scratch: 0,
-            weights: tilewright::Dtype::F32,
-            many_rows: None,
-        };
+        let tiling = Tiling { cut_overhead, tile_load: 256, ..TILING };
         let case =
             PlanCase { problem, tiling, split: Split::Balanced, lens: vec![(1, kv_len); 64], page_size: 64 };
         let plan = case.plan();
@@ -692,15 +646,12 @@ fn items_of_a_fixed_split_have_the_heads_of_a_share() {
     let tiling = Tiling {
         q_rows: 384,
         kv_heads: 8,
-        kv_tokens: 64,
         segment_overhead: 1,
         cut_overhead: 2,
         tile_load: 4,
         workers: 32,
         shares: 2,
-        scratch: 0,
-        weights: tilewright::Dtype::F32,
-        many_rows: None,
+        ..TILING
     };
     let heads = |kv_lens: &[usize]| {
         let lens = kv_lens.iter().map(|&len| (1, len)).collect();
