@@ -74,6 +74,8 @@ pub enum Stmt {
     Loop {
         /// The body.
         body: Block,
+        /// Whether the assembler must not unroll it.
+        rolled: bool,
         /// The source line that recorded it.
         at: &'static Location<'static>,
     },

@@ -184,9 +184,13 @@ impl<'a> Printer<'a> {
                         writeln!(self.text, "$L{end}:")?;
                     }
                 }
-                Stmt::Loop { body, .. } => {
+                Stmt::Loop { body, rolled, .. } => {
                     let (begin, end) = (self.label(), self.label());
                     writeln!(self.text, "$L{begin}:")?;
+                    if *rolled {
+                        // after the label: the assembler ignores it before
+                        writeln!(self.text, "    .pragma \"nounroll\";")?;
+                    }
                     self.loops.push(end);
                     self.block(body)?;
                     self.loops.pop();

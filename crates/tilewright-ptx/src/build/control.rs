@@ -40,11 +40,16 @@ impl Builder {
     /// Repeats `body` until a [`Builder::break_if`] in it.
     #[track_caller]
     pub fn loop_(&self, body: impl FnOnce()) {
+        self.push_loop(false, body);
+    }
+
+    #[track_caller]
+    fn push_loop(&self, rolled: bool, body: impl FnOnce()) {
         let at = Location::caller();
         self.0.borrow_mut().begin(true);
         body();
         let body = self.0.borrow_mut().end(true);
-        self.0.borrow_mut().push_stmt(Stmt::Loop { body, at });
+        self.0.borrow_mut().push_stmt(Stmt::Loop { body, rolled, at });
     }
 
     /// Leaves the innermost loop if `condition` is true.
@@ -70,10 +75,32 @@ impl Builder {
         step: impl IntoOperand<u32>,
         body: impl FnOnce(Value<'k, u32>),
     ) {
+        self.push_repeat(false, range, step, body);
+    }
+
+    /// Same, without unrolling by the assembler. Outside of hot loops, copies of a body only cost compile time.
+    #[track_caller]
+    pub fn repeat_rolled<'k, A: IntoOperand<u32>, B: IntoOperand<u32>>(
+        &'k self,
+        range: (A, B),
+        step: impl IntoOperand<u32>,
+        body: impl FnOnce(Value<'k, u32>),
+    ) {
+        self.push_repeat(true, range, step, body);
+    }
+
+    #[track_caller]
+    fn push_repeat<'k, A: IntoOperand<u32>, B: IntoOperand<u32>>(
+        &'k self,
+        rolled: bool,
+        range: (A, B),
+        step: impl IntoOperand<u32>,
+        body: impl FnOnce(Value<'k, u32>),
+    ) {
         let at = Location::caller();
         let (from, to) = range;
         let i = self.var::<u32>("i", Value::<u32>::new(self, from.into_operand()));
-        self.loop_(|| {
+        self.push_loop(rolled, || {
             let line = self.at_line(at);
             self.break_if(i.get().ge(Value::<u32>::new(self, to.into_operand())));
             drop(line);

@@ -296,7 +296,7 @@ impl Lower<'_> {
                     self.block(otherwise, breaks)?;
                     self.patch_targets(&[end]);
                 }
-                Stmt::Loop { body, at } => {
+                Stmt::Loop { body, at, .. } => {
                     let (top, mut ends) = (self.here(), Vec::new());
                     self.block(body, &mut ends)?;
                     self.push(Code::Jump(top), at);

@@ -130,7 +130,7 @@ fn nested_copies_of_an_instruction_are_distinct() {
     let barrier = || inst(Op::Sync(SyncOp::Barrier), &[]);
     let condition = Condition { reg: Reg(0), holds: true };
     let at = Location::caller();
-    let loop_ = Stmt::Loop { body: vec![barrier()], at };
+    let loop_ = Stmt::Loop { body: vec![barrier()], rolled: false, at };
     let branch = Stmt::If { condition, then: vec![loop_], otherwise: vec![barrier()], at };
     let kernel = kernel(vec![branch]);
     let all = mutations(&kernel);

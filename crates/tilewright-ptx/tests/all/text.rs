@@ -7,11 +7,15 @@ use spelling::{
     Spelling,
     Token::{self, Address, Operand, Result, Word},
 };
-use tilewright_ptx::isa::{
-    Op,
-    copies::{CopyOp, Policy},
-    memory::{Access, Element, MemoryOp, Space},
-    pure::PureOp,
+use tilewright_ptx::{
+    build::Builder,
+    isa::{
+        Op,
+        copies::{CopyOp, Policy},
+        memory::{Access, Element, MemoryOp, Space},
+        pure::PureOp,
+    },
+    text,
 };
 
 fn check_tokens(op: Op, expected: &[Token<'_>]) {
@@ -70,4 +74,19 @@ fn spellings_are_parsed_into_tokens() {
             Address(4),
         ],
     );
+}
+
+#[test]
+fn rolled_loops_begin_with_a_pragma() {
+    let kernel = Builder::kernel("count", 32, |k| {
+        let x = k.global::<u32>("x");
+        let n = k.param::<u32>("n");
+        k.repeat_rolled((0, n), 1, |i| x.at(i).store(i));
+        k.repeat((0, n), 1, |i| x.at(i).store(n));
+    });
+    let text = text::ptx(&kernel.unwrap(), 80).unwrap();
+    let lines: Vec<_> = text::code_lines(&text).map(str::trim).collect();
+    let after = |label| lines[lines.iter().position(|line| *line == label).unwrap() + 1];
+    assert_eq!(after("$L1:"), ".pragma \"nounroll\";");
+    assert!(after("$L3:").starts_with("setp."), "{}", after("$L3:"));
 }
