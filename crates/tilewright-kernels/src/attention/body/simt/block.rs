@@ -66,8 +66,10 @@ pub(super) struct RowBlock<'k> {
     pub(super) item: WorkItemRegs<'k>,
     /// The first packed row.
     pub(super) first: Value<'k, u32>,
-    /// Rows per warp in the specialized code.
-    pub(super) per_warp: u32,
+    /// Whether the block has at most [`SMALL_ROWS_PER_WARP`] rows per warp, for which the products are specialized.
+    is_small: Value<'k, bool>,
+    /// Rows per warp.
+    pub(super) per_warp: Value<'k, u32>,
     /// The first row of this warp in the block.
     pub(super) warp_first: Value<'k, u32>,
     /// Number of this warp's rows.
@@ -115,7 +117,7 @@ impl<'k, 'v> SimtCta<'k, 'v> {
     /// Processes one block of an item's `packed` rows.
     #[track_caller]
     fn attend(&self, item: WorkItemRegs<'k>, first: Value<'k, u32>, packed: Value<'k, u32>) {
-        let (k, per_warp) = (self.k, self.config.rows() / WARPS);
+        let (k, most) = (self.k, self.config.rows() / WARPS);
         let left = (packed - first).min(self.config.rows());
         k.when(k.thread().lt(left), || {
             let known = (item.request, item.offset);
@@ -123,20 +125,14 @@ impl<'k, 'v> SimtCta<'k, 'v> {
             self.init_row(k.thread(), &row);
         });
         k.sync_threads();
-        let block = |per_warp: u32| {
-            let warp_first = self.warp * per_warp;
-            let count = (left.max(warp_first) - warp_first).min(per_warp).named("row_count");
-            RowBlock { item, first, per_warp, warp_first, count }
+        let is_small = match most {
+            SMALL_ROWS_PER_WARP => k.constant(true),
+            _ => left.le(SMALL_ROWS_PER_WARP * WARPS),
         };
-        if per_warp == SMALL_ROWS_PER_WARP {
-            self.attend_block(&block(per_warp));
-        } else {
-            k.when_else(
-                left.le(SMALL_ROWS_PER_WARP * WARPS),
-                || self.attend_block(&block(SMALL_ROWS_PER_WARP)),
-                || self.attend_block(&block(per_warp)),
-            );
-        }
+        let per_warp = is_small.select(SMALL_ROWS_PER_WARP, most);
+        let warp_first = self.warp * per_warp;
+        let count = (left.max(warp_first) - warp_first).min(per_warp).named("row_count");
+        self.attend_block(&RowBlock { item, first, is_small, per_warp, warp_first, count });
         // the next block overwrites the row and key tables
         k.sync_threads();
     }
@@ -159,9 +155,16 @@ impl<'k, 'v> SimtCta<'k, 'v> {
         self.finish_rows(block);
     }
 
+    /// Calls `body` with the number of rows per warp. It is recorded once per number, so that sums of rows are in registers.
+    #[track_caller]
+    pub(super) fn specialize(&self, block: &RowBlock<'k>, body: impl Fn(usize)) {
+        let most = (self.config.rows() / WARPS) as usize;
+        self.k.when_else(block.is_small, || body(SMALL_ROWS_PER_WARP as usize), || body(most));
+    }
+
     /// Runs `body` for each row of this warp in a block.
     #[track_caller]
     pub(super) fn for_each_row(&self, block: &RowBlock<'k>, body: impl FnOnce(Value<'k, u32>)) {
-        self.k.repeat((block.warp_first, block.warp_first + block.count), 1, body);
+        self.k.repeat_rolled((block.warp_first, block.warp_first + block.count), 1, body);
     }
 }

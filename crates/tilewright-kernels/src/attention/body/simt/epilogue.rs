@@ -56,7 +56,7 @@ impl<'k> SimtCta<'k, '_> {
     ) {
         let (k, vo) = (self.k, self.config.head_dim.1);
         let to = self.params.partial_o.at_wide(partial.to_u64() * u64::from(vo));
-        k.repeat((self.lane, vo), 32, |dim| to.at(dim).store(o(dim)));
+        k.repeat_rolled((self.lane, vo), 32, |dim| to.at(dim).store(o(dim)));
         k.when(self.lane.eq(0), || {
             let stats = self.params.partial_stats.at_wide(partial.to_u64() * 2);
             stats.store(state.max.unless(state.sum.eq(0.0), f32::NEG_INFINITY));
@@ -78,7 +78,7 @@ impl<'k> SimtCta<'k, '_> {
         let dtype = self.config.dtype_o;
         let to = elements::address_of(dtype, params.o.address, row.head().offset_in(&params.o));
         let hook = self.hooks.output.bind(&|input| row.input(input));
-        k.repeat((self.lane, vo), 32, |dim| {
+        k.repeat_rolled((self.lane, vo), 32, |dim| {
             let at = |input| (input == Input::Dim).then(|| dim.to_f32());
             let x = hook.output(&at, o(dim) * normalizer);
             elements::store(k, dtype, elements::address_of(dtype, to, dim.to_u64()), x);

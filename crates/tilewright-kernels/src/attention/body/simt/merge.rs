@@ -13,7 +13,7 @@ use crate::{
 };
 use tilewright::attention::variant::{Hook, Input};
 use tilewright_ptx::{
-    build::Value,
+    build::{Shared, Value},
     isa::memory::{AtomicOp, Order, Scope},
 };
 
@@ -31,7 +31,7 @@ impl<'k> SimtCta<'k, '_> {
             let arrivals = k.constant(1);
             self.merge(&MergeItemRegs { kv_head, qo_begin, qo_len, source_begin, source_end, arrivals });
         });
-        k.repeat((item.merge_deps_begin, item.merge_deps_end), 1, |at| {
+        k.repeat_rolled((item.merge_deps_begin, item.merge_deps_end), 1, |at| {
             let index = params.plan.merge_deps.at_wide(at.to_u64()).load();
             let merge = MergeItemRegs::load(k, params.plan.merges, index);
             let counter = params.plan.arrival_counters.at_wide(index.to_u64());
@@ -59,10 +59,12 @@ impl<'k> SimtCta<'k, '_> {
         // skip the lookup if no hook uses the result
         let look_up = reads(Input::Request) || reads(Input::Qo);
         let unknown = (k.constant(NONE), k.constant(0));
-        k.repeat((self.warp, merge.qo_len * params.group.by), THREADS / 32, |packed| {
+        k.repeat_rolled((self.warp, merge.qo_len * params.group.by), THREADS / 32, |packed| {
             let row = self.row_of((merge.qo_begin, merge.kv_head), packed, unknown, look_up);
             let state = self.merged_state(merge, &row);
-            self.write_output(&row, state, |dim| self.merged_element(merge, &row, state, dim));
+            let o = self.o.at(self.warp * self.config.o_stride());
+            self.merge_elements(merge, &row, state, o);
+            self.write_output(&row, state, |dim| o.at(dim).load());
         });
     }
 
@@ -110,23 +112,26 @@ impl<'k> SimtCta<'k, '_> {
         exp2_of_negative(self.params.partial_stats.at_wide(partial * 2).load() - finite_max(max))
     }
 
+    /// Adds the elements of all states, by their weights, in a row of shared memory that no other warp uses.
     #[track_caller]
-    fn merged_element(
+    fn merge_elements(
         &self,
         merge: &MergeItemRegs<'k>,
         row: &QueryRow<'k>,
         state: ExactSoftmaxStats<'k>,
-        dim: Value<'k, u32>,
-    ) -> Value<'k, f32> {
-        let (k, vo) = (self.k, u64::from(self.config.head_dim.1));
-        let sum = k.var("o_sum", 0.0);
+        o: Shared<'k, f32>,
+    ) {
+        let (k, vo) = (self.k, self.config.head_dim.1);
+        k.repeat_rolled((self.lane, vo), 32, |dim| o.at(dim).store(0.0));
         self.for_each_partial(merge, row, |partial| {
             let weight = self.weight(partial, state.max);
-            let o = self.params.partial_o.at_wide(partial * vo).at(dim).load();
-            // an empty state must not contribute, even if its values are NaN
-            let added = weight.mul_add(o, sum.get());
-            sum.set(weight.eq(0.0).select(sum.get(), added));
+            let of_state = self.params.partial_o.at_wide(partial * u64::from(vo));
+            k.repeat((self.lane, vo), 32, |dim| {
+                let sum = o.at(dim).load();
+                // an empty state must not contribute, even if its values are NaN
+                let added = weight.mul_add(of_state.at(dim).load(), sum);
+                o.at(dim).store(weight.eq(0.0).select(sum, added));
+            });
         });
-        sum.get()
     }
 }

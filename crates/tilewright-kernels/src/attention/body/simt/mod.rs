@@ -14,8 +14,8 @@
 //! end     output, or a partial state; the last CTA to arrive performs the merge            epilogue.rs, merge.rs
 //! ```
 //!
-//! Each warp owns a quarter of a block's rows. Blocks of up to 8 rows, as in decoding, have specialized code without the work of
-//! larger blocks. KV tiles begin at multiples of 64 keys of the segment, each dot product is one chain of multiply-adds in
+//! Each warp owns a quarter of a block's rows. Blocks of up to 8 rows, as in decoding, have specialized products without the work
+//! of larger blocks. KV tiles begin at multiples of 64 keys of the segment, each dot product is one chain of multiply-adds in
 //! ascending order, and masked keys never contribute. A row's bits therefore do not depend on the batch, given the same splits.
 
 mod block;
@@ -51,7 +51,7 @@ const WARPS: u32 = THREADS / 32;
 /// Rows per block, with the maximum shared memory for it: with 75 KiB three CTAs share an SM of Hopper and two one of sm_80; 99
 /// KiB per CTA are available on every GPU. 8 rows always fit.
 const ROWS: [(u32, usize); 3] = [(32, 75 << 10), (16, 99 << 10), (8, usize::MAX)];
-/// Rows per warp up to which a block has specialized code.
+/// Rows per warp up to which a block has specialized products.
 const SMALL_ROWS_PER_WARP: u32 = 2;
 
 /// Compile-time configuration of a kernel, beside its variant.

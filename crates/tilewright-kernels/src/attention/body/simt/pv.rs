@@ -18,7 +18,7 @@ impl<'k> SimtCta<'k, '_> {
     pub(super) fn clear_output(&self, block: &RowBlock<'k>) {
         let first = block.warp_first * self.config.o_stride();
         let end = first + block.per_warp * self.config.o_stride();
-        self.k.repeat((first + self.lane, end), 32, |at| self.o.at(at).store(0.0));
+        self.k.repeat_rolled((first + self.lane, end), 32, |at| self.o.at(at).store(0.0));
     }
 
     /// Adds the tile's values, multiplied by their weights, to the block's rows. `all_visible` means that this warp's rows see
@@ -30,7 +30,9 @@ impl<'k> SimtCta<'k, '_> {
         k.repeat((0, parts), 1, |part| {
             self.load_values(block, part);
             k.sync_threads();
-            k.when(block.count.gt(0), || self.accumulate_part(block, part, all_visible));
+            k.when(block.count.gt(0), || {
+                self.specialize(block, |rows| self.accumulate_part(block, part, rows as u32, all_visible));
+            });
             k.sync_threads();
         });
     }
@@ -69,10 +71,16 @@ impl<'k> SimtCta<'k, '_> {
     }
 
     #[track_caller]
-    fn accumulate_part(&self, block: &RowBlock<'k>, part: Value<'k, u32>, all_visible: Value<'k, bool>) {
+    fn accumulate_part(
+        &self,
+        block: &RowBlock<'k>,
+        part: Value<'k, u32>,
+        rows: u32,
+        all_visible: Value<'k, bool>,
+    ) {
         let (k, dims, stride) = (self.k, self.config.v_dims(), self.config.o_stride());
         let first = self.o.at(block.warp_first * stride + part * dims + self.lane);
-        let sums: Vec<Vec<Var<'k, f32>>> = (0..block.per_warp)
+        let sums: Vec<Vec<Var<'k, f32>>> = (0..rows)
             .map(|row| {
                 let rescale = self.rescale(block, row);
                 let o = |ahead| first.plus((row * stride + ahead) as usize).load() * rescale;

@@ -87,7 +87,7 @@ impl<'k> SimtCta<'k, '_> {
     pub(super) fn load_queries(&self, block: &RowBlock<'k>) {
         let (k, params, dtype) = (self.k, &self.params, self.config.dtype_q);
         let end = block.warp_first + block.per_warp;
-        k.repeat((block.warp_first, end), 1, |r| {
+        k.repeat_rolled((block.warp_first, end), 1, |r| {
             let exists = r.lt(block.warp_first + block.count);
             // missing rows use the indices of the first row and are not loaded
             let row = self.rows.row(exists.select(r, 0), block.item.kv_head);
@@ -113,18 +113,22 @@ impl<'k> SimtCta<'k, '_> {
     pub(super) fn multiply_keys(&self, block: &RowBlock<'k>) {
         let k = self.k;
         let sums: Vec<[Var<'k, f32>; 2]> =
-            (0..block.per_warp).map(|_| [k.var("s", 0.0), k.var("s", 0.0)]).collect();
+            (0..self.config.rows() / WARPS).map(|_| [k.var("s", 0.0), k.var("s", 0.0)]).collect();
         k.repeat((0, self.parts()), 1, |part| {
             self.load_keys(block, part);
             k.sync_threads();
-            k.when(block.count.gt(0), || self.multiply_part(block, part, &sums));
+            k.when(block.count.gt(0), || {
+                self.specialize(block, |rows| self.multiply_part(block, part, &sums[..rows]));
+            });
             k.sync_threads();
         });
-        for (row, sums) in sums.iter().enumerate() {
-            let row = self.weights.at((block.warp_first + row as u32) * KEYS + self.lane);
-            row.store(sums[0].get());
-            row.plus(32).store(sums[1].get());
-        }
+        self.specialize(block, |rows| {
+            for (row, sums) in sums[..rows].iter().enumerate() {
+                let row = self.weights.at((block.warp_first + row as u32) * KEYS + self.lane);
+                row.store(sums[0].get());
+                row.plus(32).store(sums[1].get());
+            }
+        });
         k.sync_warp();
     }
 
