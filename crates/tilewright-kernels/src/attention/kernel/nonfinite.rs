@@ -48,7 +48,7 @@ pub(crate) fn detect_signs<'k>(
     let found = k.var::<u32>("not_finite", 0);
     let values = values.byte(partition.chunk << 4);
     // not unrolled: rows in flight would take the registers of the accumulators
-    k.repeat((partition.row, rows as u32), partition.rows_at_once as u32, |row| {
+    k.repeat_rolled((partition.row, rows as u32), partition.rows_at_once as u32, |row| {
         let values = values.byte(row * format.stride as u32);
         for chunk in (0..format.chunks).step_by(partition.lanes) {
             let words = values.plus(chunk * 4).load_vector::<4>();

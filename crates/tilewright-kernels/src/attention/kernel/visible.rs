@@ -26,7 +26,7 @@ pub(crate) fn visible_mask<'k>(
     let begin = local(from).unless(blocks, 0);
     let word = k.var("seen", end & !begin);
     k.when(blocks & (from.gt(0) | to.lt(i32::MAX)), || {
-        k.repeat((0, keys.width), 1, |at| {
+        let hide = |at: Value<'k, u32>| {
             let key = keys.first + at;
             k.when(key.lt(item.kv_end), || {
                 let key_position = key_position(cta, item, key);
@@ -34,7 +34,12 @@ pub(crate) fn visible_mask<'k>(
                 let bit = (k.constant(1_u64) << at).unless(!hidden, 0);
                 word.set(word.get() & !bit);
             });
-        });
+        };
+        // unrolled, the loop is a tenth of a `split_kv` kernel; rolled, it takes registers that these kernels lack on other GPUs
+        match cta.arch == 90 && keys.width <= 32 {
+            true => k.repeat_rolled((0, keys.width), 1, hide),
+            false => k.repeat((0, keys.width), 1, hide),
+        }
     });
     let free = item.kv_len - item.mask_columns;
     k.when(item.mask_columns.gt(0) & (keys.first + keys.width).gt(free), || {

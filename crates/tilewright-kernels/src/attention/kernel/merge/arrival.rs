@@ -154,7 +154,7 @@ pub(crate) fn arrive_and_merge<'k>(
             let merge = MergeItemRegs::load_shared(k, record(cta, at));
             source.load(cta, &merge, merge.source_begin);
         };
-        k.repeat((item.merge_deps_begin, item.merge_deps_end), RECORDS as u32, |first| {
+        k.repeat_rolled((item.merge_deps_begin, item.merge_deps_end), RECORDS as u32, |first| {
             k.when(first.ne(item.merge_deps_begin), || {
                 fetch_records(cta, load_numbers(cta, first, item.merge_deps_end));
                 cta.sync();

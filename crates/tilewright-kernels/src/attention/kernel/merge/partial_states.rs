@@ -192,7 +192,9 @@ impl<'k> PartialStates<'_, 'k> {
         let ahead = self.load(&states.rows(k.constant(0), AHEAD));
         let stats: [Value<'k, f32>; 2] = states.stats.load_vector();
         let max = k.var("max", stats[0]);
-        k.repeat((begin + 32, end), 32, |first| max.set(max.get().max(self.batch(first).stats.load())));
+        k.repeat_rolled((begin + 32, end), 32, |first| {
+            max.set(max.get().max(self.batch(first).stats.load()));
+        });
         max.set(finite_max(reduce::warp_max(max.get())));
         self.add_states(&states, (stats, max.get()), ahead, (&sums, sum));
         k.repeat((begin + 32, end), 32, |first| {
