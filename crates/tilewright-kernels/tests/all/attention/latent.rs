@@ -253,13 +253,15 @@ fn caches_of_bytes() {
         check(&case.with(|case| (case.mask, case.hnd) = ((70, 0), true)));
     }
     let e4m3 = |heads, lengths: &[_]| of((Bf16, E4m3), Scales::Tensor, heads, lengths);
-    check(&e4m3(4, &[(1, 300), (10, 130)]).with(|case| case.layout = KvLayout::Ragged));
+    // the last request ends in its first tile, and the tensor with it
+    check(&e4m3(4, &[(1, 300), (10, 130), (1, 20)]).with(|case| case.layout = KvLayout::Ragged));
     let blocks = e4m3(2, &[(1, 180), (30, 70)]);
     check(&blocks.with(|case| (case.layout, case.page_size, case.mask) = (KvLayout::Blocks, 16, FULL)));
     check(&e4m3(2, &[(1, 280), (21, 290), (5, 5)]).with(|case| (case.bits, case.piece) = (Some(40), 128)));
-    for heads in [16, 70] {
+    // lanes copy other chunks than they widen, before the queries of a second item, too
+    for (heads, workers) in [(16, 1), (70, 2)] {
         let whole = e4m3(heads, &[(1, 300)]).with(|case| (case.dim, case.piece) = (WHOLE_HEADS, 192));
-        check(&whole.with(|case| case.workers = 2));
+        check(&whole.with(|case| case.workers = workers));
     }
     for (mask, bits) in [((30, 0), None), (CAUSAL, Some(40))] {
         let case = e4m3(16, &[(1, 270), (40, 290), (5, 12)]).with(|case| case.spoiled = SPOILED.to_vec());
