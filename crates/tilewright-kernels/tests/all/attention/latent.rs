@@ -301,4 +301,7 @@ fn latent_outputs_of_e4m3() {
         let [piece, _] = body.pieces;
         check(&case.with(|case| (case.piece, case.workers, case.heads, case.seeds) = (piece, 4, (40, 1), 2)));
     }
+    // a merge that is left to the kernel of large merges
+    let large = WGMMA.case(64, &[(1, 64 * 9)]).with(|case| case.fp8_outputs = true);
+    check(&large.with(|case| (case.piece, case.workers) = (64, 7)));
 }
