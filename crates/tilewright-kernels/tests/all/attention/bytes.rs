@@ -84,6 +84,20 @@ fn elements_that_are_not_finite() {
     }
 }
 
+/// Items of up to 32 rows, for which one kernel has two row tiles per warp.
+#[test]
+fn pairs_of_row_tiles() {
+    for (number, scales) in [Scales::Page, Scales::Mixed, Scales::Page].into_iter().enumerate() {
+        let case = case(64, DTYPES[2 * number], scales);
+        let case = case.with(|case| case.lengths = vec![(1, 170), (14, 90), (9, 3)]);
+        check(&case.clone().with(|case| (case.piece, case.growth, case.page_size) = (64, 4.0, 5)));
+        if case.kv == Dtype::E5m2 {
+            let spoiled = vec![(0, 3, f64::NAN), (0, 40, f64::INFINITY), (1, 25, f64::NEG_INFINITY)];
+            check(&case.with(|case| (case.spoiled, case.mask) = (spoiled, (30, 0))));
+        }
+    }
+}
+
 /// Caches that producers convert for `wgmma`.
 mod wgmma {
     use super::{DTYPES, case};

@@ -146,3 +146,16 @@ fn infinite_values_at_all_positions() {
     let case = Case::new(64, (2, 1), &[(20, 70), (5, 64)]);
     check(&case.with(|case| (case.spoiled, case.seeds) = (of(0).chain(of(1)).collect(), 1)));
 }
+
+/// Items of up to 32 rows, for which one kernel has two row tiles per warp.
+#[test]
+fn pairs_of_row_tiles() {
+    let case = Case::new(64, (2, 1), &[(1, 170), (16, 190), (9, 12)]);
+    check(&case.clone().with(|case| (case.piece, case.workers, case.seeds) = (64, 3, 2)));
+    check(&case.clone().with(|case| (case.bits, case.mask) = (Some(40), FULL)));
+    let blocks = case.clone().with(|case| (case.layout, case.page_size) = (KvLayout::Blocks, 4));
+    check(&blocks.with(|case| case.mask = (30, 0)));
+    let spoiled = case.with(|case| case.spoiled = SPOILED.to_vec());
+    check(&spoiled.clone().with(|case| case.mask = (30, 0)));
+    check(&spoiled.with(|case| (case.bits, case.dim) = (Some(40), HeadDim::same(128))));
+}
