@@ -123,19 +123,22 @@ impl Case {
         self
     }
 
-    /// Kernels for this case: more if all items have few rows.
+    /// Kernels for this case: more if all items have few rows. Each body has a name of its own, by which mutants are counted.
     pub(crate) fn kernels(&self, variant: &ExpressionVariant) -> Vec<(Bodies, Result<Kernel, Invalid>)> {
         if self.wgmma && self.latent {
-            return vec![(Bodies::Both, mla_wgmma::attention("attention", &self.mla_wgmma_config()))];
+            let name = if self.kv.size() == 1 { "mla_wgmma_bytes" } else { "mla_wgmma" };
+            return vec![(Bodies::Both, mla_wgmma::attention(name, &self.mla_wgmma_config()))];
         }
         if self.wgmma {
-            return vec![(Bodies::Both, wgmma::attention("attention", &self.wgmma_config(variant), variant))];
+            return vec![(Bodies::Both, wgmma::attention("wgmma", &self.wgmma_config(variant), variant))];
         }
         let has_rows = |most| self.prefix == 0 && self.lengths.iter().all(|of| of.0 * self.group() <= most);
         let kernel = |bodies| {
-            let kernel = match self.latent {
-                true => mla::attention("attention", &self.latent_config(bodies)),
-                false => attention_with("attention", &self.config(bodies), variant),
+            let kernel = match (self.latent, bodies) {
+                (true, _) => mla::attention("mla", &self.latent_config(bodies)),
+                (_, Bodies::SplitKvPairs) => attention_with("mma_pairs", &self.config(bodies), variant),
+                (_, Bodies::SplitKv) => attention_with("mma_split_kv", &self.config(bodies), variant),
+                (_, Bodies::Both) => attention_with("mma", &self.config(bodies), variant),
             };
             (bodies, kernel)
         };
