@@ -35,7 +35,7 @@ fn dtypes() {
 fn head_dims_of_bytes() {
     for (qk, vo) in [(16, 16), (80, 80), (192, 128), (256, 256), (32, 96)] {
         let case = case(qk, DTYPES[qk / 16 % 6], Scales::Head).with(|case| case.dim = HeadDim { qk, vo });
-        let case = case.with(|case| (case.heads, case.lengths) = ((1, 1), vec![(1, 50), (20, 70)]));
+        let case = case.with(|case| (case.heads, case.lengths) = ((1, 1), vec![(1, 450), (20, 70)]));
         check(&case.with(|case| case.growth = 4.0));
     }
 }

@@ -1,5 +1,6 @@
 //! Test cases: a batch of requests, the memory layout of its keys, and the split of its work.
 
+use std::ops::Add as _;
 use tilewright::{
     Dtype, HeadDim,
     attention::variant::{ExpressionVariant, Hook},
@@ -132,7 +133,10 @@ impl Case {
         if self.wgmma {
             return vec![(Bodies::Both, wgmma::attention("wgmma", &self.wgmma_config(variant), variant))];
         }
-        let has_rows = |most| self.prefix == 0 && self.lengths.iter().all(|of| of.0 * self.group() <= most);
+        // all requests share the rows of a level
+        let rows =
+            self.lengths.iter().map(|of| of.0).reduce(if self.prefix > 0 { usize::add } else { usize::max });
+        let has_rows = |most| rows.unwrap_or(0) * self.group() <= most;
         let kernel = |bodies| {
             let kernel = match (self.latent, bodies) {
                 (true, _) => mla::attention("mla", &self.latent_config(bodies)),

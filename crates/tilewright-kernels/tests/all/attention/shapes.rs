@@ -143,7 +143,7 @@ fn values_that_are_not_finite() {
 fn infinite_values_at_all_positions() {
     let value = |key| if key < 56 { f64::INFINITY } else { f64::NEG_INFINITY };
     let of = |request| (48..64).map(move |key| (request, key, value(key)));
-    let case = Case::new(64, (2, 1), &[(20, 70), (5, 64)]);
+    let case = Case::new(64, (2, 1), &[(16, 70), (5, 64)]);
     check(&case.with(|case| (case.spoiled, case.seeds) = (of(0).chain(of(1)).collect(), 1)));
 }
 
@@ -154,7 +154,11 @@ fn pairs_of_row_tiles() {
     check(&case.clone().with(|case| (case.piece, case.workers, case.seeds) = (64, 3, 2)));
     check(&case.clone().with(|case| (case.bits, case.mask) = (Some(40), FULL)));
     let blocks = case.clone().with(|case| (case.layout, case.page_size) = (KvLayout::Blocks, 4));
-    check(&blocks.with(|case| case.mask = (30, 0)));
+    // a long request that is not the first: its pages have other numbers than those of the first
+    check(&blocks.with(|case| (case.mask, case.lengths) = ((30, 0), vec![(9, 12), (16, 190)])));
+    let levels = Case::new(32, (4, 2), &[(1, 100), (3, 90), (1, 128), (9, 100)]);
+    let levels = levels.with(|case| (case.prefix, case.piece, case.workers) = (70, 64, 3));
+    check(&levels.with(|case| (case.mask, case.seeds) = ((40, 0), 2)));
     let spoiled = case.with(|case| case.spoiled = SPOILED.to_vec());
     check(&spoiled.clone().with(|case| case.mask = (30, 0)));
     check(&spoiled.with(|case| (case.bits, case.dim) = (Some(40), HeadDim::same(128))));
