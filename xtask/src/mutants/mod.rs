@@ -1,7 +1,8 @@
 //! Mutation testing: `cargo xtask mutants ir` mutates the IR of kernels, `cargo xtask mutants host` mutates host code.
 //!
 //! Results are recorded in `benches/record/mutants/`. `xtask/mutants-equivalent.toml` gives the reasons of survivors that cannot
-//! change a result: a list of `equivalent` with `mutant` (text of the mutant), `source` (text of its source line) and `reason`.
+//! change a result: a list of `equivalent` with `mutant` (text of the mutant, which ends with `at` and its file and line), `source`
+//! (text of its source line) and `reason`.
 //! The score of a kernel or file is killed / (mutants - equivalent).
 
 mod host;
@@ -102,8 +103,9 @@ impl Record {
         let number: usize = rest.split(':').next().and_then(|number| number.parse().ok()).unwrap_or(0);
         let text = fs::read_to_string(self.root.join(file)).unwrap_or_default();
         let line = text.lines().nth(number.saturating_sub(1)).unwrap_or_default();
+        let mutant = format!("{} at {}", survivor.mutant, survivor.at);
         let fits = |reason: &&BTreeMap<String, String>| {
-            survivor.mutant.contains(&reason["mutant"]) && line.contains(&reason["source"])
+            mutant.contains(&reason["mutant"]) && line.contains(&reason["source"])
         };
         self.reasons.iter().find(fits).map_or("", |reason| &reason["reason"])
     }
@@ -157,7 +159,10 @@ mod tests {
             fs::create_dir_all(root.path().join(path).parent().unwrap()).unwrap();
             fs::write(root.path().join(path), text).unwrap();
         };
-        write(EQUIVALENT, "[[equivalent]]\nmutant = \"bar\"\nsource = \"sync\"\nreason = \"one warp\"\n");
+        write(
+            EQUIVALENT,
+            "[[equivalent]]\nmutant = \", \\\"0\\\" at src/a.rs\"\nsource = \"sync\"\nreason = \"one warp\"\n",
+        );
         write("src/a.rs", "\nk.sync();\nother();\n");
         write("benches/record/mutants/ir.csv", "head\nb,1,1,0,,,\n");
         let survivor =
