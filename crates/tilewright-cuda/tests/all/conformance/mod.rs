@@ -54,3 +54,9 @@ fn plans_serve_narrower_masks_on_hopper() {
     crate::judge::set_stride(STRIDE);
     lengths::a_plan_serves_other_scales_and_narrower_masks(&[crate::staged::simulated_hopper()]);
 }
+
+/// Merges of the fallback kernel leave their counters at 0, too.
+#[test]
+fn merges_run_again_without_tensor_cores() {
+    flashinfer::split_keys_twice(&[crate::staged::without_tensor_cores()]);
+}

@@ -62,9 +62,9 @@ impl Point {
             let attention =
                 Attention::with_variant(problem, variant.clone(), backend.clone()).expect("it can");
             let plan = attention.plan_with(&stored.batch(), Split::Balanced).expect("the batch is sound");
+            let workspace = &mut Workspace::default();
             for run in 0..runs {
-                let outcome =
-                    execute(&attention, &plan, (&sample, stored.cache()), &mut Workspace::default());
+                let outcome = execute(&attention, &plan, (&sample, stored.cache()), workspace);
                 expected
                     .check(&outcome)
                     .unwrap_or_else(|text| panic!("{}: run {run} of {self:?}: {text}", backend.describe()));
@@ -194,6 +194,20 @@ pub(super) fn prompts_beside_decode_steps<B: Backend + Clone>(backends: &[B]) {
     }
 }
 
+/// Keys that are split among workers, in two runs of a plan with one workspace: merges leave their counters at 0.
+pub(super) fn split_keys_twice<B: Backend + Clone>(backends: &[B]) {
+    let point = Point {
+        lens: vec![(1, 900)],
+        storage: Storage::Paged(16),
+        heads: (4, 2),
+        dim: 64,
+        mask: Mask::Causal,
+        layout: KvLayout::Nhd,
+        dtypes: (Dtype::Bf16, Dtype::Bf16),
+    };
+    point.judge_runs(2, backends, &Plain, &Definition::default);
+}
+
 fn alibi_and_soft_cap<B: Backend + Clone>(backends: &[B]) {
     let lens = [1, 9, 17, 81, 729];
     for [q, k, h, d, causal] in crate::judge::subset(subsampled([4, 5, 3, 2, 2], 12)) {
@@ -283,6 +297,7 @@ crate::judge_backends!(
     single_prefill,
     mixed_batches,
     prompts_beside_decode_steps,
+    split_keys_twice,
     alibi_and_soft_cap,
     sliding_windows,
     sinks_and_rope,
