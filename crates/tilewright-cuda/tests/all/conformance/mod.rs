@@ -49,6 +49,12 @@ fn prompts_run_beside_decode_steps_on_hopper() {
     flashinfer::prompts_beside_decode_steps(&[crate::staged::simulated_hopper()]);
 }
 
+/// A level has to take longer than the launch that it costs on Hopper alone.
+#[test]
+fn a_long_prefix_becomes_a_level_on_hopper() {
+    cascade::a_long_prefix_becomes_a_level_and_is_read_once(&[crate::staged::simulated_hopper()]);
+}
+
 #[test]
 fn plans_serve_narrower_masks_on_hopper() {
     crate::judge::set_stride(STRIDE);

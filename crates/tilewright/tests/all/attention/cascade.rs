@@ -348,7 +348,7 @@ fn random_families_agree_with_the_oracle<B: Backend + Clone>(backends: &[B]) {
     }
 }
 
-fn a_long_prefix_becomes_a_level_and_is_read_once<B: Backend + Clone>(backends: &[B]) {
+pub(super) fn a_long_prefix_becomes_a_level_and_is_read_once<B: Backend + Clone>(backends: &[B]) {
     let family = Family { page_size: 16, lens: vec![(1, 40); 64], shared: vec![(0..64, 64)] };
     let pool = family.pool(problem(4, Dtype::Bf16, Mask::Causal), 1);
     for backend in backends {
@@ -454,8 +454,4 @@ crate::judge_backends!(
     a_long_prefix_becomes_a_level_and_is_read_once,
     a_short_shared_prefix_stays_flat
 );
-crate::judge_bodies!(
-    levels_precede_own_keys,
-    a_level_in_many_pieces,
-    a_long_prefix_becomes_a_level_and_is_read_once
-);
+crate::judge_bodies!(levels_precede_own_keys, a_level_in_many_pieces);
