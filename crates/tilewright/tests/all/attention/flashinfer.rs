@@ -178,27 +178,20 @@ fn mixed_batches<B: Backend + Clone>(backends: &[B]) {
 
 /// Prompts, which Hopper computes in a kernel of their own, beside decode steps.
 pub(super) fn prompts_beside_decode_steps<B: Backend + Clone>(backends: &[B]) {
-    for (page, lens) in
-        [(16, [vec![(150, 200)], vec![(1, 90); 5]].concat()), (1, vec![(1, 300), (40, 70), (2, 33)])]
-    {
-        let point = Point {
-            lens,
-            storage: Storage::Paged(page),
-            heads: (4, 2),
-            dim: 64,
-            mask: Mask::Causal,
-            layout: KvLayout::Nhd,
-            dtypes: (Dtype::Bf16, Dtype::Bf16),
-        };
-        point.judge_runs(2, backends, &Plain, &Definition::default);
-    }
+    judge_twice(backends, 16, [vec![(150, 200)], vec![(1, 90); 5]].concat());
+    judge_twice(backends, 1, vec![(1, 300), (40, 70), (2, 33)]);
 }
 
-/// Keys that are split among workers, in two runs of a plan with one workspace: merges leave their counters at 0.
+/// Keys that are split among workers: merges leave their counters at 0.
 pub(super) fn split_keys_twice<B: Backend + Clone>(backends: &[B]) {
+    judge_twice(backends, 16, vec![(1, 900)]);
+}
+
+/// Two runs of a plan with one workspace.
+fn judge_twice<B: Backend + Clone>(backends: &[B], page: usize, lens: Vec<(usize, usize)>) {
     let point = Point {
-        lens: vec![(1, 900)],
-        storage: Storage::Paged(16),
+        lens,
+        storage: Storage::Paged(page),
         heads: (4, 2),
         dim: 64,
         mask: Mask::Causal,
