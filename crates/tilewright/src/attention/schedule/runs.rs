@@ -50,8 +50,9 @@ pub(super) fn append(
     let units: usize = segments.iter().map(|segment| segment.kv_heads.len() * segment.tiles.len()).sum();
     check_items(inputs.operator, schedule.items.len().saturating_add(units))?;
     let cost: usize = segments.iter().map(ManyRowSegment::cost).sum();
+    let has_levels = segments.iter().any(|segment| segment.shared);
     // without levels, other items run beside the runs
-    let alone = schedule.items.is_empty() || segments.iter().any(|segment| segment.shared);
+    let alone = schedule.items.is_empty() || has_levels;
     let pieces = if alone { pieces_of_like_units(&segments, units, many.workers.max(1)) } else { None };
     // a KV tile of the other items takes about as long, by its bytes, as one of a run by its products
     let others = |item: &WorkItem| item.kv_heads.len() * (item.kv.end - item.kv.start) as usize;
@@ -66,7 +67,7 @@ pub(super) fn append(
     for section in sections(&segments, many.resident_keys) {
         section.iter().for_each(|unit| cutter.push(schedule, unit));
     }
-    Ok(segments.iter().any(|segment| segment.shared))
+    Ok(has_levels)
 }
 
 /// The segments of many rows.
@@ -121,10 +122,10 @@ fn pieces_of_like_units(segments: &[ManyRowSegment], units: usize, workers: usiz
     if 8 * shortest < 7 * longest {
         return None;
     }
-    // rows with other segments have partial states in any case
-    let partial = if segments.iter().any(|segment| segment.shared) { 0 } else { PARTIAL };
+    // rows of levels have partial states in any case
+    let writes_more = !segments.iter().any(|segment| segment.shared);
     let end = |pieces: usize| {
-        let fixed = EXPOSED + if pieces > 1 { partial } else { 0 };
+        let fixed = EXPOSED + if writes_more && pieces > 1 { PARTIAL } else { 0 };
         (units * pieces).div_ceil(workers) * (longest.div_ceil(pieces) + fixed)
     };
     (1..=(longest / EXPOSED).max(1)).min_by_key(|&pieces| end(pieces))
