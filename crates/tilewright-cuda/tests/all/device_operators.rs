@@ -44,14 +44,22 @@ judge_machines!(
     a_single_request_runs_on_the_device
 );
 
+#[test]
+fn operators_describe_their_kernel_on_hopper() {
+    operators_describe_their_kernel(&Gpu::new(Simulator::new(90, 3)));
+}
+
 fn operators_describe_their_kernel<M: Machine>(gpu: &Gpu<M>) {
     let describe = |dtype| {
         let problem = Problem::builder(Heads { qo: 32, kv: 8 }, HeadDim::same(128)).dtypes(dtype, dtype);
         Attention::new(problem.build().unwrap(), gpu.clone()).unwrap().describe()
     };
     let (fast, fallback) = (describe(Dtype::Bf16), describe(Dtype::F32));
-    let rows = if fast.contains("wgmma: above 16 packed rows") { 16 } else { 32 };
-    assert!(fast.contains(&format!("mma_split_kv up to {rows} packed rows")), "{fast}");
+    let bodies = match gpu.machine().limits().arch {
+        90 => "wgmma: above 16 packed rows; mma_split_kv up to 16, side by side",
+        _ => "mma: mma_split_kv up to 32 packed rows, mma_split_q above",
+    };
+    assert!(fast.contains(bodies), "{fast}");
     assert!(fallback.contains("simt: fallback without tensor cores"), "{fallback}");
     assert!(fallback.contains("\n  not mma: "), "{fallback}");
 }
