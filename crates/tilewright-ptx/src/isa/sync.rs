@@ -48,7 +48,7 @@ pub enum MbarrierOp {
     Arrive,
     /// Arrives once and adds to the expected transaction bytes; operands `[a + offset]`, bytes.
     ArriveExpect,
-    /// Returns whether the phase with a parity has completed; operands `[a + offset]`, parity. May suspend the thread.
+    /// Returns whether the phase with a parity has completed; operands `[a + offset]`, parity (0 or 1). May suspend the thread.
     TryWait,
 }
 

@@ -220,7 +220,12 @@ impl Exec<'_, '_> {
 
     /// `try_wait`, for lanes with possibly different mbarriers and parities.
     fn wait_phase(&mut self, addresses: &Lanes, results: Range, operands: Range) -> Result<Next, FaultCause> {
-        let parities = self.operand(operands, 2).map(|parity| parity & 1);
+        let parities = *self.operand(operands, 2);
+        if let Some(lane) = (0..32).find(|&lane| self.mask >> lane & 1 != 0 && parities[lane] > 1) {
+            self.faulting_lanes = 1 << lane;
+            let message = format!("parity {} of a wait for an mbarrier, expected 0 or 1", parities[lane]);
+            return Err((FaultKind::BadArgument, message));
+        }
         let (mut left, mut over, mut known) = (self.mask, 0, Vec::new());
         while left != 0 {
             let lane = left.trailing_zeros() as usize;
