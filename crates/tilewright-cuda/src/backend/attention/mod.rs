@@ -33,7 +33,7 @@ use tilewright_kernels::attention::{
         wgmma::{RunParams, WgmmaConfig, kv_map},
     },
     choose::KernelConfig,
-    operator::Part,
+    operator::{AttentionKernel, Part},
     params::{
         AttentionParams, CacheTensor, KvLayout, PeTensors, PlanArrays, RowTensor, ScaleTensor, UNLIMITED,
         Wait,
@@ -176,8 +176,8 @@ impl<M: Machine> RunContext<'_, M> {
     /// The kernel for items and parameters, and its configuration; tensor-core kernels require alignment, for example.
     fn select(&self, part: Part, params: &AttentionParams) -> Result<(M::Function, KernelConfig)> {
         let kernels = self.kernels;
-        let (part, kernel) = match kernels.parts.choice.kernel {
-            kernel if part != Part::Unaligned && kernel.accepts(params) => (part, kernel),
+        let (part, kernel) = match kernels.parts.part(part) {
+            Some(AttentionKernel::Items(kernel)) if kernel.accepts(params) => (part, kernel),
             _ => (Part::Unaligned, kernels.parts.unaligned),
         };
         Ok((self.loaded(part)?, kernel))

@@ -160,9 +160,9 @@ impl Case {
     }
 
     /// The arguments of a kernel with workers, which waits for the previous launch at a point that depends on the seed.
-    pub(crate) fn args(&self, call: &AttentionParams, seed: u64) -> Vec<Arg> {
+    pub(crate) fn args(&self, bodies: Bodies, call: &AttentionParams, seed: u64) -> Vec<Arg> {
         let wait = [Wait::AtStart, Wait::AtEnd, Wait::BeforeMerges][(seed % 3) as usize];
-        if self.latent { call.all_args() } else { mma::args(&self.config(Bodies::Both), call, wait) }
+        if self.latent { call.all_args() } else { mma::args(&self.config(bodies), call, wait) }
     }
 
     pub(crate) fn config(&self, bodies: Bodies) -> MmaConfig {

@@ -35,7 +35,7 @@ pub(crate) fn check_with<'a>(
             let of = variant.name();
             let of = |why: &str| format!("{of}, {case:?}, {items:?} items, seed {seed}: {why}");
             let outputs =
-                world.run(&kernel, seed).unwrap_or_else(|fault| panic!("{}", of(&fault.to_string())));
+                world.run(items, &kernel, seed).unwrap_or_else(|fault| panic!("{}", of(&fault.to_string())));
             let verdict = expected.iter().try_for_each(|row| world.judge(&outputs, row));
             verdict.unwrap_or_else(|why| panic!("{}", of(&why)));
         }

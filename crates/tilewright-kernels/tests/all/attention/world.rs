@@ -9,6 +9,7 @@ use tilewright::{Dtype, attention::variant::ExpressionVariant};
 use tilewright_kernels::{
     attention::{
         body::{
+            Bodies,
             mla_wgmma::{self, MlaWgmmaParams},
             wgmma::{RunParams, kv_map},
         },
@@ -243,7 +244,7 @@ impl World {
         Schedule::new(&self.segments, request_rows(&case.lengths), (case.group(), cut))
     }
 
-    pub(crate) fn run(&self, kernel: &Kernel, seed: u64) -> Result<Outputs, Fault> {
+    pub(crate) fn run(&self, bodies: Bodies, kernel: &Kernel, seed: u64) -> Result<Outputs, Fault> {
         let (case, dim) = (&self.case, self.case.dim);
         let mut memory = Memory::new();
         let schedule = self.schedule();
@@ -281,7 +282,7 @@ impl World {
         let mut launches = match (case.wgmma, case.latent) {
             (true, true) => vec![self.mla_launch(&call, large_merges)],
             (true, false) => self.run_launches(&call, (schedule.items.len(), ticket)),
-            _ => vec![(case.workers, case.args(&call, seed))],
+            _ => vec![(case.workers, case.args(bodies, &call, seed))],
         };
         if seed % 2 == 1 {
             launches.reverse();

@@ -21,6 +21,7 @@ pub use config::{KV_TOKENS, MmaConfig, THREADS};
 pub use variant::{fits_pairs, unsupported_variant};
 
 use super::{
+    Bodies,
     mma_split_kv::{self, ring::RingCursors},
     mma_split_q, wgmma,
 };
@@ -34,9 +35,14 @@ use crate::{
 use tilewright::attention::variant::ExpressionVariant;
 use tilewright_ptx::{build::Builder, ir::Kernel, sim::Arg, verify::Invalid};
 
-/// The arguments of the kernel in order. On Hopper, the kernel can follow runs, and `wait` says when it waits for them.
+/// Whether the kernel can follow runs. Problems with runs have no kernel of two row tiles per warp.
+fn can_follow_runs(config: &MmaConfig) -> bool {
+    config.device.arch == wgmma::ARCH && config.bodies != Bodies::SplitKvPairs
+}
+
+/// The arguments of the kernel in order. If the kernel can follow runs, `wait` says when it waits for them.
 pub fn args(config: &MmaConfig, params: &AttentionParams, wait: Wait) -> Vec<Arg> {
-    let wait = (config.device.arch == wgmma::ARCH).then_some(Arg::U32(wait as u32));
+    let wait = can_follow_runs(config).then_some(Arg::U32(wait as u32));
     let mut args = params.args(false);
     args.extend(wait);
     args.extend_from_slice(&params.variant);
@@ -83,7 +89,7 @@ fn recorded(name: &str, config: &MmaConfig, hooks: Option<&Hooks<'_>>) -> Result
             false,
             layout.cta,
         );
-        let cta = cta.with_wait((config.device.arch == wgmma::ARCH).then(|| k.param::<u32>("wait")));
+        let cta = cta.with_wait(can_follow_runs(config).then(|| k.param::<u32>("wait")));
         let hooks = RowHooks::new(&cta, hooks, true);
         let cursors = RingCursors::new(&cta, layout.split_kv.stage_keys);
         cta.run(&hooks, |current| {
