@@ -23,7 +23,8 @@ import tilewright.flashinfer as ours
 assert flashinfer is ours is sys.modules["flashinfer"]
 from flashinfer.decode import BatchDecodeWithPagedKVCacheWrapper
 assert BatchDecodeWithPagedKVCacheWrapper is ours.BatchDecodeWithPagedKVCacheWrapper
-import flashinfer.prefill, flashinfer.utils
+import flashinfer.prefill, flashinfer.utils, flashinfer.quantization.packbits, flashinfer.xqa
+assert flashinfer.xqa.__name__ == "xqa" and callable(flashinfer.xqa) and callable(flashinfer.quantization.packbits)
 assert sys.modules["flashinfer.prefill"] is ours.prefill
 assert flashinfer.utils.next_positive_power_of_2(5) == 8
 assert importlib.util.find_spec("flashinfer.fused_moe") is None

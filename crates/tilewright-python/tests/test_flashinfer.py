@@ -694,7 +694,12 @@ def test_engines_find_this_package_as_flashinfer():
         assert importlib.import_module("flashinfer.gemm.gemm_base").bmm_fp8 is flashinfer.bmm_fp8
         assert importlib.import_module("flashinfer.triton.cascade").merge_states is flashinfer.merge_states
         assert importlib.import_module("flashinfer.logits_processor.types") is flashinfer.logits_processor
-        assert importlib.import_module("flashinfer.xqa").xqa is found.xqa  # importing the module does not replace the function
+        # importing modules does not replace functions
+        assert importlib.import_module("flashinfer.xqa").xqa is found.xqa is flashinfer.xqa
+        assert importlib.import_module("flashinfer.quantization.packbits").packbits is found.quantization.packbits
+        for module, name in (("gemm.routergemm", "tinygemm_bf16"), ("grouped_mm.core", "grouped_mm_fp8"),
+                             ("quantization.fp8_quantization", "per_token_group_quant_8bit")):
+            assert callable(getattr(importlib.import_module(f"flashinfer.{module}"), name))
         with pytest.raises(ModuleNotFoundError):
             importlib.import_module("flashinfer.fused_moe")
     finally:

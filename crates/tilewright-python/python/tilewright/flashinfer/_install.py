@@ -15,11 +15,14 @@ _PACKAGE = "flashinfer"
 _OURS = "tilewright.flashinfer"
 #: Modules with another name here.
 _RENAMED = {"utils": "properties", "version": "_install", "attention._core": "attention", "mla._core": "mla",
-            "gemm.gemm_base": "gemm", "quantization.packbits": "quantization", "topk_varlen": "topk",
+            "gemm.gemm_base": "gemm", "gemm.routergemm": "gemm", "grouped_mm.core": "grouped_mm",
+            "quantization.fp8_quantization": "quantization", "quantization.packbits": "quantization", "topk_varlen": "topk",
             "topk_varlen.topk_varlen": "topk",
             **{f"logits_processor.{name}": "logits_processor" for name in (
                 "compiler", "fusion_rules", "legalization", "op", "operators", "pipeline", "processors", "types",
                 "validators")}}
+#: Modules with the name of a function. An import that loads a module would replace the function in its package.
+_FUNCTIONS = (f"{_PACKAGE}.xqa", f"{_PACKAGE}.quantization.packbits")
 _DISTRIBUTIONS = ("flashinfer", "flashinfer-python", "flashinfer_python")
 
 __version__ = VERSION
@@ -53,12 +56,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.machinery.ModuleSpec(fullname, self, is_package=is_package)
 
     def create_module(self, spec):
-        """Our module itself. With the package come the modules with the name of a function, which an import would replace."""
-        module = importlib.import_module(_ours(spec.name))
-        if spec.name == _PACKAGE:
-            for name in ("xqa",):
-                sys.modules.setdefault(f"{_PACKAGE}.{name}", sys.modules[f"{_OURS}.{name}"])
-        return module
+        """Our module itself."""
+        return importlib.import_module(_ours(spec.name))
 
     def exec_module(self, module):
         """Does nothing: the module is loaded."""
@@ -85,6 +84,8 @@ def install() -> None:
     if known is not None and known.__name__ != _OURS:
         raise Error("flashinfer.install: flashinfer was imported already, expected install() before it")
     sys.meta_path.insert(0, _Finder())
+    for name in _FUNCTIONS:
+        sys.modules[name] = sys.modules[_ours(name)]
 
 
 def uninstall() -> None:
