@@ -349,6 +349,12 @@ def test_sparse_and_mixed_batches(host, rng):
     last = attention(rows[3:], cache.rows[0][1], cache.rows[1][1])[0]
     close(o[3:], last)
     close(decode[1:], last)
+    both = flashinfer.BatchPODWithPagedKVCacheWrapper(workspace())
+    table = cache.indptr, cache.indices, cache.last
+    both.plan(torch.tensor([0, 3, 3]), *table, torch.tensor([0, 0, 1]), *table, 4, 2, 32, 4, q_data_type="float32")
+    prefill, decode = both.run(tensor(rows[:3]), cache.pair, tensor(rows[3:]), cache.pair, causal_p=True)
+    close(prefill, expected)
+    close(decode, last)
 
 
 @pytest.mark.parametrize("latent", [False, True])

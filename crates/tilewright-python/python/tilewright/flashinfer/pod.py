@@ -93,7 +93,7 @@ class BatchPODWithPagedKVCacheWrapper:
         q_data_type = data_type if q_data_type is None else q_data_type
         kv_data_type = data_type if kv_data_type is None else kv_data_type
         shape = (num_qo_heads, num_kv_heads, head_dim, page_size)
-        q_name, kv_name = dtype_names(q_data_type, kv_data_type)
+        _, kv_name, q_name = dtype_names(q_data_type, kv_data_type)
         options = {"pos_encoding_mode": pos_encoding_mode, "window_left": window_left, "q_data_type": q_name,
                    "kv_data_type": kv_name, "sm_scale": sm_scale, "rope_scale": rope_scale, "rope_theta": rope_theta}
         self._arguments = ((qo_indptr_p, kv_indptr_p, kv_indices_p, last_page_len_p, *shape), options)
