@@ -801,6 +801,13 @@ def test_queries_keys_and_values_of_e4m3(paged):
             decode.run(q[last], cache, *scales, q_scale=2.0)
     one = flashinfer.single_prefill_with_kv_cache(q[:5], k[:32], v[:32], *scales, o_dtype=torch.bfloat16, causal=True)
     assert torch.equal(one, found[:5])
+    # further factors of keys and values, as numbers
+    halves = {"scale_q": scales[0], "scale_k": 2 * scales[1], "scale_v": 0.5 * scales[2], "k_scale": 0.5, "v_scale": 2.0}
+    assert torch.equal(flashinfer.single_prefill_with_kv_cache(q[:5], k[:32], v[:32], o_dtype=torch.bfloat16, causal=True,
+                                                               **halves), one)
+    last, equal = q[4], flashinfer.single_prefill_with_kv_cache(q[4:5], k[:32], v[:32], 0.25, 0.5, 3.0)[0]
+    found_one = flashinfer.single_decode_with_kv_cache(last, k[:32], v[:32], q_scale=0.25, k_scale=0.5, v_scale=3.0)
+    assert torch.equal(found_one.float(), equal.float())
     # scales that differ within a group of heads
     other = run(torch.tensor([0.5, 1.5, 2.0, 2.0]), *scales[1:])
     torch.testing.assert_close(other[:, [0, 2, 3]], found[:, [0, 2, 3]], rtol=1e-2, atol=2e-2)

@@ -43,14 +43,17 @@ def single_prefill_with_kv_cache(
 ):
     """Query rows ``[qo_len, num_qo_heads, head_dim_qk]`` of one request over keys ``[kv_len, num_kv_heads, head_dim]`` (NHD) or
     ``[num_kv_heads, kv_len, head_dim]`` (HND). A custom mask, bool ``[qo_len, kv_len]`` or packed little-endian bits, replaces
-    ``causal``. Returns the output, or ``(output, lse)`` with ``lse`` ``[qo_len, num_qo_heads]`` in base 2."""
+    ``causal``. Scales of 8-bit queries, keys and values, ``scale_q`` to ``scale_v``, are numbers or tensors of one per head;
+    ``k_scale`` and ``v_scale`` are further factors of keys and values. Returns the output, or ``(output, lse)`` with ``lse``
+    ``[qo_len, num_qo_heads]`` in base 2."""
     function = "single_prefill_with_kv_cache"
     check_layout(function, kv_layout)
     check_backend(function, backend)
     refuse(function, kv_cache_sf=kv_cache_sf, use_fp16_qk_reduction=use_fp16_qk_reduction)
     if q.dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        scales = [_product(*pair) for pair in ((scale_q, _q_scale), (scale_k, k_scale), (scale_v, v_scale))]
         return _single_fp8(
-            (q, k, v), (scale_q, scale_k, scale_v), o_dtype, return_lse,
+            (q, k, v), scales, o_dtype, return_lse,
             (custom_mask, packed_custom_mask, causal, kv_layout, pos_encoding_mode, sm_scale, window_left, logits_soft_cap,
              rope_scale, rope_theta),
         )
@@ -72,6 +75,11 @@ def single_prefill_with_kv_cache(
     planned = PlannedAttention(planned_device(q))
     planned.plan(settings, batch)
     return planned.run(settings, q, (k, v), None, return_lse=return_lse, scales=(_q_scale, k_scale, v_scale))
+
+
+def _product(scale, other):
+    """The product of two scales, of which any may be ``None``."""
+    return other if scale is None else scale if other is None else scale * other
 
 
 def _single_fp8(tensors, scales, o_dtype, return_lse, arguments):
