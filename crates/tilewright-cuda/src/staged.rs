@@ -142,6 +142,5 @@ impl<M: Machine> Backend for Staged<M> {
         attention: attention, AttentionRun;
         copy_pages: kv, PageCopies;
         rope_append: kv::rope_append, RopeAppend;
-        segment_gemm: gemm, SegmentGemm;
     }
 }

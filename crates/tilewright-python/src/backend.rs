@@ -132,6 +132,5 @@ impl Backend for AnyBackend {
     tilewright::for_each_operator!(dispatch);
     dispatch! {
         attention: attention, AttentionRun;
-        segment_gemm: gemm, SegmentGemm;
     }
 }

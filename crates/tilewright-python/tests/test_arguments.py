@@ -205,9 +205,9 @@ def test_masks_on_a_device_reach_the_plan():
 
 def test_kinds_of_errors():
     assert issubclass(tw.Unsupported, NotImplementedError) and issubclass(tw.DeviceError, RuntimeError)
-    x, weights = numpy.ones((1, 8), "float32"), numpy.ones((1, 4, 8), "float32")
-    with pytest.raises(tw.Unsupported, match="gemm.segment_gemm: .* does not have this operator"):
-        tw.segment_gemm(x, weights, [0, 1])
+    batch = tw.DeviceBatch(1, tw.BlockTable(numpy.zeros((1, 1), "int32"), numpy.ones(1, "int32"), 4))
+    with pytest.raises(tw.Unsupported, match="attention.plan_on_device: .* has no memory of its own"):
+        operator()._operator().plan_on_device(batch._fields(), batch._limits(), None)
 
 
 class Exported:

@@ -46,10 +46,5 @@ def test_random_calls_never_end_the_process(host, limited_memory):
 
 def test_unchanged_calls_succeed():
     """Only so the changes of their arguments reach the checks of values."""
-    import tilewright as tw
-
     for function, arguments, keywords in Calls().unchanged():
-        try:
-            function(*arguments, **keywords)
-        except tw.Unsupported as error:
-            assert "segment_gemm" in str(error)
+        function(*arguments, **keywords)

@@ -191,9 +191,11 @@ def test_arrays_on_a_device_reach_the_operator(rng):
         tw.apply_rope(k, k.copy(), OnDevice(), tw.Rope(8))
 
 
-def test_linear_layers_and_packed_bits(rng):
+def test_linear_layers_and_packed_bits(host, rng):
     x, weight, bias = (rng.standard_normal(shape).astype("float32") for shape in ((3, 8), (5, 8), (5,)))
     close(tw.linear(x, weight, bias), x @ weight.T + bias)
+    segments = tw.segment_gemm(x, numpy.stack([weight, -weight]), [0, 1, 3], [1, 0])
+    close(segments, numpy.concatenate([-x[:1], x[1:]]) @ weight.T)
     flags = rng.random(21) < 0.5
     assert tw.packbits(flags).tolist() == numpy.packbits(flags).tolist()
     packed, bounds = tw.segment_packbits(flags, [0, 3, 21], "little")

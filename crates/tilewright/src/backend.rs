@@ -8,7 +8,7 @@ use crate::{
         BitOrder, DeviceBatch, Plan, Problem, Tiling,
         variant::{ExpressionVariant, Variant},
     },
-    gemm::{GatedLinear, PackedLinear, PackedMatrix, SegmentGemm, WeightFormat},
+    gemm::{GatedLinear, PackedLinear, PackedMatrix, WeightFormat},
     kv::{AppendPlan, PageCopies, copy_pages_on_host, rope_append::RopeAppend},
     operator::{on_host, unsupported},
     tensor::{Buffer, DeviceMemory, IndexBuffer, copy_on_host},
@@ -59,6 +59,7 @@ macro_rules! for_each_operator {
         $declare! {
             merge_states: attention, StateMerge;
             linear: gemm, LinearLayer;
+            segment_gemm: gemm, SegmentGemm;
             append: kv::append, KvAppend;
             gather_rows: gather, RowGather;
             rmsnorm: norm, RmsNorm;
@@ -282,14 +283,6 @@ pub trait Backend {
     ) -> Result<(DeviceMemory, Vec<i32>)> {
         let _ = (flags, indptr, order);
         Err(unsupported("attention.segment_packbits", &self.describe()))
-    }
-
-    /// [`SegmentGemm`]; optional.
-    ///
-    /// # Errors
-    /// When the backend does not have it, the device fails, or a tensor is in the memory of another one.
-    fn segment_gemm(&self, operator: SegmentGemm<'_>) -> Result<()> {
-        Err(unsupported(operator.name(), &self.describe()))
     }
 
     /// [`pack`](crate::gemm::pack) with checked arguments; `None`: this backend multiplies row-major weights.

@@ -312,7 +312,6 @@ impl<M: Machine> Backend for Gpu<M> {
     tilewright::for_each_operator!(execute);
     execute! {
         copy_pages: kv, PageCopies;
-        segment_gemm: gemm, SegmentGemm;
         rope_append: kv::rope_append, RopeAppend;
     }
 }

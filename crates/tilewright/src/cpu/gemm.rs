@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     Dtype, View, ViewMut,
-    gemm::LinearLayer,
+    gemm::{LinearLayer, SegmentGemm},
     rows::{Rows, rows_mut, widen},
     tensor::DataMut,
     tensor::with_computable,
@@ -49,6 +49,28 @@ pub(super) fn linear(cpu: &Cpu, operator: LinearLayer<'_>) {
     let x_f32 = F32Rows::new(x);
     let x = x_f32.view();
     in_f32(cpu, out, |out| linear_f32(cpu, x, weight, bias, out));
+}
+
+/// One product per segment, in order.
+pub(super) fn segment_gemm(cpu: &Cpu, operator: SegmentGemm<'_>) {
+    let SegmentGemm { x, weights, indptr, ids, out } = operator;
+    let x_f32 = F32Rows::new(x);
+    let x = x_f32.view();
+    in_f32(cpu, out, |mut out| {
+        let (strides, features) = (out.strides().to_vec(), out.shape()[1]);
+        for (segment, bounds) in indptr.windows(2).enumerate().filter(|(_, bounds)| bounds[0] < bounds[1]) {
+            let (start, rows) = (bounds[0] as usize, bounds[0].abs_diff(bounds[1]) as usize);
+            let weight = ids.map_or(segment, |ids| ids[segment] as usize);
+            let x = View::strided(x.data().skip(start * x.strides()[0]), &[rows, x.shape()[1]], x.strides());
+            let data = weights.data().skip(weight * weights.strides()[0]);
+            let weight = View::strided(data, &weights.shape()[1..], &weights.strides()[1..]);
+            let rest =
+                out.as_slice::<f32>().and_then(|all| all.get_mut(start * strides[0]..)).unwrap_or_default();
+            let out = ViewMut::strided(rest, &[rows, features], &strides);
+            let checked = "the operator was checked";
+            linear_f32(cpu, x.expect(checked), weight.expect(checked), None, out.expect(checked));
+        }
+    });
 }
 
 /// Calls `compute` with `out`, or with f32 elements that are rounded to `out` afterwards.

@@ -2,9 +2,8 @@
 
 use crate::arrays::{Array, DTYPES, Layout};
 use tilewright::{
-    Attention, Backend, Batch, Cpu, Dtype, HeadDim, Heads, KvCacheMut, KvLayout, Operator, PageTable,
-    Problem, Result, Scale, View, ViewMut,
-    gemm::SegmentGemm,
+    Attention, Backend, Batch, Cpu, Dtype, HeadDim, Heads, KvCacheMut, KvLayout, PageTable, Problem, Result,
+    Scale, View, ViewMut,
     kv::{
         AppendPlan, ScaleMut,
         append::{NewKv, NewTokens, QuantizedCacheMut, append_paged_kv_cache, append_planned},
@@ -180,15 +179,6 @@ fn append_plans_refuse_invalid_tokens_and_excess_capacity() {
 #[test]
 fn optional_operators_that_the_cpu_lacks_are_refused_by_name() {
     let cpu = Cpu::with_threads(1).unwrap();
-    let (x, mut out) = ([1.0_f32; 4], [0.0_f32; 2]);
-    let gemm = SegmentGemm {
-        x: View::new(&x[..2], &[1, 2]).unwrap(),
-        weights: View::new(&x[..], &[1, 2, 2]).unwrap(),
-        indptr: &[0, 1],
-        ids: None,
-        out: ViewMut::new(&mut out[..], &[1, 2]).unwrap(),
-    };
-    refused(gemm.run(&cpu), &format!("gemm.segment_gemm: {} does not have this operator", cpu.describe()));
     let problem = Problem::builder(Heads { qo: 1, kv: 1 }, HeadDim::same(8)).build().unwrap();
     let attention = Attention::new(problem, cpu.clone()).unwrap();
     let plan = attention.plan(&Batch::ragged(&[0], &[0])).unwrap();

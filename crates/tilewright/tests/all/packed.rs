@@ -7,12 +7,12 @@ use crate::{
 };
 use half::bf16;
 use tilewright::{
-    Backend, Cpu, Dtype, Operator, View,
+    Backend, Cpu, Dtype, Operator, View, ViewMut,
     activation::{self, Activation},
     cpu::Isa,
     gemm::{
-        GROUP, GatedLinear, PackedLinear, PackedMatrix, PackedProduct, PackedWeight, WeightFormat, linear,
-        pack,
+        GROUP, GatedLinear, PackedLinear, PackedMatrix, PackedProduct, PackedWeight, SegmentGemm,
+        WeightFormat, linear, pack,
     },
 };
 
@@ -51,7 +51,7 @@ impl Layer {
     /// `linear` of this weight, or of another.
     fn linear(&self, cpu: &Cpu, x: &Rows, weight: View<'_>) -> Vec<f32> {
         let mut out = vec![f32::NAN; x.rows * self.features];
-        let to = tilewright::ViewMut::new(&mut out, &[x.rows, self.features]).expect("it fits");
+        let to = ViewMut::new(&mut out, &[x.rows, self.features]).expect("it fits");
         linear(cpu, x.view(), weight, Some(self.bias()), to).expect("it fits");
         out
     }
@@ -97,6 +97,32 @@ fn multiply(cpu: &Cpu, x: View<'_>, weight: PackedWeight<'_>, out_dtype: Dtype) 
         row.to_vec()
     })
     .collect()
+}
+
+#[test]
+fn segments_have_the_bits_of_linear() {
+    let (indptr, ids, x) = ([0, 2, 2, 9, 10], [2, 0, 1, 2], Rows::random(10, 512, 7));
+    // three weights with gaps between their rows and between each other
+    let (shape, strides) = ([3, 65, 512], [514 * 65 + 1, 514, 1]);
+    for dtype in DTYPES {
+        let weights = Elements::new(dtype, &Generator::new(3).reals(3 * strides[0]));
+        let mut out = Elements::filled(Dtype::F32, 10 * 70, 77.0);
+        let to = out.strided_mut(0, &[10, 65], &[70, 1]);
+        let weights = weights.strided(0, &shape, &strides);
+        SegmentGemm { x: x.view(), weights, indptr: &indptr, ids: Some(&ids), out: to }
+            .run(&Cpu::new())
+            .expect("it fits");
+        for (row, found) in out.to_f32().chunks(70).enumerate() {
+            let id = ids[indptr[1..].iter().position(|&end| row < end as usize).expect("a segment")];
+            let dense: Vec<f32> =
+                (0..65 * 512).map(|at| weights.at(&[id as usize, at / 512, at % 512])).collect();
+            let (dense, mut expected) = (Elements::new(dtype, &dense), vec![77.0; 70]);
+            let of_row = View::new(&x.x[row * (512 + Rows::GAP)..][..512], &[1, 512]).expect("it fits");
+            let to = ViewMut::new(&mut expected[..65], &[1, 65]).expect("it fits");
+            linear(&Cpu::new(), of_row, dense.view(&[65, 512]), None, to).expect("it fits");
+            assert_eq!(bits(found), bits(&expected), "{dtype}, row {row}");
+        }
+    }
 }
 
 #[test]
@@ -248,7 +274,7 @@ fn several_products_and_16_bit_tensors_agree_with_single_products() {
             let weights: Vec<_> = weights.collect();
             let products = weights.iter().zip(&mut outs).map(|(&weight, out)| {
                 let shape = [rows, weight.matrix.shape()[0]];
-                PackedProduct { weight, out: tilewright::ViewMut::new(out, &shape).expect("it fits") }
+                PackedProduct { weight, out: ViewMut::new(out, &shape).expect("it fits") }
             });
             PackedLinear { x: x.view(), products: products.collect() }.run(&cpu).expect("it fits");
             for (&weight, out) in weights.iter().zip(&outs) {

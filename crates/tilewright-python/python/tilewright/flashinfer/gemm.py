@@ -269,8 +269,8 @@ def grouped_mm_bf16(a, b, m_indptr, out=None, out_dtype=torch.bfloat16, *, backe
         raise Error(f"flashinfer.grouped_mm_bf16: m_indptr has {len(m_indptr)} bounds, expected experts + 1 = {b.shape[0] + 1}")
     out = _output("grouped_mm_bf16", out, (a.shape[0], b.shape[1]), out_dtype if out is None else out.dtype, a)
     if out.dtype == a.dtype:
-        return _segment_products(a, b, m_indptr, None, out)
-    return out.copy_(_segment_products(a, b, m_indptr, None, None))
+        return operators.segment_gemm(a, b, m_indptr.int(), out=out)
+    return out.copy_(operators.segment_gemm(a, b, m_indptr.int()))
 
 
 def grouped_mm_fp8(a, b, m_indptr, alpha=None, out=None, out_dtype=torch.bfloat16, *, backend="cudnn", tactic=-1):
@@ -294,21 +294,6 @@ def grouped_mm_fp8(a, b, m_indptr, alpha=None, out=None, out_dtype=torch.bfloat1
     for expert, (begin, end) in enumerate(zip(bounds, bounds[1:])):
         product = _in_float32(a[begin:end].to(torch.bfloat16), b[expert].to(torch.bfloat16).t())
         out[begin:end].copy_(product.mul_(factor))
-    return out
-
-
-def _segment_products(x, weights, indptr, ids, out):
-    """``x · weights[ids[s]]ᵀ`` of each segment, on the CPU through torch."""
-    indptr, ids = indptr.int(), None if ids is None else ids.int()
-    if x.is_cuda:
-        return operators.segment_gemm(x, weights, indptr, ids, out=out)
-    out = torch.empty(x.shape[0], weights.shape[1], dtype=x.dtype) if out is None else out
-    bounds = indptr.tolist()
-    if bounds[0] != 0 or bounds[-1] != x.shape[0] or bounds != sorted(bounds):
-        raise Error(f"flashinfer.gemm: the bounds of segments are {bounds[:8]}, expected 0 to {x.shape[0]}, ascending")
-    for segment, (begin, end) in enumerate(zip(bounds, bounds[1:])):
-        weight = weights[segment if ids is None else int(ids[segment])]
-        torch.mm(x[begin:end], weight.t(), out=out[begin:end])
     return out
 
 
@@ -338,6 +323,7 @@ class SegmentGEMMWrapper:
             weights = weights.transpose(1, 2).contiguous()
         if out is not None:
             check_output("SegmentGEMMWrapper.run", "out", out, (x.shape[0], weights.shape[1]), x.dtype, x.device)
-        return _segment_products(x, weights, seg_indptr, weight_indices, out)
+        ids = None if weight_indices is None else weight_indices.int()
+        return operators.segment_gemm(x, weights, seg_indptr.int(), ids, out=out)
 
     forward = run

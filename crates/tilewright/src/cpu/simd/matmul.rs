@@ -68,11 +68,11 @@ impl Task for PackPanelTask<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let in_features = self.weight.shape()[1];
+        let stride = self.weight.strides()[0];
         let mut offsets = [0; PANEL];
         let offsets = &mut offsets[..self.features.len()];
         for (offset, feature) in offsets.iter_mut().zip(self.features) {
-            *offset = feature * in_features + self.inputs.start;
+            *offset = feature * stride + self.inputs.start;
         }
         assert!(self.inputs.len() <= DEPTH && self.to.len() == PANEL * DEPTH, "a whole panel of scratch");
         let to = Matrix { ptr: self.to.as_mut_ptr(), stride: PANEL };
