@@ -16,6 +16,7 @@ import sys
 import time
 import types
 
+import parameters
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
@@ -129,8 +130,14 @@ def _pretend_a_gpu(capability) -> _CpuMode:
 
 
 def pytest_configure(config):
-    """Installs the package and the replacements."""
+    """Installs the package and the replacements, if functions have the parameters of the checkout's."""
+    config._device_mode, config._outcomes = contextlib.nullcontext(), {}
     tilewright.flashinfer.install()
+    source = pathlib.Path("flashinfer")
+    if source.exists() and pathlib.Path("version.txt").read_text(encoding="utf-8").strip() == tilewright.flashinfer.__version__:
+        wrong = parameters.differences(source.parent)
+        if wrong:
+            raise pytest.UsageError("\n".join(["functions with other parameters than in FlashInfer:", *wrong]))
     for name in _COMPILER:
         sys.modules[name] = _Compiled(name)
     declared = {"fa2": "AttentionSink", "fa3": "AttentionSink"}
@@ -152,7 +159,6 @@ def pytest_configure(config):
     capability = tuple(int(part) for part in config.getoption("--capability").split("."))
     config._device_mode = contextlib.nullcontext() if gpu else _pretend_a_gpu(capability)
     config._device_mode.__enter__()
-    config._outcomes = {}
     config._expected = json.loads(pathlib.Path(config.getoption("--expected")).read_text(encoding="utf-8"))
     if gpu:
         for reason in ("CUDA graphs and streams need a GPU", "top_p = 0 is an error"):  # on a GPU top_p = 0 gives invalid rows

@@ -46,19 +46,19 @@ class TaggedTensor:
     type: TensorType
 
     @staticmethod
-    def logits(data) -> "TaggedTensor":
+    def logits(t) -> "TaggedTensor":
         """A tensor of logits."""
-        return TaggedTensor(data, TensorType.LOGITS)
+        return TaggedTensor(t, TensorType.LOGITS)
 
     @staticmethod
-    def probs(data) -> "TaggedTensor":
+    def probs(t) -> "TaggedTensor":
         """A tensor of probabilities."""
-        return TaggedTensor(data, TensorType.PROBS)
+        return TaggedTensor(t, TensorType.PROBS)
 
     @staticmethod
-    def indices(data) -> "TaggedTensor":
+    def indices(t) -> "TaggedTensor":
         """A tensor of tokens."""
-        return TaggedTensor(data, TensorType.INDICES)
+        return TaggedTensor(t, TensorType.INDICES)
 
     @property
     def shape(self):
