@@ -1,5 +1,6 @@
 """FlashInfer's names over torch tensors on the CPU, against the definitions."""
 
+import functools
 import importlib
 import math
 import sys
@@ -88,6 +89,57 @@ def test_decode_of_a_fixed_batch_is_replanned(host, rng):
     flashinfer.fast_decode_plan(wrapper, torch.zeros(3), second.indices, second.last, 4, 2, 32, 4, q_data_type="float32",
                                 global_override_indptr_cpu=bounds)
     close(wrapper.run(tensor(q), second.pair)[:1], attention(q[:1], second.rows[0][0], second.rows[1][0])[0])
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("is_graph", [False, True])
+def test_engines_plan_by_the_module_of_a_wrapper(host, rng, is_graph, rows):
+    """The calls of ``fast_plan_decode`` of vLLM and ``fast_prefill_plan`` of SGLang."""
+    from tilewright.flashinfer.decode import _get_range_buf, get_seq_lens
+
+    first, second = Paged(rng, [5, 17]), Paged(rng, [9, 2])
+    buffers = [torch.zeros(3, dtype=torch.int32), torch.zeros(32, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)]
+    bounds = _get_range_buf(3, "cpu") * rows
+    if rows == 1:
+        wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(), "NHD", is_graph, True, *buffers, backend="fa2")
+        plan = wrapper.plan
+    else:
+        wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(), "NHD", is_graph, bounds.clone(), *buffers)
+        plan = functools.partial(wrapper.plan, bounds, causal=True)
+    assert wrapper._cached_module is None
+    plan(first.indptr, first.indices, first.last, 4, 2, 32, 4, q_data_type="float32")
+    q = rng.standard_normal((2 * rows, 4, 32)).astype("float32")
+
+    def planned(cache, heads=4, window_left=-1):
+        wrapper._paged_kv_indices_buf[: len(cache.indices)].copy_(cache.indices)
+        lens = get_seq_lens(cache.indptr, cache.last, 4)
+        return wrapper._cached_module.plan(
+            wrapper._float_workspace_buffer, wrapper._int_workspace_buffer, wrapper._pin_memory_int_workspace_buffer, bounds,
+            cache.indptr, lens, wrapper._max_total_num_rows or 2 * rows, 2, heads, 2, 4, wrapper.is_cuda_graph_enabled, 32, 32,
+            rows > 1, window_left, -1, False, 0)
+
+    for cache in (second, first) if is_graph else (second,):
+        wrapper._plan_info = planned(cache)
+        o = wrapper.run(tensor(q), cache.pair)
+        for r in range(2):
+            expected = attention(q[r * rows : (r + 1) * rows], cache.rows[0][r], cache.rows[1][r],
+                                 visible=causal(rows, cache.kv_lens[r]))
+            close(o[r * rows : (r + 1) * rows], expected[0])
+    second.last -= 1
+    second.indptr[1:] += 1
+    with pytest.raises(tw.Error, match=r"_cached_module.plan: lengths \[12, 1\] do not fit the pages of kv_indptr = \[0, 4, 5\]"):
+        planned(second)
+    with pytest.raises(tw.Error, match=r"heads, dims and kv_lens are \(\(8, 2\), .* expected those of the last plan \(4, 2\)"):
+        planned(first, heads=8)
+    if rows > 1 and not is_graph:
+        plan(first.indptr, first.indices, first.last, 4, 2, 32, 4, q_data_type="float32",
+             custom_mask=torch.ones(3 * 22, dtype=torch.bool))
+        with pytest.raises(tw.Unsupported, match="the plan has a mask, expected a call of BatchPrefillWithPagedKVCacheWrapper.plan"):
+            planned(first)
+        ragged = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace())
+        ragged.plan(bounds, bounds, 4, 2, 32, q_data_type="float32")
+        with pytest.raises(tw.Unsupported, match="keys are ragged"):
+            ragged._cached_module.plan(*[None] * 16)
 
 
 @pytest.mark.parametrize("window_left", [-1, 3])

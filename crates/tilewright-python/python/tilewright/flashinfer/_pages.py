@@ -45,6 +45,14 @@ def page_table(indptr, indices, last_page_len, page_size: int) -> PageTable:
     return PageTable(indptr, indices, last, page_size)
 
 
+def last_page_lens(function: str, kv_indptr, kv_lens, page_size: int) -> numpy.ndarray:
+    """The tokens of the last page of each request, whose pages must be those of its tokens; 0 without pages."""
+    lens, bounds = host_array(kv_lens), host_array(kv_indptr)
+    if len(lens) != len(bounds) - 1 or (-(-lens // page_size) != bounds[1:] - bounds[:-1]).any():
+        raise Error(f"flashinfer.{function}: lengths {lens.tolist()} do not fit the pages of kv_indptr = {bounds.tolist()}")
+    return numpy.where(lens > 0, (lens - 1) % page_size + 1, 0)
+
+
 def split_cache(function: str, cache, layout: str):
     """K and V of a paged cache: a pair, or one tensor with K and V along axis 1. Caches without a page axis have pages of one
     token."""

@@ -11,7 +11,7 @@ from .._tensors import dtype_name
 from ..attention import Attention, Batch, Capacity, DeviceBatch, PageTable, Problem
 from ..operators import Rope
 from ._drafts import drafts_variant
-from ._pages import is_on_gpu, page_table
+from ._pages import is_on_gpu, last_page_lens, page_table
 from ._refuse import BACKENDS, check_backend, check_choice, check_layout, check_output, number, refuse, torch_dtype
 
 #: The dtype of FP8 attention.
@@ -166,6 +166,8 @@ class BatchWrapper:
         self.device = float_workspace_buffer.device
         int_workspace_buffer = torch.empty(8 << 20, dtype=torch.uint8, device=self.device)
         self.reset_workspace_buffer(float_workspace_buffer, int_workspace_buffer)
+        #: Attributes that engines read and pass on.
+        self._pin_memory_int_workspace_buffer = self._max_total_num_rows = None
         self._attention = self._settings = None
         #: Whether the planned queries have 8 bits.
         self._has_8_bits = False
@@ -203,8 +205,17 @@ class BatchWrapper:
 
     @property
     def _plan_info(self):
-        """The last plan, or None."""
+        """The last plan, or None. Engines assign the result of :meth:`HostPlanner.plan`, which is this one."""
         return None if self._attention is None else self._attention.batch
+
+    @_plan_info.setter
+    def _plan_info(self, plan):
+        pass
+
+    @property
+    def _cached_module(self):
+        """The planner of engines that have lengths on the host, or None before the first plan."""
+        return None if self._settings is None else HostPlanner(self)
 
     def end_forward(self):
         """Does nothing, as in FlashInfer."""
@@ -246,6 +257,38 @@ class BatchWrapper:
         except Error:
             return False
         return True
+
+
+class HostPlanner:
+    """The place of FlashInfer's compiled module: engines call its ``plan`` in place of that of a paged wrapper, whose buffers they
+    have filled, with lengths on the host."""
+
+    __slots__ = ("_wrapper",)
+
+    def __init__(self, wrapper: BatchWrapper):
+        self._wrapper = wrapper
+
+    def plan(
+        self, float_workspace_buffer, int_workspace_buffer, pin_memory_int_workspace_buffer, qo_indptr, kv_indptr, kv_lens,
+        num_rows, batch_size, num_qo_heads, num_kv_heads, page_size, use_cuda_graph, head_dim_qk, head_dim_vo, causal, window_left,
+        fixed_split_size=-1, disable_split_kv=False, *hints,
+    ):
+        """Plans query rows ``qo_indptr`` over ``kv_lens`` ``[batch_size]`` tokens of pages ``kv_indptr``. The mask is that of the
+        wrapper. Workspaces, ``num_rows`` and ``hints`` have no effect."""
+        wrapper, function = self._wrapper, f"{self._wrapper._name}._cached_module.plan"
+        settings, pages = wrapper._settings, getattr(wrapper, "_paged_kv_indices_buf", None)
+        if pages is None or getattr(wrapper, "_masked", False):
+            raise Unsupported(f"flashinfer.{function}: {'keys are ragged' if pages is None else 'the plan has a mask'}, expected a call "
+                              f"of {wrapper._name}.plan")
+        found = (num_qo_heads, num_kv_heads), (head_dim_qk, head_dim_vo), len(kv_lens)
+        if found != (settings.heads, settings.dims, batch_size):
+            raise Error(f"flashinfer.{function}: heads, dims and kv_lens are {found}, expected those of the last plan "
+                        f"{settings.heads}, {settings.dims} and batch_size = {batch_size}")
+        split = split_of(function, fixed_split_size, disable_split_kv, page_size)
+        last = last_page_lens(function, kv_indptr, kv_lens, page_size)
+        wrapper._begin_plan(None)
+        wrapper._attention.plan_pages(settings, qo_indptr, (kv_indptr, pages, last, page_size), split)
+        return wrapper._plan_info
 
 
 class PlannedAttention:

@@ -1,11 +1,10 @@
 """Wrappers of mixed batches: ``BatchAttention``, and prefill with attention sinks."""
 
-import numpy
 import torch
 
 from .._core import Error
 from ..attention import Batch
-from ._pages import host_array, page_table, run_cache
+from ._pages import host_array, last_page_lens, page_table, run_cache
 from ._planned import PlannedAttention, Settings, dtype_names, planned_device
 from ._refuse import check_backend, check_layout, refuse
 from .prefill import BatchPrefillWithPagedKVCacheWrapper
@@ -27,10 +26,7 @@ class BatchAttention:
     ):
         """Plans a batch: ``kv_indptr`` bounds of pages, ``kv_len_arr`` tokens of each request."""
         refuse("BatchAttention.plan", use_profiler=use_profiler)
-        lens, bounds = host_array(kv_len_arr), host_array(kv_indptr)
-        last = numpy.where(lens > 0, (lens - 1) % page_size + 1, 0)
-        if (-(-lens // page_size) != bounds[1:] - bounds[:-1]).any():
-            raise Error(f"flashinfer.BatchAttention.plan: kv_len_arr = {lens.tolist()} does not fit the pages of kv_indptr")
+        last = last_page_lens("BatchAttention.plan", kv_indptr, kv_len_arr, page_size)
         self._settings = Settings(
             heads=(num_qo_heads, num_kv_heads), dims=(head_dim_qk, head_dim_vo), dtypes=dtype_names(q_data_type, kv_data_type),
             layout=self._kv_layout, causal=causal, soft_cap=logits_soft_cap, sm_scale=sm_scale,

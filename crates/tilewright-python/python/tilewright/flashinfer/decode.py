@@ -12,12 +12,14 @@ from ._planned import E5M2, FP8, BatchWrapper, Settings, check_output_dtype, dty
 from ._refuse import refuse
 from .cudnn import cudnn_batch_decode_with_kv_cache  # noqa: F401
 from .jit import single_decode_with_kv_cache_with_jit_module  # noqa: F401
+from .page import get_seq_lens  # noqa: F401
 from .mla import (  # noqa: F401
     BatchDecodeMlaWithPagedKVCacheWrapper,
     trtllm_batch_decode_with_kv_cache_mla,
     xqa_batch_decode_with_kv_cache_mla,
 )
 from .prefill import single_prefill_with_kv_cache
+from .properties import _get_range_buf  # noqa: F401
 from .stateless import trtllm_batch_decode_with_kv_cache, xqa_batch_decode_with_kv_cache  # noqa: F401
 
 

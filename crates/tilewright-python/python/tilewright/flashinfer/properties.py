@@ -85,6 +85,11 @@ def next_positive_power_of_2(x: int) -> int:
     return 1 if x < 1 else 1 << (x - 1).bit_length()
 
 
+def _get_range_buf(seq_len: int, device) -> torch.Tensor:
+    """``0 .. seq_len`` int32: engines import the name for the bounds of decode rows."""
+    return torch.arange(seq_len, dtype=torch.int32, device=device)
+
+
 def ceil_div(x: int, y: int) -> int:
     """The quotient, rounded up."""
     return -(-x // y)
