@@ -348,6 +348,18 @@ def test_latent_attention(host, rng):
     both = wrapper.run(*q, tensor(ckv), tensor(kpe))
     close(both[:2], expected[0])
     close(both[2:], expected[0])
+    # fast_mla_decode_plan of SGLang
+    recorded = flashinfer.BatchMLAPagedAttentionWrapper(workspace(), True, *(torch.zeros(n, dtype=torch.int32) for n in (2, 2, 8, 1)))
+    assert recorded._cached_module is None
+    recorded.plan(torch.tensor([0, 2]), torch.tensor([0, 1]), torch.tensor([1]), torch.tensor([3]), 4, 32, 16, 4, True, 0.2,
+                  torch.float32, torch.float32)
+    recorded._kv_indices_buf[:3] = torch.tensor([2, 0, 1])
+    workspaces = recorded._float_workspace_buffer, recorded._int_workspace_buffer, recorded._pin_memory_int_workspace_buffer
+    arguments = *workspaces, torch.tensor([0, 2]), torch.tensor([0, 3]), torch.tensor([10]), 4, 32
+    recorded._cached_module.plan(*arguments, True)
+    close(recorded.run(*(tensor(x) for x in (q_nope, q_pe, ckv, kpe))), expected[0])
+    with pytest.raises(tw.Error, match=r"are \(4, 32, False\), expected those of the last plan, \(4, 32, True\)"):
+        recorded._cached_module.plan(*arguments, False)
     # caches of 8 bits
     narrow = [tensor(x).to(torch.float8_e4m3fn) for x in (ckv, kpe)]
     wrapper.plan(torch.tensor([0, 2]), torch.tensor([0, 3]), torch.tensor([2, 0, 1]), torch.tensor([10]), 4, 32, 16, 4, True, 0.2,

@@ -35,6 +35,13 @@ class BatchMLAPagedAttentionWrapper:
         if use_cuda_graph and any(buffer is None for buffer in self._buffers):
             raise ValueError("use_cuda_graph needs qo_indptr, kv_indptr, kv_indices and kv_len_arr")
         self._operator = self._plan = self._key = None
+        #: Attributes that engines read and pass on.
+        self._kv_indices_buf, self._pin_memory_int_workspace_buffer = kv_indices, None
+
+    @property
+    def _cached_module(self):
+        """The planner of engines that have lengths on the host, or None before the first plan."""
+        return None if self._plan is None else _HostPlanner(self)
 
     def plan(
         self, qo_indptr, kv_indptr, kv_indices, kv_len_arr, num_heads, head_dim_ckv, head_dim_kpe, page_size, causal, sm_scale,
@@ -52,6 +59,8 @@ class BatchMLAPagedAttentionWrapper:
                 if len(array) > len(buffer):
                     raise ValueError(f"a buffer has {len(buffer)} elements, the batch needs {len(array)}")
                 buffer[: len(array)].copy_(array, non_blocking=True)
+        else:
+            self._kv_indices_buf = kv_indices
         if key != self._key:
             shared = {"scale": float(sm_scale), "dtype": dtypes[0], "kv_dtype": dtypes[1], "causal": causal}
             if head_dim_kpe == 0:  # all heads attend to one KV head with equal keys and values
@@ -147,6 +156,29 @@ class BatchMLAPagedAttentionWrapper:
         if not return_lse:
             return out
         return out, lse.mul_(math.log(2.0)) if return_lse_base_on_e else lse
+
+
+class _HostPlanner:
+    """The place of FlashInfer's compiled module: engines call its ``plan`` in place of that of the wrapper, whose page indices they have
+    filled, with lengths on the host."""
+
+    __slots__ = ("_wrapper",)
+
+    def __init__(self, wrapper: BatchMLAPagedAttentionWrapper):
+        self._wrapper = wrapper
+
+    def plan(
+        self, float_workspace_buffer, int_workspace_buffer, pin_memory_int_workspace_buffer, qo_indptr, kv_indptr, kv_len_arr,
+        num_heads, head_dim_ckv, causal, *hints,
+    ):
+        """Plans query rows ``qo_indptr`` over ``kv_len_arr`` ``[batch_size]`` tokens of pages ``kv_indptr``. Workspaces and ``hints``
+        have no effect."""
+        wrapper, function = self._wrapper, "BatchMLAPagedAttentionWrapper._cached_module.plan"
+        planned = wrapper._key[0], wrapper._key[1], wrapper._key[4]
+        if (num_heads, head_dim_ckv, causal) != planned:
+            raise Error(f"flashinfer.{function}: num_heads, head_dim_ckv and causal are {(num_heads, head_dim_ckv, causal)}, expected "
+                        f"those of the last plan, {planned}")
+        wrapper._plan_on_host(function, qo_indptr, kv_indptr, wrapper._kv_indices_buf, kv_len_arr, wrapper._key[3])
 
 
 class BatchDecodeMlaWithPagedKVCacheWrapper:
