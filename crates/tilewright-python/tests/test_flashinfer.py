@@ -413,12 +413,22 @@ def test_sparse_and_mixed_batches(host, rng):
     last = attention(rows[3:], cache.rows[0][1], cache.rows[1][1])[0]
     close(o[3:], last)
     close(decode[1:], last)
+    # settings of the decodes are those of the plan
+    pod.plan(cache.indptr, cache.indices, cache.last, 4, 2, 32, 4, window_left=2, sm_scale=0.3, q_data_type="float32")
+    parts = [tensor(x) for x in (rows[:3], cache.rows[0][0], cache.rows[1][0], rows[2:])]
+    near = attention(rows[3:], cache.rows[0][1], cache.rows[1][1], visible=causal(1, 9, 2), scale=0.6)
+    prefill, decode = pod.run(*parts, cache.pair, causal_p=True, sm_scale_d=0.3, k_scale=2.0, v_scale=0.5, return_lse_d=True)
+    close(prefill, expected)
+    close(decode[0][1:], 0.5 * near[0])
+    close(decode[1][1:], near[1])
+    with pytest.raises(tw.Unsupported, match="PODWithPagedKVCacheWrapper.run: window_left_d = 3, expected that of plan, 2"):
+        pod.run(*parts, cache.pair, window_left_d=3)
     both = flashinfer.BatchPODWithPagedKVCacheWrapper(workspace())
     table = cache.indptr, cache.indices, cache.last
-    both.plan(torch.tensor([0, 3, 3]), *table, torch.tensor([0, 0, 1]), *table, 4, 2, 32, 4, q_data_type="float32")
-    prefill, decode = both.run(tensor(rows[:3]), cache.pair, tensor(rows[3:]), cache.pair, causal_p=True)
+    both.plan(torch.tensor([0, 3, 3]), *table, torch.tensor([0, 0, 2]), *table, 4, 2, 32, 4, q_data_type="float32")
+    prefill, decode = both.run(tensor(rows[:3]), cache.pair, tensor(rows[2:]), cache.pair, causal_p=True, v_scale=2.0)
     close(prefill, expected)
-    close(decode, last)
+    close(decode, 2.0 * attention(rows[2:], cache.rows[0][1], cache.rows[1][1])[0])
 
 
 @pytest.mark.parametrize("latent", [False, True])

@@ -1,7 +1,7 @@
 """POD: one prefill request and a batch of decodes, called together."""
 
 from ._planned import dtype_names
-from ._refuse import check_layout, refuse
+from ._refuse import refuse
 from .decode import BatchDecodeWithPagedKVCacheWrapper
 from .prefill import BatchPrefillWithPagedKVCacheWrapper, single_prefill_with_kv_cache
 
@@ -49,23 +49,26 @@ class PODWithPagedKVCacheWrapper:
         pos_encoding_mode_d="NONE", sm_scale_d=None, window_left_d=-1, rope_scale_d=None, rope_theta_d=None, q_scale=None,
         k_scale=None, v_scale=None, return_lse_d=False, use_fp16_qk_reduction=False, enable_pdl=None, *args,
     ):
-        """The prefill's and the decodes' results. The decodes have one row each, so ``causal_d`` has no effect."""
-        check_layout("PODWithPagedKVCacheWrapper.run", kv_layout_d)
-        refuse("PODWithPagedKVCacheWrapper.run", args=args or None, custom_mask_d=custom_mask_d,
-               packed_custom_mask_d=packed_custom_mask_d, use_fp16_qk_reduction=use_fp16_qk_reduction)
-        if kv_layout_d != self._kv_layout:
-            refuse("PODWithPagedKVCacheWrapper.run", self._kv_layout, kv_layout_d=kv_layout_d)
+        """The prefill's and the decodes' results, with their LSE if requested. The decodes have the settings of ``plan``: others
+        among the arguments ending in ``_d`` are refused, unless they are the defaults. They have one row each, so ``causal_d`` has no
+        effect. Scales are those of the decodes."""
+        function, decode = "PODWithPagedKVCacheWrapper.run", self._decode
+        refuse(function, args=args or None, custom_mask_d=custom_mask_d, packed_custom_mask_d=packed_custom_mask_d,
+               use_fp16_qk_reduction=use_fp16_qk_reduction)
+        for name, value, default, planned in (
+            ("kv_layout_d", kv_layout_d, "NHD", self._kv_layout), ("sm_scale_d", sm_scale_d, None, decode._sm_scale),
+            ("pos_encoding_mode_d", pos_encoding_mode_d, "NONE", decode._pos_encoding_mode),
+            ("window_left_d", window_left_d, -1, decode._window_left), ("rope_scale_d", rope_scale_d, None, decode._rope_scale),
+            ("rope_theta_d", rope_theta_d, None, decode._rope_theta),
+        ):
+            if value != default and value != planned:
+                refuse(function, f"that of plan, {planned!r}", **{name: value})
         prefill = single_prefill_with_kv_cache(
             q_p, k_p, v_p, custom_mask=custom_mask_p, packed_custom_mask=packed_custom_mask_p, causal=causal_p,
             kv_layout=kv_layout_p, pos_encoding_mode=pos_encoding_mode_p, sm_scale=sm_scale_p, window_left=window_left_p,
             rope_scale=rope_scale_p, rope_theta=rope_theta_p, return_lse=return_lse_p,
         )
-        forward = self._decode.forward_return_lse if return_lse_d else self._decode.forward
-        decode = forward(
-            q_d, paged_kv_cache_d, pos_encoding_mode_d, q_scale, k_scale, v_scale, window_left_d, None, sm_scale_d,
-            rope_scale_d, rope_theta_d,
-        )
-        return prefill, decode
+        return prefill, decode.run(q_d, paged_kv_cache_d, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse_d)
 
     def end_forward(self):
         """Does nothing, as in FlashInfer."""
@@ -89,7 +92,7 @@ class BatchPODWithPagedKVCacheWrapper:
         num_qo_heads, num_kv_heads, head_dim, page_size, pos_encoding_mode="NONE", window_left=-1, q_data_type="float16",
         kv_data_type=None, data_type=None, sm_scale=None, rope_scale=None, rope_theta=None, non_blocking=True,
     ):
-        """Plans both batches; the prefills are replanned if a run is causal or masked."""
+        """Plans both batches; the prefills are replanned if a run is causal or masked. Rows of decodes see all keys."""
         q_data_type = data_type if q_data_type is None else q_data_type
         kv_data_type = data_type if kv_data_type is None else kv_data_type
         shape = (num_qo_heads, num_kv_heads, head_dim, page_size)
@@ -97,7 +100,7 @@ class BatchPODWithPagedKVCacheWrapper:
         options = {"pos_encoding_mode": pos_encoding_mode, "window_left": window_left, "q_data_type": q_name,
                    "kv_data_type": kv_name, "sm_scale": sm_scale, "rope_scale": rope_scale, "rope_theta": rope_theta}
         self._arguments = ((qo_indptr_p, kv_indptr_p, kv_indices_p, last_page_len_p, *shape), options)
-        self._decode.plan(qo_indptr_d, kv_indptr_d, kv_indices_d, last_page_len_d, *shape, causal=True, **options)
+        self._decode.plan(qo_indptr_d, kv_indptr_d, kv_indices_d, last_page_len_d, *shape, **options)
 
     begin_forward = plan
 
@@ -105,12 +108,12 @@ class BatchPODWithPagedKVCacheWrapper:
         self, q_p, paged_kv_cache_p, q_d, paged_kv_cache_d, custom_mask_p=None, packed_custom_mask_p=None, causal_p=False,
         q_scale=None, k_scale=None, v_scale=None, return_lse=False, use_fp16_qk_reduction=False, enable_pdl=None,
     ):
-        """The results of the prefills and of the decodes."""
+        """The results of the prefills and of the decodes, with their LSE if requested. Scales are those of the decodes."""
         refuse("BatchPODWithPagedKVCacheWrapper.run", use_fp16_qk_reduction=use_fp16_qk_reduction)
         arrays, options = self._arguments
         self._prefill.plan(*arrays, custom_mask=custom_mask_p, packed_custom_mask=packed_custom_mask_p, causal=causal_p, **options)
-        scales = {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale, "return_lse": return_lse}
-        return self._prefill.run(q_p, paged_kv_cache_p, **scales), self._decode.run(q_d, paged_kv_cache_d, **scales)
+        decode = self._decode.run(q_d, paged_kv_cache_d, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse)
+        return self._prefill.run(q_p, paged_kv_cache_p, return_lse=return_lse), decode
 
     def end_forward(self):
         """Does nothing, as in FlashInfer."""
