@@ -66,6 +66,7 @@ impl Exec<'_, '_> {
     }
 
     /// Resolves a lane's address and checks alignment, bounds, and that it is not an mbarrier.
+    #[inline(always)] // one call per lane
     pub(super) fn locate_aligned(
         &mut self,
         space: Space,
@@ -84,7 +85,7 @@ impl Exec<'_, '_> {
     }
 
     /// Resolves an address of any alignment.
-    #[inline]
+    #[inline(always)]
     pub(super) fn locate(
         &self,
         space: Space,

@@ -286,7 +286,7 @@ impl Exec<'_, '_> {
     }
 
     /// Records a lane's access in the shadow memory as `mark` and checks it for races.
-    #[inline]
+    #[inline(always)] // otherwise marks are copied through memory
     pub(super) fn record_access(
         &mut self,
         write: bool,

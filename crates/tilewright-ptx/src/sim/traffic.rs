@@ -11,29 +11,28 @@ pub(super) fn bank_conflicts(addresses: &Lanes, mask: u32, bytes: usize) -> u64 
         8 => 16,
         _ => 32,
     };
-    (0..32).step_by(lanes).map(|first| excess_wavefronts(addresses, mask, first..first + lanes, bytes)).sum()
-}
-
-fn excess_wavefronts(addresses: &Lanes, mask: u32, lanes: std::ops::Range<usize>, bytes: usize) -> u64 {
     // words per bank; almost always one
-    let mut seen = [(0_u8, [0_u32; 4]); 32];
-    let mut most = 0;
-    for lane in lanes.filter(|lane| mask >> lane & 1 != 0) {
-        let first = addresses[lane] as u32 / 4;
-        for word in first..first + bytes.div_ceil(4) as u32 {
-            let (count, words) = &mut seen[word as usize % 32];
-            let known = usize::from(*count).min(4);
-            if words[..known].contains(&word) {
-                continue;
+    let (mut words, mut excess) = ([[0; 4]; 32], 0);
+    for first in (0..32).step_by(lanes) {
+        let (mut counts, mut most) = ([0_u8; 32], 0);
+        for lane in (first..first + lanes).filter(|lane| mask >> lane & 1 != 0) {
+            let first = addresses[lane] as u32 / 4;
+            for word in first..first + bytes.div_ceil(4) as u32 {
+                let (count, words) = (&mut counts[word as usize % 32], &mut words[word as usize % 32]);
+                let known = usize::from(*count).min(4);
+                if words[..known].contains(&word) {
+                    continue;
+                }
+                if known < 4 {
+                    words[known] = word;
+                }
+                *count += 1;
+                most = most.max(*count);
             }
-            if known < 4 {
-                words[known] = word;
-            }
-            *count += 1;
-            most = most.max(*count);
         }
+        excess += u64::from(most.saturating_sub(1));
     }
-    u64::from(most.saturating_sub(1))
+    excess
 }
 
 /// The 32-byte sectors of a global-memory access, and the minimum for its size.

@@ -91,8 +91,9 @@ pub(super) struct SharedMemory {
     pub(super) shadow: Shadow,
 }
 
-/// A resolved memory location.
+/// A resolved memory location. Its tag has no padding, which would be copied in two overlapping parts per access.
 #[derive(Debug, Clone, Copy)]
+#[repr(usize)]
 pub(super) enum MemoryLocation {
     Global(GlobalLocation),
     /// Rank and offset.
@@ -215,7 +216,7 @@ impl Cluster {
     }
 
     /// Resolves a shared address of the CTA with this rank, or with `remote` of any CTA of the cluster.
-    #[inline]
+    #[inline(always)]
     pub(super) fn locate_shared(
         &self,
         rank: usize,
@@ -232,10 +233,8 @@ impl Cluster {
             return Err(out_of_bounds(address, bytes, size, window != 0 && !remote));
         }
         if owner != rank && !self.ctas[owner].warps.iter().any(Warp::live) && window != 0 {
-            return Err((
-                FaultKind::OutOfBounds,
-                format!("shared memory of CTA {owner} of the cluster, which has ended"),
-            ));
+            let message = format!("shared memory of CTA {owner} of the cluster, which has ended");
+            return Err((FaultKind::OutOfBounds, message));
         }
         Ok(MemoryLocation::Shared(owner, offset))
     }
