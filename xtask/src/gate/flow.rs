@@ -36,13 +36,20 @@ impl Flow {
         Self { next: code.insts.iter().enumerate().map(follow).collect(), labelled }
     }
 
-    /// The instructions reachable from `start`, inclusive, without passing those that satisfy `stop`.
+    /// Whether each instruction is reachable from `start`, inclusive, without passing those that satisfy `stop`.
     pub(crate) fn reach(
         &self,
         start: impl IntoIterator<Item = usize>,
         stop: impl Fn(usize) -> bool,
-    ) -> BTreeSet<usize> {
-        walk(start, |at| if stop(at) { &[] } else { &self.next[at] })
+    ) -> Vec<bool> {
+        let mut open: Vec<usize> = start.into_iter().collect();
+        let mut seen = vec![false; self.next.len()];
+        open.iter().for_each(|&at| seen[at] = true);
+        while let Some(at) = open.pop() {
+            let next: &[usize] = if stop(at) { &[] } else { &self.next[at] };
+            open.extend(next.iter().copied().filter(|&to| !std::mem::replace(&mut seen[to], true)));
+        }
+        seen
     }
 
     /// All loops; loops with the same head are merged.
@@ -51,27 +58,19 @@ impl Flow {
         for (at, next) in self.next.iter().enumerate() {
             next.iter().for_each(|&to| before[to].push(at));
         }
+        let back = Self { next: before, labelled: BTreeSet::new() };
         let reachable = self.reach([0], |_| false);
         let natural = |&head: &usize| {
             // dominated by the head: not reachable without passing it
             let around = self.reach([0], |at| at == head);
-            let tail = |at: &usize| reachable.contains(at) && (*at == head || !around.contains(at));
-            let tails: Vec<usize> = before[head].iter().copied().filter(tail).collect();
-            let body =
-                walk(tails.iter().copied().chain([head]), |at| if at == head { &[] } else { &before[at] });
+            let tail = |at: &usize| reachable[*at] && (*at == head || !around[*at]);
+            let tails: Vec<usize> = back.next[head].iter().copied().filter(tail).collect();
+            let is_inside = back.reach(tails.iter().copied().chain([head]), |at| at == head);
+            let body = (0..is_inside.len()).filter(|&at| is_inside[at]).collect();
             (!tails.is_empty()).then_some(Loop { head, body })
         };
         self.labelled.iter().filter_map(natural).collect()
     }
-}
-
-fn walk<'a>(start: impl IntoIterator<Item = usize>, next: impl Fn(usize) -> &'a [usize]) -> BTreeSet<usize> {
-    let mut open: Vec<usize> = start.into_iter().collect();
-    let mut seen: BTreeSet<usize> = open.iter().copied().collect();
-    while let Some(at) = open.pop() {
-        open.extend(next(at).iter().copied().filter(|&to| seen.insert(to)));
-    }
-    seen
 }
 
 /// The target label of a branch.

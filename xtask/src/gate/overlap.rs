@@ -56,7 +56,7 @@ impl Overlap {
             .reach(last.into_iter().chain([main.head]), |at| !main.body.contains(&at) || first.contains(&at));
         let maxima: Vec<usize> =
             main.body.iter().copied().filter(|&at| is_maximum(&code.insts[at])).collect();
-        let between = maxima.iter().filter(|at| !idle.contains(at)).count();
+        let between = maxima.iter().filter(|at| !idle[**at]).count();
         Self { between, all: maxima.len() }
     }
 }
