@@ -275,17 +275,18 @@ mod tests {
     fn failures_and_hangs_are_not_passes() {
         let root = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(root.path().join("crates/a")).unwrap();
-        let passes = |script: &str| {
+        let passes = |script: &str, seconds| {
             let binary = root.path().join("binary");
             // written by another process: a fork of another test could inherit a descriptor, and the file would be busy
             let write = "printf '#!/bin/sh\\n%s\\n' \"$2\" >\"$1\" && chmod 755 \"$1\"";
             let written = Command::new("sh").args(["-c", write, "sh"]).arg(&binary).arg(script).status();
             assert!(written.is_ok_and(|status| status.success()));
-            let test = Test { package: "a", binary, name: "a".to_owned(), limit: Duration::from_secs(5) };
+            let test =
+                Test { package: "a", binary, name: "a".to_owned(), limit: Duration::from_secs(seconds) };
             test.passes(root.path(), "run a b")
         };
-        assert!(passes("test \"$2 $TILEWRIGHT_MUTANT\" = 'a run a b'"));
-        assert!(!passes("exit 101"));
-        assert!(!passes("exec sleep 60"), "a hang");
+        assert!(passes("test \"$2 $TILEWRIGHT_MUTANT\" = 'a run a b'", 60));
+        assert!(!passes("exit 101", 60));
+        assert!(!passes("exec sleep 60", 1), "a hang");
     }
 }
