@@ -206,13 +206,14 @@ pub(crate) fn run(root: &Path, installation: Installation) -> Result<(), String>
 fn execute(folder: &Path, jobs: Vec<(String, Command)>, cores: usize) -> Result<Vec<String>, String> {
     let (queue, failed) = (Mutex::new(jobs.into_iter()), Mutex::new(Vec::new()));
     let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
-    let work = |core: usize| -> Result<(), String> {
+    let work = &|core: usize| -> Result<(), String> {
         while let Some((name, mut command)) = next() {
             let log = folder.join(format!("{name}.log"));
             command
                 .env("TEST_CORE", core.to_string())
                 .env("OMP_NUM_THREADS", "1")
-                .env("PYTHONDONTWRITEBYTECODE", "1");
+                .env_remove("PYTHONDONTWRITEBYTECODE") // later processes use the bytecode of torch
+                .env("PYTHONPYCACHEPREFIX", folder.join("bytecode"));
             let status = spawn(&mut command, &log)?.wait().map_err(|why| why.to_string())?;
             let text = fs::read_to_string(&log).unwrap_or_default();
             if status.success() {
@@ -225,14 +226,7 @@ fn execute(folder: &Path, jobs: Vec<(String, Command)>, cores: usize) -> Result<
         Ok(())
     };
     let results: Vec<_> = thread::scope(|scope| {
-        let workers: Vec<_> = (0..cores)
-            .map(|core| {
-                scope.spawn({
-                    let work = &work;
-                    move || work(core)
-                })
-            })
-            .collect();
+        let workers: Vec<_> = (0..cores).map(|core| scope.spawn(move || work(core))).collect();
         workers
             .into_iter()
             .map(|worker| worker.join().unwrap_or_else(|_| Err("a job panicked".to_owned())))
