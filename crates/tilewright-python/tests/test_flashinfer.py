@@ -1169,6 +1169,8 @@ def test_dense_products(rng):
     for call, text in ((lambda: flashinfer.bmm_bf16(a.half(), b), "bmm_bf16: a is torch.float16"),
                        (lambda: flashinfer.mm_bf16(a[0], b[0].t()), r"b has shape \(7, 32\), expected \(32, 'n'\)"),
                        (lambda: flashinfer.mm_bf16(a[0], b[0], out_dtype=torch.int8), "out_dtype = torch.int8"),
+                       (lambda: flashinfer.mm_bf16(a[0], b[0], out=out, out_dtype=torch.float16), "out is torch.bfloat16, expected"),
+                       (lambda: flashinfer.bmm_bf16(a, b, torch.empty(3, 5, 7)), "bmm_bf16: out is torch.float32, expected"),
                        (lambda: flashinfer.mm_bf16(a[0], b[0], backend="tgv"), "backend = 'tgv'"),
                        (lambda: flashinfer.bmm_fp8(*narrow, torch.ones(3), scale, torch.float16), "A_scale has shape"),
                        (lambda: flashinfer.bmm_fp8(*narrow, scale, scale, torch.float32), "dtype = torch.float32"),

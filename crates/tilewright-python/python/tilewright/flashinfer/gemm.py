@@ -48,7 +48,7 @@ def mm_bf16(a, b, bias=None, pdl=False, out=None, out_dtype=torch.bfloat16, back
     or float32. ``backend`` and ``pdl`` are hints without effect."""
     check_choice("mm_bf16", "backend", backend, mm_bf16._backends)
     _check_operands("mm_bf16", a, b, 2, (torch.bfloat16,))
-    out = _output("mm_bf16", out, (a.shape[0], b.shape[1]), out_dtype if out is None else out.dtype, a)
+    out = _output("mm_bf16", out, (a.shape[0], b.shape[1]), out_dtype, a)
     if out.dtype == a.dtype:
         return torch.mm(a, b, out=out) if bias is None else torch.addmm(bias, a, b, out=out)
     product = _in_float32(a, b)
@@ -61,7 +61,7 @@ def bmm_bf16(A, B, out=None, out_dtype=torch.bfloat16, backend="cudnn"):
     ``backend`` is a hint without effect."""
     check_choice("bmm_bf16", "backend", backend, bmm_bf16._backends)
     _check_operands("bmm_bf16", A, B, 3, (torch.bfloat16,))
-    out = _output("bmm_bf16", out, (*A.shape[:2], B.shape[2]), out_dtype if out is None else out.dtype, A)
+    out = _output("bmm_bf16", out, (*A.shape[:2], B.shape[2]), out_dtype, A)
     return torch.bmm(A, B, out=out) if out.dtype == A.dtype else out.copy_(_in_float32(A, B))
 
 
