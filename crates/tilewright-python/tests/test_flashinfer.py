@@ -710,6 +710,17 @@ def test_a_plan_after_forward_has_the_settings_of_its_arguments(rng):
     assert torch.equal(outputs(), first)
 
 
+@pytest.mark.parametrize("name, tensors", [
+    ("PODWithPagedKVCacheWrapper.run", 5), ("BatchPODWithPagedKVCacheWrapper.run", 4),
+    ("BatchPrefillWithSharedPrefixPagedKVCacheWrapper.forward", 4), ("VariableBlockSparseAttentionWrapper.forward", 3),
+])
+def test_wrappers_name_the_plan_that_is_missing(name, tensors):
+    wrapper, method = name.split(".")
+    planner = "begin_forward" if "SharedPrefix" in name else "plan"
+    with pytest.raises(tw.Error, match=rf"flashinfer.{name}: {planner}\(\) has not been called"):
+        getattr(getattr(flashinfer, wrapper)(workspace()), method)(*[torch.ones(1, 1, 16)] * tensors)
+
+
 def test_mistakes_have_their_messages():
     with pytest.raises(tw.Error, match="plan.. has not been called"):
         flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace()).run(torch.ones(1, 1, 16), torch.ones(1, 2, 4, 1, 16))

@@ -53,7 +53,8 @@ class BatchAttention:
 
 
 class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper):
-    """Prefill and decode with one more logit per query head: ``run(q, cache, sink, sm_scale)``."""
+    """Prefill and decode with one more logit per query head: ``run(q, cache, sink, sm_scale)``. The encoding is that of the
+    constructor; its dtypes, dimensions and window have no effect, because those of ``plan`` count."""
 
     _name = "BatchAttentionWithAttentionSinkWrapper"
 

@@ -148,6 +148,7 @@ class BatchPrefillWithSharedPrefixPagedKVCacheWrapper(_SharedPrefixWrapper):
 
     def __init__(self, float_workspace_buffer, kv_layout="NHD"):
         super().__init__(BatchPrefillWithPagedKVCacheWrapper(float_workspace_buffer, kv_layout), kv_layout)
+        self._arrays = self._planned = None
 
     def begin_forward(
         self, qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, num_qo_heads, num_kv_heads, head_dim,
@@ -165,6 +166,8 @@ class BatchPrefillWithSharedPrefixPagedKVCacheWrapper(_SharedPrefixWrapper):
         """Attention over the prefix and the own pages; ``causal`` is that of the own pages. ``rope_scale`` and ``rope_theta``
         have no effect without RoPE, as in FlashInfer."""
         refuse("BatchPrefillWithSharedPrefixPagedKVCacheWrapper.forward", use_fp16_qk_reduction=use_fp16_qk_reduction)
+        if self._arrays is None:
+            raise Error("flashinfer.BatchPrefillWithSharedPrefixPagedKVCacheWrapper.forward: begin_forward() has not been called")
         if self._planned != (q.dtype, k_shared.dtype, causal, sm_scale):
             self._planned = (q.dtype, k_shared.dtype, causal, sm_scale)
             self._inner.plan(*self._arrays, causal=causal, sm_scale=sm_scale, q_data_type=q.dtype, kv_data_type=k_shared.dtype)

@@ -1,5 +1,6 @@
 """POD: one prefill request and a batch of decodes, called together."""
 
+from .._core import Error
 from ._planned import dtype_names
 from ._refuse import refuse
 from .decode import BatchDecodeWithPagedKVCacheWrapper
@@ -53,6 +54,8 @@ class PODWithPagedKVCacheWrapper:
         among the arguments ending in ``_d`` are refused, unless they are the defaults. They have one row each, so ``causal_d`` has no
         effect. Scales are those of the decodes."""
         function, decode = "PODWithPagedKVCacheWrapper.run", self._decode
+        if decode._settings is None:
+            raise Error(f"flashinfer.{function}: plan() has not been called")
         refuse(function, args=args or None, custom_mask_d=custom_mask_d, packed_custom_mask_d=packed_custom_mask_d,
                use_fp16_qk_reduction=use_fp16_qk_reduction)
         for name, value, default, planned in (
@@ -110,6 +113,8 @@ class BatchPODWithPagedKVCacheWrapper:
     ):
         """The results of the prefills and of the decodes, with their LSE if requested. Scales are those of the decodes."""
         refuse("BatchPODWithPagedKVCacheWrapper.run", use_fp16_qk_reduction=use_fp16_qk_reduction)
+        if self._arguments is None:
+            raise Error("flashinfer.BatchPODWithPagedKVCacheWrapper.run: plan() has not been called")
         arrays, options = self._arguments
         self._prefill.plan(*arrays, custom_mask=custom_mask_p, packed_custom_mask=packed_custom_mask_p, causal=causal_p, **options)
         decode = self._decode.run(q_d, paged_kv_cache_d, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse)

@@ -127,6 +127,8 @@ class VariableBlockSparseAttentionWrapper(_SparseWrapper):
     ):
         """``run`` with settings of its own."""
         refuse("VariableBlockSparseAttentionWrapper.forward", use_fp16_qk_reduction=use_fp16_qk_reduction)
+        if self._settings is None:
+            raise Error("flashinfer.VariableBlockSparseAttentionWrapper.forward: plan() has not been called")
         changes = _changes(pos_encoding_mode, logits_soft_cap, sm_scale, rope_scale, rope_theta)
         planned, self._settings = self._settings, self._settings.replace(**changes)
         try:
