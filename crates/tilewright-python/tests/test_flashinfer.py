@@ -431,6 +431,57 @@ def test_sparse_and_mixed_batches(host, rng):
     close(decode, 2.0 * attention(rows[2:], cache.rows[0][1], cache.rows[1][1])[0])
 
 
+@pytest.mark.parametrize("num_rows", [8, 7])
+@pytest.mark.parametrize("mask", ["causal", "packed", None])
+def test_block_rows_are_requests(host, rng, mask, num_rows):
+    """``causal`` and ``packed_mask`` are those of the keys of each block row, in the order of its blocks."""
+    q = rng.standard_normal((num_rows, 4, 16)).astype("float32")
+    k, v = (rng.standard_normal((9, 2, 16)).astype("float32") for _ in range(2))
+    arrays, keys = (torch.tensor([0, 1, 3]), torch.tensor([1, 2, 0])), ([3, 4, 5], [6, 7, 8, 0, 1, 2])
+    wrapper = flashinfer.BlockSparseAttentionWrapper(workspace())
+    flags = [rng.random((rows, len(at))) < 0.6 for rows, at in zip((4, num_rows - 4), keys)]
+    packed = tensor(numpy.concatenate([numpy.packbits(one, bitorder="little") for one in flags])) if mask == "packed" else None
+    if mask is None:
+        arrays = arrays[0], torch.tensor([1, 0, 2])
+        keys = keys[0], sorted(keys[1])
+    wrapper.plan(*arrays, num_rows, 9, 4, 3, 4, 2, 16, causal=mask is not None, packed_mask=packed, q_data_type="float32")
+    o, lse = wrapper.run(*map(tensor, (q, k, v)), return_lse=True)
+    scaled = wrapper.forward(*map(tensor, (q, k, v)), sm_scale=0.3)
+    for rows, at, one in zip((slice(0, 4), slice(4, num_rows)), keys, flags):
+        visible = {"packed": one, "causal": causal(len(q[rows]), len(at)), None: None}[mask]
+        expected = attention(q[rows], k[at], v[at], visible=visible)
+        close(o[rows], expected[0])
+        close(lse[rows], expected[1])
+        close(scaled[rows], attention(q[rows], k[at], v[at], visible=visible, scale=0.3)[0])
+
+
+def test_block_rows_of_variable_size_are_causal(host, rng):
+    q = rng.standard_normal((6, 4, 16)).astype("float32")
+    k, v = (rng.standard_normal((9, 2, 16)).astype("float32") for _ in range(2))
+    blocks = numpy.array([[[1, 0, 1], [1, 1, 0]], [[0, 1, 0], [1, 1, 1]]], dtype=bool)
+    sizes = torch.tensor([[2, 4], [5, 1]]), torch.tensor([[2, 4, 3], [6, 1, 2]])
+    wrapper = flashinfer.VariableBlockSparseAttentionWrapper(workspace())
+    wrapper.plan(tensor(blocks), *sizes, 4, 2, 16, causal=True, q_data_type="float32")
+    heads = [tensor(x.swapaxes(0, 1)) for x in (q, k, v)]
+    out, states = torch.empty(4, 6, 16), torch.empty(4, 6)
+    for o, lse in (wrapper.run(*heads, return_lse=True), wrapper.run(*heads, out, states, True)):
+        for head, block in ((head, block) for head in range(2) for block in range(2)):
+            first = int(sizes[0][head, :block].sum())
+            rows = slice(first, first + int(sizes[0][head, block]))
+            at = numpy.flatnonzero(numpy.repeat(blocks[head, block], sizes[1][head].numpy()))
+            one = [x[at, head : head + 1] for x in (k, v)]
+            expected = attention(q[rows, 2 * head : 2 * head + 2], *one, visible=causal(len(q[rows]), len(at)))
+            close(o[2 * head : 2 * head + 2, rows].transpose(0, 1), expected[0])
+            close(lse[2 * head : 2 * head + 2, rows].t(), expected[1])
+    assert o is out and lse is states
+    for arrays, text in (((tensor(blocks[:, :1]), *sizes), r"block_mask_map, .* have shapes \(2, 1, 3\), .* expected \(2, 2, 3\)"),
+                         ((tensor(blocks), sizes[0] + sizes[0][:, :1], sizes[1]), r"block_row_sz = \[\[4, 6\], \[10, 6\]\], expected")):
+        with pytest.raises(tw.Error, match=f"VariableBlockSparseAttentionWrapper.plan: {text}"):
+            wrapper.plan(*arrays, 4, 2, 16, causal=True, q_data_type="float32")
+    with pytest.raises(tw.Error, match="plan: num_qo_heads = 5, expected a multiple of num_kv_heads = 2"):
+        wrapper.plan(tensor(blocks), *sizes, 5, 2, 16, causal=True, q_data_type="float32")
+
+
 @pytest.mark.parametrize("latent", [False, True])
 def test_rotations_to_8_bits(host, rng, latent):
     half = lambda *shape: torch.from_numpy(rng.standard_normal(shape)).half()  # noqa: E731

@@ -100,7 +100,7 @@ def _single(q, k, v, custom_mask, packed_custom_mask, causal, kv_layout, pos_enc
     qo_len, kv_len = q.shape[0], k.shape[axis]
     mask = None
     if packed_custom_mask is not None:
-        mask = _bytes(packed_custom_mask)
+        mask = packed_bytes(packed_custom_mask)
     elif custom_mask is not None:
         shape, length = tuple(custom_mask.shape), qo_len * kv_len
         if shape not in ((qo_len, kv_len), (length,)):
@@ -134,7 +134,7 @@ def single_prefill_with_kv_cache_return_lse(*args, **kwargs):
 _MOST_FLAGS = 0xFFFF * 1024
 
 
-def _bytes(packed):
+def packed_bytes(packed):
     """Packed bits where they are."""
     return packed.reshape(-1) if packed.is_cuda else host_array(packed)
 
@@ -212,7 +212,7 @@ class _PrefillWrapper(BatchWrapper):
             refuse(function, "None with prefix_len_ptr", custom_mask=custom_mask, packed_custom_mask=packed_custom_mask)
             custom_mask = flags
         if packed_custom_mask is not None:
-            return _bytes(packed_custom_mask)
+            return packed_bytes(packed_custom_mask)
         if custom_mask is None:
             return None
         sizes = (qo_indptr[1:] - qo_indptr[:-1]).astype(numpy.int64) * kv_lens
