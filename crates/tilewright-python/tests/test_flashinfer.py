@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import inspect
 import math
 import sys
 
@@ -429,6 +430,18 @@ def test_sparse_and_mixed_batches(host, rng):
     prefill, decode = both.run(tensor(rows[:3]), cache.pair, tensor(rows[2:]), cache.pair, causal_p=True, v_scale=2.0)
     close(prefill, expected)
     close(decode, 2.0 * attention(rows[2:], cache.rows[0][1], cache.rows[1][1])[0])
+
+
+def test_scales_of_latent_blocks_are_refused_and_not_in_the_signature():
+    run = flashinfer.BatchMLAPagedAttentionWrapper.run
+    assert "ckv_scale_arr" not in inspect.signature(run).parameters  # the check of vLLM
+    wrapper, tensors = flashinfer.BatchMLAPagedAttentionWrapper(workspace()), [torch.ones(1, 1, 16)] * 4
+    with pytest.raises(tw.Unsupported, match="BatchMLAPagedAttentionWrapper.run: ckv_scale_arr = a tensor"):
+        wrapper.run(*tensors, ckv_scale_arr=torch.ones(1))
+    with pytest.raises(TypeError, match="unexpected keyword arguments .'ckv_scales'"):
+        wrapper.run(*tensors, ckv_scales=1.0)
+    with pytest.raises(tw.Error, match="plan.. has not been called"):
+        wrapper.run(*tensors, ckv_scale_arr=None)
 
 
 @pytest.mark.parametrize("num_rows", [8, 7])

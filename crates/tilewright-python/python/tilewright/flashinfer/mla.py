@@ -117,15 +117,20 @@ class BatchMLAPagedAttentionWrapper:
 
     def run(
         self, q_nope, q_pe, ckv_cache, kpe_cache, out=None, lse=None, return_lse=False, profiler_buffer=None, kv_len=None,
-        page_table=None, return_lse_base_on_e=False, o_scale=None, *, ckv_scale=None, ckv_scale_arr=None, kpe_scale=None,
+        page_table=None, return_lse_base_on_e=False, o_scale=None, *, ckv_scale=None, kpe_scale=None, **refused,
     ):
         """Attention of the planned batch: ``q_nope`` ``[num_rows, num_heads, head_dim_ckv]``, ``q_pe`` ``[num_rows, num_heads,
         head_dim_kpe]``, caches ``[num_pages, page_size, dim]``. The LSE is in base 2, or natural with
         ``return_lse_base_on_e``. With ``o_scale``, ``out`` of e4m3 receives the output divided by it. ``ckv_scale`` and
         ``kpe_scale`` multiply caches of 8 bits; if they differ, ``q_pe`` is multiplied by their ratio and rounded. With
-        ``head_dim_kpe = 0`` the rotated parts are not read."""
-        refuse("BatchMLAPagedAttentionWrapper.run", profiler_buffer=profiler_buffer, kv_len=kv_len, page_table=page_table,
-               ckv_scale_arr=ckv_scale_arr)
+        ``head_dim_kpe = 0`` the rotated parts are not read.
+
+        ``ckv_scale_arr`` is refused. It is not in the signature, where a backend of vLLM looks for it that writes page indices to
+        ``kv_indices`` after ``plan``: runs do not read them there."""
+        function = "BatchMLAPagedAttentionWrapper.run"
+        if refused.keys() - {"ckv_scale_arr"}:
+            raise TypeError(f"flashinfer.{function}: unexpected keyword arguments {sorted(refused)}")
+        refuse(function, profiler_buffer=profiler_buffer, kv_len=kv_len, page_table=page_table, **refused)
         if self._plan is None:
             raise Error("flashinfer.run: plan() has not been called")
         dtype, narrow = torch_dtype(self._key[6]), None
