@@ -198,6 +198,29 @@ def test_custom_masks_replace_causal(host, rng):
 
 
 @pytest.mark.parametrize("is_ragged", [False, True])
+def test_a_fixed_plan_has_the_masks_of_its_buffer(host, rng, is_ragged):
+    cache, q = Paged(rng, [5, 9]), rng.standard_normal((4, 4, 32)).astype("float32")
+    bounds, buffers = torch.tensor([0, 3, 4], dtype=torch.int32), [torch.zeros(n, dtype=torch.int32) for n in (3, 3, 8, 2)]
+    masks = {"custom_mask_buf": torch.zeros(64, dtype=torch.uint8), "mask_indptr_buf": torch.zeros(3, dtype=torch.int32)}
+    if is_ragged:
+        wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace(), "NHD", True, *buffers[:2], **masks)
+        plan = functools.partial(wrapper.plan, bounds, torch.tensor([0, 5, 14], dtype=torch.int32), 4, 2, 32)
+        keys = [tensor(numpy.concatenate(rows)) for rows in cache.rows]
+    else:
+        wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(), "NHD", True, bounds.clone(), *buffers[1:], **masks)
+        plan = functools.partial(wrapper.plan, bounds, cache.indptr, cache.indices, cache.last, 4, 2, 32, 4)
+        keys = [cache.pair]
+    visible = [rng.random((3, 5)) < 0.6, rng.random((1, 9)) < 0.6]
+    flags = tensor(numpy.concatenate([one.reshape(-1) for one in visible]))
+    for mask in (None, flags, None, flags):
+        plan(custom_mask=mask, q_data_type="float32")
+        o = wrapper.run(tensor(q), *keys)
+        for r, rows in enumerate((slice(0, 3), slice(3, 4))):
+            shown = None if mask is None else visible[r]
+            close(o[rows], attention(q[rows], cache.rows[0][r], cache.rows[1][r], visible=shown)[0])
+
+
+@pytest.mark.parametrize("is_ragged", [False, True])
 def test_multi_item_scoring(host, rng, is_ragged):
     cache, items = Paged(rng, [14, 11]), ([3, 4], [2, 3])
     q = rng.standard_normal((17, 4, 32)).astype("float32")

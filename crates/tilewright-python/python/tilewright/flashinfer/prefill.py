@@ -221,6 +221,10 @@ class _PrefillWrapper(BatchWrapper):
             raise Error(f"flashinfer.{function}: custom_mask has {custom_mask.numel()} flags, expected {int(bounds[-1])}")
         return pack_mask(custom_mask, bounds)
 
+    def _mask_bytes(self, mask):
+        """The bytes of masks in a fixed plan: those of the caller's buffer, or of the first mask if it has more."""
+        return max(0 if one is None else len(one) for one in (mask, self._custom_mask_buf))
+
     def _schedule(self, batch, split, capacity):
         self._begin_plan(capacity)
         self._masked = batch[1]
@@ -329,10 +333,8 @@ class BatchPrefillWithPagedKVCacheWrapper(_PrefillWrapper):
     def _capacity(self, bounds, mask):
         if not self._use_cuda_graph:
             return None
-        # the rows of the recorded tensors; a mask has at most its buffer's bytes
-        rows, pages = int(bounds[-1]), len(self._paged_kv_indices_buf)
-        mask_bytes = 0 if mask is None else max(len(mask), 0 if self._custom_mask_buf is None else len(self._custom_mask_buf))
-        return Capacity(self._fixed_batch_size, rows, pages, mask_bytes=mask_bytes)
+        # the rows of the recorded tensors
+        return Capacity(self._fixed_batch_size, int(bounds[-1]), len(self._paged_kv_indices_buf), mask_bytes=self._mask_bytes(mask))
 
     def run(
         self, q, paged_kv_cache, *args, q_scale=None, k_scale=None, v_scale=None, out=None, lse=None, return_lse=False,
@@ -418,7 +420,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(_PrefillWrapper):
         split = split_of(function, fixed_split_size, disable_split_kv, 1)
         capacity = None
         if self._use_cuda_graph:
-            capacity = Capacity(self._fixed_batch_size, int(bounds[-1]), 0, mask_bytes=0 if mask is None else len(mask))
+            capacity = Capacity(self._fixed_batch_size, int(bounds[-1]), 0, mask_bytes=self._mask_bytes(mask))
         self._schedule((Batch.ragged(bounds, kv_bounds, mask=mask), mask is not None), split, capacity)
         self._kv_rows = int(kv_bounds[-1])
 
