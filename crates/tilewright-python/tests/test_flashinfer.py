@@ -183,14 +183,16 @@ def test_custom_masks_replace_causal(host, rng):
     wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace())
     bounds = torch.tensor([0, 15, 51], dtype=torch.int32)
     packed, _ = flashinfer.segment_packbits(mask, bounds, bitorder="little")
-    for given in ({"custom_mask": mask}, {"packed_custom_mask": packed}):
+    assert torch.equal(flashinfer.segment_packbits(0.5 * mask, bounds, bitorder="little")[0], packed)
+    assert torch.equal(flashinfer.packbits(0.5 * mask), flashinfer.packbits(mask))
+    for given in ({"custom_mask": mask}, {"custom_mask": 0.5 * mask}, {"packed_custom_mask": packed}):
         wrapper.plan(torch.tensor([0, 3, 7]), cache.indptr, cache.indices, cache.last, 4, 2, 32, 4, causal=True,
                      q_data_type="float32", **given)
         o = wrapper.run(tensor(q), cache.pair)
         for r, part in enumerate((slice(0, 3), slice(3, 7))):
             close(o[part], attention(q[part], cache.rows[0][r], cache.rows[1][r], visible=flags[r])[0])
     request = tensor(q[:3]), tensor(cache.rows[0][0]), tensor(cache.rows[1][0])
-    for one in (flags[0], flags[0].reshape(-1)):
+    for one in (flags[0], flags[0].reshape(-1), 0.5 * flags[0]):
         single = flashinfer.single_prefill_with_kv_cache(*request, custom_mask=torch.from_numpy(one), causal=True)
         close(single, attention(q[:3], cache.rows[0][0], cache.rows[1][0], visible=flags[0])[0])
     with pytest.raises(tw.Error, match=r"custom_mask has shape \(5, 3\), expected \(3, 5\) or \(15,\)"):
@@ -414,6 +416,9 @@ def test_sparse_and_mixed_batches(host, rng):
     wrapper.plan(torch.tensor([0, 1, 3]), torch.tensor([1, 0, 1]), 8, 8, 4, 4, 2, 2, 16, q_data_type="float32")
     visible = numpy.zeros((8, 8), dtype=bool)
     visible[:4, 4:] = visible[4:] = True
+    close(wrapper.run(tensor(q), tensor(k), tensor(v)), attention(q, k, v, visible=visible)[0])
+    wrapper.plan(torch.tensor([0, 1, 3]), torch.tensor([1, 0, 1]), 8, 8, 4, 4, 2, 2, 16, torch.full((3, 4, 4), 0.5),
+                 q_data_type="float32")
     close(wrapper.run(tensor(q), tensor(k), tensor(v)), attention(q, k, v, visible=visible)[0])
     variable = flashinfer.VariableBlockSparseAttentionWrapper(workspace())
     blocks = torch.tensor([[[0, 1], [1, 1]]] * 2, dtype=torch.bool)

@@ -140,13 +140,13 @@ def packed_bytes(packed):
 
 
 def pack_mask(flags, bounds):
-    """Packs bool flags into little-endian bits, each segment from a new byte, where they are."""
-    sizes = numpy.diff(bounds)
+    """Packs flags, bool or numbers, into little-endian bits, each segment from a new byte, where they are."""
+    sizes, flags = numpy.diff(bounds), flags.reshape(-1).bool()
     if flags.is_cuda and flags.numel() < 1 << 31 and sizes.max(initial=0) <= _MOST_FLAGS:
         packed = torch.empty(int(((sizes + 7) // 8).sum()), dtype=torch.uint8, device=flags.device)
-        pack_on_device(queue_of(flags), flags.reshape(-1).bool().contiguous(), list(map(int, bounds)), packed)
+        pack_on_device(queue_of(flags), flags.contiguous(), list(map(int, bounds)), packed)
         return packed
-    packed, _ = pack_segments(host_array(flags.reshape(-1)), bounds, "little")
+    packed, _ = pack_segments(host_array(flags), bounds, "little")
     return numpy.frombuffer(packed, dtype=numpy.uint8)
 
 

@@ -14,13 +14,13 @@ _COMPUTABLE = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def packbits(x, bitorder="big"):
-    """Packs flags ``[n]`` into ``[ceil(n / 8)]`` bytes."""
-    return operators.packbits(x, bitorder)
+    """Packs flags ``[n]``, bool or numbers, into ``[ceil(n / 8)]`` bytes."""
+    return operators.packbits(x.bool(), bitorder)
 
 
 def segment_packbits(x, indptr, bitorder="big"):
     """Packs each segment ``x[indptr[s]:indptr[s + 1]]`` into bytes of its own. Returns the bytes and their bounds."""
-    return operators.segment_packbits(x, indptr, bitorder)
+    return operators.segment_packbits(x.bool(), indptr, bitorder)
 
 
 def per_token_group_quant_8bit(

@@ -81,7 +81,7 @@ class BlockSparseAttentionWrapper(_SparseWrapper):
             table = page_table(indptr, indices, torch.full((len(indptr) - 1,), C), C)
             batch = Batch.paged(bounds, table, mask=None if packed_mask is None else packed_bytes(packed_mask))
         else:
-            batch = Batch.block_sparse(host_array(indptr), host_array(indices), (R, C), N, mask)
+            batch = Batch.block_sparse(host_array(indptr), host_array(indices), (R, C), N, None if mask is None else mask.bool())
         self._schedule(settings, batch, has_requests)
 
     begin_forward = plan
