@@ -109,6 +109,19 @@ def test_single_attention(host, rng):
     mask = torch.from_numpy(rng.random((3, 7)) < 0.5)
     agrees(lambda q, k, v, mask: flashinfer.single_prefill_with_kv_cache(q, k, v, custom_mask=mask), q, k, v, mask)
     agrees(lambda q, k, v: flashinfer.single_decode_with_kv_cache(q, k, v, return_lse=True), q[0], k, v)
+    agrees(lambda q, k, v, scale: flashinfer.single_decode_with_kv_cache(q, k, v, q_scale=0.5, v_scale=scale), q[0], k, v,
+           torch.tensor(2.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_single_attention_of_8_bits(host, rng, dtype):
+    tensors = [tensor(rng, *shape).to(dtype) for shape in ((3, 4, 32), (7, 2, 32), (7, 2, 32))]
+    scales = [torch.tensor([0.5, 1.0, 2.0, 1.5]), torch.tensor([0.25, 1.5]), torch.tensor([3.0, 0.5])]
+    out_dtype = torch.float16 if dtype == torch.float8_e5m2 else None
+    agrees(lambda *each: flashinfer.single_prefill_with_kv_cache(*each, o_dtype=out_dtype, causal=True, return_lse=True), *tensors, *scales)
+    agrees(lambda *each: flashinfer.single_prefill_with_kv_cache(*each, 0.5, None, 2.0, o_dtype=torch.bfloat16, k_scale=0.3), *tensors)
+    agrees(lambda q, *each: flashinfer.single_prefill_with_kv_cache(
+        q, *each, o_dtype=torch.float16, v_scale=2.0, sm_scale=0.3), *tensors, *scales)
 
 
 def test_transforms_of_top_k(host, rng):
@@ -153,8 +166,8 @@ def test_errors_keep_their_text(rng):
     x, weight = tensor(rng, 3, 32), tensor(rng, 31)
     with pytest.raises(Exception, match="generator is not None in compiled code, expected seed and offset"):
         compiled(lambda probs: flashinfer.sampling_from_probs(probs, generator=torch.default_generator))(x)
-    with pytest.raises(Exception, match="k_scale = a tensor of shape .*, expected a number in compiled code"):
-        compiled(lambda x: flashinfer.single_prefill_with_kv_cache(x, x, x, k_scale=x[0, 0, :1]))(x.view(3, 1, 32))
+    with pytest.raises(Exception, match="single_prefill_with_kv_cache: scale_k = 0.5, expected None"):
+        compiled(lambda x: flashinfer.single_prefill_with_kv_cache(x, x, x, scale_k=0.5))(x.view(3, 1, 32))
     with pytest.raises(Exception, match=r"weight has shape \[31\], expected \[hidden\] = \[32\]"):
         compiled(flashinfer.rmsnorm)(x, weight)
 

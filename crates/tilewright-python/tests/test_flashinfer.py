@@ -993,7 +993,7 @@ def test_queries_keys_and_values_of_e4m3(paged):
     assert (equal[:, 0] - found[:, 0]).abs().max() > 0.1
     with pytest.raises(tw.Error, match=r"q_scale has shape \(3,\), expected \(4,\)"):
         run(torch.ones(3), *scales[1:])
-    with pytest.raises(tw.Unsupported, match="o_data_type = 'float32', expected float16 or bfloat16 or float8_e4m3fn"):
+    with pytest.raises(tw.Unsupported, match="o_dtype = 'float32', expected float16 or bfloat16 or float8_e4m3fn"):
         flashinfer.single_prefill_with_kv_cache(q[:5], k[:32], v[:32], o_dtype=torch.float32, causal=True)
     wide, narrow = (flashinfer.single_prefill_with_kv_cache(q[:5], k[:32], v[:32], o_dtype=dtype, causal=True)
                     for dtype in (torch.float16, None))

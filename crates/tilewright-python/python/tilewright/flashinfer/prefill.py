@@ -27,7 +27,7 @@ from ._planned import (
     sinks_of,
     split_of,
 )
-from ._refuse import BACKENDS, check_backend, check_layout, output_scale, refuse
+from ._refuse import BACKENDS, check_backend, check_layout, output_scale, refuse, torch_dtype
 from .cudnn import cudnn_batch_prefill_with_kv_cache  # noqa: F401
 from .fused_prefill import fmha_v2_prefill_deepseek, fmha_v2_prefill_sm120, trtllm_fmha_v2_prefill  # noqa: F401
 from .jit import single_prefill_with_kv_cache_with_jit_module  # noqa: F401
@@ -50,31 +50,25 @@ def single_prefill_with_kv_cache(
     check_layout(function, kv_layout)
     check_backend(function, backend)
     refuse(function, kv_cache_sf=kv_cache_sf, use_fp16_qk_reduction=use_fp16_qk_reduction)
-    if q.dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
-        scales = [_product(*pair) for pair in ((scale_q, _q_scale), (scale_k, k_scale), (scale_v, v_scale))]
-        return _single_fp8(
-            (q, k, v), scales, o_dtype, return_lse,
-            (custom_mask, packed_custom_mask, causal, kv_layout, pos_encoding_mode, sm_scale, window_left, logits_soft_cap,
-             rope_scale, rope_theta),
-        )
-    refuse(function, scale_q=scale_q, scale_k=scale_k, scale_v=scale_v)
-    if o_dtype is not None and o_dtype != q.dtype:
-        refuse(function, f"q.dtype = {q.dtype}", o_dtype=o_dtype)
-    if is_compiling():
-        for name, scale in (("q_scale", _q_scale), ("k_scale", k_scale), ("v_scale", v_scale)):
-            if isinstance(scale, torch.Tensor):
-                refuse(function, "a number in compiled code", **{name: scale})
-        factors = [1.0 if scale is None else scale for scale in (_q_scale, k_scale, v_scale)]
-        out = torch.empty(*q.shape[:2], v.shape[2], dtype=q.dtype, device=q.device)
-        lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device) if return_lse else None
-        _single_prefill(q, k, v, custom_mask, packed_custom_mask, causal, kv_layout, pos_encoding_mode, sm_scale, window_left,
-                        logits_soft_cap, rope_scale, rope_theta, factors, out, lse)
-        return (out, lse) if return_lse else out
-    settings, batch = _single(q, k, v, custom_mask, packed_custom_mask, causal, kv_layout, pos_encoding_mode, sm_scale,
-                              window_left, logits_soft_cap, rope_scale, rope_theta)
-    planned = PlannedAttention(planned_device(q))
-    planned.plan(settings, batch)
-    return planned.run(settings, q, (k, v), None, return_lse=return_lse, scales=(_q_scale, k_scale, v_scale))
+    is_narrow = q.dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
+    if not is_narrow:
+        refuse(function, scale_q=scale_q, scale_k=scale_k, scale_v=scale_v)
+        if o_dtype is not None and o_dtype != q.dtype:
+            refuse(function, f"q.dtype = {q.dtype}", o_dtype=o_dtype)
+    dtypes = dtype_names(q.dtype, k.dtype, o_dtype)
+    if is_narrow:
+        check_output_dtype(function, dtypes, "o_dtype")
+    scales = [_product(*pair) for pair in ((scale_q, _q_scale), (scale_k, k_scale), (scale_v, v_scale))]
+    arguments = (q, k, v, custom_mask, packed_custom_mask, causal, kv_layout, pos_encoding_mode, sm_scale, window_left,
+                 logits_soft_cap, rope_scale, rope_theta)
+    if not is_compiling():
+        return _attend_single(arguments, dtypes, scales, None, None, return_lse)
+    out = torch.empty(*q.shape[:2], v.shape[2], dtype=torch_dtype(dtypes[0]), device=q.device)
+    lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device) if return_lse else None
+    are_tensors = [isinstance(scale, torch.Tensor) for scale in scales]
+    _single_prefill(*arguments, [scale if is_tensor else None for scale, is_tensor in zip(scales, are_tensors)],
+                    [1.0 if scale is None or is_tensor else scale for scale, is_tensor in zip(scales, are_tensors)], out, lse)
+    return (out, lse) if return_lse else out
 
 
 def _product(scale, other):
@@ -82,18 +76,16 @@ def _product(scale, other):
     return other if scale is None else scale if other is None else scale * other
 
 
-def _single_fp8(tensors, scales, o_dtype, return_lse, arguments):
-    """FP8 attention of one request; ``scales`` of queries, keys and values are numbers or tensors of one per head."""
-    settings, batch = _single(*tensors, *arguments)
-    dtypes = dtype_names(tensors[0].dtype, tensors[1].dtype, o_dtype)
-    check_output_dtype("single_prefill_with_kv_cache", dtypes)
-    planned, settings = PlannedAttention(planned_device(tensors[0])), settings.replace(dtypes=dtypes)
+def _attend_single(arguments, dtypes, scales, out, lse, return_lse):
+    """Attention of one request. ``scales`` of queries, keys and values are numbers, tensors or ``None``."""
+    settings, batch = _single(*arguments, dtypes)
+    planned = PlannedAttention(planned_device(arguments[0]))
     planned.plan(settings, batch)
-    return planned.run(settings, tensors[0], tensors[1:], None, return_lse=return_lse, scales=scales)
+    return planned.run(settings, arguments[0], arguments[1:3], out, lse=lse, return_lse=return_lse, scales=scales)
 
 
 def _single(q, k, v, custom_mask, packed_custom_mask, causal, kv_layout, pos_encoding_mode, sm_scale, window_left,
-            logits_soft_cap, rope_scale, rope_theta):
+            logits_soft_cap, rope_scale, rope_theta, dtypes):
     """The settings and the batch of one request."""
     function = "single_prefill_with_kv_cache"
     axis = 0 if kv_layout == "NHD" else 1
@@ -107,8 +99,8 @@ def _single(q, k, v, custom_mask, packed_custom_mask, causal, kv_layout, pos_enc
             raise Error(f"flashinfer.{function}: custom_mask has shape {shape}, expected ({qo_len}, {kv_len}) or ({length},)")
         mask = pack_mask(custom_mask, [0, length])
     settings = Settings(
-        heads=(q.shape[1], k.shape[1 - axis]), dims=(q.shape[2], v.shape[2]), dtypes=dtype_names(q.dtype, k.dtype),
-        layout=kv_layout, causal=causal and mask is None, window_left=window_left, soft_cap=logits_soft_cap, sm_scale=sm_scale,
+        heads=(q.shape[1], k.shape[1 - axis]), dims=(q.shape[2], v.shape[2]), dtypes=dtypes, layout=kv_layout,
+        causal=causal and mask is None, window_left=window_left, soft_cap=logits_soft_cap, sm_scale=sm_scale,
         pos_encoding_mode=pos_encoding_mode, rope_scale=rope_scale, rope_theta=rope_theta,
     )
     return settings, Batch.ragged([0, qo_len], [0, kv_len], mask=mask)
@@ -116,13 +108,12 @@ def _single(q, k, v, custom_mask, packed_custom_mask, causal, kv_layout, pos_enc
 
 @operator("single_prefill(Tensor q, Tensor k, Tensor v, Tensor? custom_mask, Tensor? packed_custom_mask, bool causal, "
           "str kv_layout, str pos_encoding_mode, float? sm_scale, int window_left, float? logits_soft_cap, float? rope_scale, "
-          "float? rope_theta, float[] scales, Tensor(a!) out, Tensor(b!)? lse)")
-def _single_prefill(q, k, v, *arguments):
-    *arguments, scales, out, lse = arguments
-    settings, batch = _single(q, k, v, *arguments)
-    planned = PlannedAttention(planned_device(q))
-    planned.plan(settings, batch)
-    planned.run(settings, q, (k, v), out, lse=lse, return_lse=lse is not None, scales=scales)
+          "float? rope_theta, Tensor?[] scales, float[] numbers, Tensor(a!) out, Tensor(b!)? lse)")
+def _single_prefill(*arguments):
+    *arguments, scales, numbers, out, lse = arguments
+    dtypes = dtype_names(arguments[0].dtype, arguments[1].dtype, out.dtype)
+    scales = [number if scale is None else scale for scale, number in zip(scales, numbers)]
+    _attend_single(arguments, dtypes, scales, out, lse, lse is not None)
 
 
 def single_prefill_with_kv_cache_return_lse(*args, **kwargs):
