@@ -423,8 +423,13 @@ def test_sparse_and_mixed_batches(host, rng):
     variable = flashinfer.VariableBlockSparseAttentionWrapper(workspace())
     blocks = torch.tensor([[[0, 1], [1, 1]]] * 2, dtype=torch.bool)
     variable.plan(blocks, torch.tensor([[4, 4]] * 2), torch.tensor([[4, 4]] * 2), 2, 2, 16, q_data_type="float32")
-    o = variable.run(*(tensor(x.swapaxes(0, 1)) for x in (q, k, v)))
+    heads = [tensor(x.swapaxes(0, 1)) for x in (q, k, v)]
+    o = variable.run(*heads)
     close(o.transpose(0, 1), attention(q, k, v, visible=visible)[0])
+    # settings of forward replace those of the plan
+    for changed, tensors in ((wrapper, list(map(tensor, (q, k, v)))), (variable, heads)):
+        found = changed.forward(*tensors, sm_scale=0.7, logits_soft_cap=2.0)
+        assert torch.equal(changed.run(*tensors), found) and not torch.equal(changed.forward(*tensors), found)
 
     cache = Paged(rng, [5, 9])
     rows = rng.standard_normal((4, 4, 32)).astype("float32")

@@ -31,19 +31,24 @@ class _SparseWrapper:
         self._attention = PlannedAttention(planned_device(self._float_workspace_buffer))
         self._attention.plan(settings, batch)
 
-    def _run(self, q, k, v, out, lse, return_lse, changes=None, scales=(None, None, None)):
+    def _run(self, q, k, v, out, lse, return_lse, scales=(None, None, None)):
         if self._settings is None:
             raise Error("flashinfer.run: plan() has not been called")
-        settings = self._settings.replace(**changes) if changes else self._settings
-        return self._attention.run(settings, q, (k, v), out, lse=lse, return_lse=return_lse, scales=scales)
+        return self._attention.run(self._settings, q, (k, v), out, lse=lse, return_lse=return_lse, scales=scales)
+
+    def _override(self, pos_encoding_mode, use_fp16_qk_reduction, logits_soft_cap, sm_scale, rope_scale, rope_theta):
+        """Replaces settings of the plan, for later runs too."""
+        function = f"{type(self).__name__}.forward"
+        refuse(function, use_fp16_qk_reduction=use_fp16_qk_reduction)
+        if self._settings is None:
+            raise Error(f"flashinfer.{function}: plan() has not been called")
+        self._settings = self._settings.replace(
+            pos_encoding_mode=pos_encoding_mode, soft_cap=logits_soft_cap or 0.0, sm_scale=sm_scale, rope_scale=rope_scale or 1.0,
+            rope_theta=rope_theta or 1e4,
+        )
 
     def end_forward(self):
         """Does nothing, as in FlashInfer."""
-
-
-def _changes(pos_encoding_mode, logits_soft_cap, sm_scale, rope_scale, rope_theta):
-    return {"pos_encoding_mode": pos_encoding_mode, "soft_cap": logits_soft_cap or 0.0, "sm_scale": sm_scale,
-            "rope_scale": rope_scale or 1.0, "rope_theta": rope_theta or 1e4}
 
 
 class BlockSparseAttentionWrapper(_SparseWrapper):
@@ -101,11 +106,9 @@ class BlockSparseAttentionWrapper(_SparseWrapper):
         self, q, k, v, scale_q=None, scale_k=None, scale_v=None, pos_encoding_mode="NONE", use_fp16_qk_reduction=False,
         logits_soft_cap=None, sm_scale=None, rope_scale=None, rope_theta=None,
     ):
-        """``run`` with settings of its own."""
-        refuse("BlockSparseAttentionWrapper.forward", use_fp16_qk_reduction=use_fp16_qk_reduction)
-        return self._run(q, *self._pages(k, v), None, None, False,
-                         _changes(pos_encoding_mode, logits_soft_cap, sm_scale, rope_scale, rope_theta),
-                         (scale_q, scale_k, scale_v))
+        """``run`` with settings of its own, which replace those of the plan."""
+        self._override(pos_encoding_mode, use_fp16_qk_reduction, logits_soft_cap, sm_scale, rope_scale, rope_theta)
+        return self.run(q, k, v, scale_q, scale_k, scale_v)
 
 
 class VariableBlockSparseAttentionWrapper(_SparseWrapper):
@@ -160,16 +163,9 @@ class VariableBlockSparseAttentionWrapper(_SparseWrapper):
         self, q, k, v, pos_encoding_mode="NONE", use_fp16_qk_reduction=False, logits_soft_cap=None, sm_scale=None,
         rope_scale=None, rope_theta=None,
     ):
-        """``run`` with settings of its own."""
-        refuse("VariableBlockSparseAttentionWrapper.forward", use_fp16_qk_reduction=use_fp16_qk_reduction)
-        if self._settings is None:
-            raise Error("flashinfer.VariableBlockSparseAttentionWrapper.forward: plan() has not been called")
-        changes = _changes(pos_encoding_mode, logits_soft_cap, sm_scale, rope_scale, rope_theta)
-        planned, self._settings = self._settings, self._settings.replace(**changes)
-        try:
-            return self.run(q, k, v)
-        finally:
-            self._settings = planned
+        """``run`` with settings of its own, which replace those of the plan."""
+        self._override(pos_encoding_mode, use_fp16_qk_reduction, logits_soft_cap, sm_scale, rope_scale, rope_theta)
+        return self.run(q, k, v)
 
 
 def _requests_of_heads(function, num_kv_heads, blocks, row_sizes, column_sizes):
