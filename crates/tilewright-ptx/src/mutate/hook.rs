@@ -5,7 +5,7 @@
 //! - `list FILE` appends the kernel's mutations to the file, one line `kernel<TAB>mutation` each, once per process.
 //! - `run KERNEL ID` runs the mutant in place of each kernel that has this name and mutation.
 //!
-//! The name is that of all configurations: it ends before the first part with a digit.
+//! The name is that of all configurations of a body: the parts before the first one with a digit, and those of [`BODIES`].
 
 use super::mutations;
 use crate::ir::Kernel;
@@ -39,11 +39,16 @@ pub(crate) fn mutant(kernel: &Kernel) -> Option<Kernel> {
     Some(found?.apply(kernel))
 }
 
-/// `rmsnorm` of `rmsnorm_bf16_bf16_8_128x4`.
-fn family(name: &str) -> &str {
-    let parts = name.split('_').take_while(|part| !part.contains(|c: char| c.is_ascii_digit()));
-    let len = parts.map(|part| part.len() + 1).sum::<usize>();
-    &name[..len.saturating_sub(1)]
+/// Parts of names that tell bodies of attention apart.
+const BODIES: [&str; 5] = ["few", "large", "latent", "mla", "wgmma"];
+
+/// `rmsnorm` of `rmsnorm_bf16_bf16_8_128x4`, `attention_few` of `attention_bf16_bf16_d128_128_few32_sm80`.
+fn family(name: &str) -> String {
+    let is_digit = |c: char| c.is_ascii_digit();
+    let first = name.split('_').take_while(|part| !part.contains(is_digit)).count();
+    let parts = name.split('_').map(|part| part.trim_end_matches(is_digit)).enumerate();
+    let parts = parts.filter(|(at, part)| *at < first || BODIES.contains(part));
+    parts.map(|(_, part)| part).collect::<Vec<_>>().join("_")
 }
 
 fn list(kernel: &Kernel, file: &str) -> std::io::Result<()> {

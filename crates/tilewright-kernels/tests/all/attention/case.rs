@@ -8,10 +8,12 @@ use tilewright::{
 use tilewright_kernels::attention::{
     body::{
         Bodies, DeviceLimits, MAX_PAIRED_ROWS, MAX_SPLIT_KV_ROWS, mla,
-        mla_wgmma::{self, MlaWgmmaConfig},
-        mma::{self, MmaConfig, attention_with},
+        mla_wgmma::MlaWgmmaConfig,
+        mma::{self, MmaConfig},
         wgmma::{self, WgmmaConfig},
     },
+    choose::KernelConfig,
+    operator::AttentionKernel,
     params::{AttentionParams, KvLayout, UNLIMITED, Wait},
 };
 use tilewright_ptx::{ir::Kernel, sim::Arg, verify::Invalid};
@@ -124,28 +126,12 @@ impl Case {
         self
     }
 
-    /// Kernels for this case: more if all items have few rows. Each body has a name of its own, by which mutants are counted.
+    /// Kernels for this case: more if all items have few rows.
     pub(crate) fn kernels(&self, variant: &ExpressionVariant) -> Vec<(Bodies, Result<Kernel, Invalid>)> {
-        if self.wgmma && self.latent {
-            let name = if self.kv.size() == 1 { "mla_wgmma_bytes" } else { "mla_wgmma" };
-            return vec![(Bodies::Both, mla_wgmma::attention(name, &self.mla_wgmma_config()))];
-        }
-        if self.wgmma {
-            return vec![(Bodies::Both, wgmma::attention("wgmma", &self.wgmma_config(variant), variant))];
-        }
         // all requests share the rows of a level
         let rows =
             self.lengths.iter().map(|of| of.0).reduce(if self.prefix > 0 { usize::add } else { usize::max });
-        let has_rows = |most| rows.unwrap_or(0) * self.group() <= most;
-        let kernel = |bodies| {
-            let kernel = match (self.latent, bodies) {
-                (true, _) => mla::attention("mla", &self.latent_config(bodies)),
-                (_, Bodies::SplitKvPairs) => attention_with("mma_pairs", &self.config(bodies), variant),
-                (_, Bodies::SplitKv) => attention_with("mma_split_kv", &self.config(bodies), variant),
-                (_, Bodies::Both) => attention_with("mma", &self.config(bodies), variant),
-            };
-            (bodies, kernel)
-        };
+        let has_rows = |most| !self.wgmma && rows.unwrap_or(0) * self.group() <= most;
         let mut bodies = vec![Bodies::Both];
         if has_rows(MAX_SPLIT_KV_ROWS) {
             bodies.push(Bodies::SplitKv);
@@ -156,6 +142,15 @@ impl Case {
         {
             bodies.push(Bodies::SplitKvPairs);
         }
+        let kernel = |bodies| {
+            let kernel = match (self.latent, self.wgmma) {
+                (true, true) => AttentionKernel::Items(KernelConfig::MlaWgmma(self.mla_wgmma_config())),
+                (true, false) => AttentionKernel::Items(KernelConfig::Mla(self.latent_config(bodies))),
+                (false, true) => AttentionKernel::Runs(self.wgmma_config(variant)),
+                (false, false) => AttentionKernel::Items(KernelConfig::Mma(self.config(bodies))),
+            };
+            (bodies, kernel.record(&kernel.name(variant), variant))
+        };
         bodies.into_iter().map(kernel).collect()
     }
 

@@ -10,9 +10,10 @@ use tilewright_kernels::{
     attention::{
         body::{
             Bodies,
-            mla_wgmma::{self, MlaWgmmaParams},
+            mla_wgmma::MlaWgmmaParams,
             wgmma::{RunParams, kv_map},
         },
+        operator::AttentionKernel,
         params::{AttentionParams, CacheTensor, KvLayout, PeTensors, RowTensor, ScaleTensor},
     },
     variant::arguments,
@@ -323,8 +324,9 @@ impl World {
         seed: u64,
         memory: &mut Memory,
     ) -> Result<(), Fault> {
-        let config = self.case.mla_wgmma_config();
-        let kernel = &mla_wgmma::large_merges("large_merges", &config).expect("a supported configuration");
+        let kernel = AttentionKernel::LargeMerges(self.case.mla_wgmma_config());
+        let name = kernel.name(&self.variant);
+        let kernel = &kernel.record(&name, &self.variant).expect("a supported configuration");
         Launch { kernel, grid: [3, 1, 1], args, seed }.run(memory)?;
         assert_eq!(memory.read::<u32>(list, 2)?, [0, 0], "the list of large merges is not empty");
         Ok(())
