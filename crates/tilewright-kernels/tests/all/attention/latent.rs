@@ -188,6 +188,9 @@ fn levels_of_a_cascade_and_long_splits(body: &Body) {
     let lengths = [(1, 100), (3, 90), (1, 128), (20, 100)].map(|(qo, kv)| (qo, kv + body.more));
     let levels = body.case(4, &lengths).with(|case| (case.workers, case.seeds) = (3, 2));
     check(&levels.with(|case| (case.prefix, case.piece) = (70 + body.more, body.pieces[0])));
+    // one item of the level is a source of more merges than are fetched at once
+    let shared = body.case(1, &[(1, 90 + body.more); 12]).with(|case| case.workers = 3);
+    check(&shared.with(|case| (case.prefix, case.seeds) = (70 + body.more, 2)));
     let long = body.case(body.long_heads, &[(1, 64 * 20 + 3)]);
     check(&long.with(|case| (case.piece, case.workers, case.seeds) = (body.pieces[1], 7, 2)));
     // merges of fewer sources than a warp has lanes, of more, and of more than four warps have

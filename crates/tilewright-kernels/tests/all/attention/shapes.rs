@@ -119,6 +119,9 @@ fn levels_of_a_cascade() {
             check(&case.with(|case| (case.mask, case.seeds) = (mask, 3)));
         }
     }
+    // one item of the level is a source of more merges than are fetched at once
+    let shared = Case::new(32, (1, 1), &[(1, 90); 12]).with(|case| case.workers = 3);
+    check(&shared.with(|case| (case.prefix, case.piece, case.seeds) = (70, 1024, 3)));
 }
 
 #[test]
