@@ -142,6 +142,9 @@ fn whole_heads(body: &Body) {
         let case = body.case(heads, &[(1, 100 + body.more)]).with(|case| case.dim = WHOLE_HEADS);
         check(&case.with(|case| (case.piece, case.workers) = (body.pieces[1], 2)));
     }
+    // all lanes of a warp have a state of the merge
+    let long = body.case(1, &[(1, 64 * 33 + 3)]).with(|case| case.dim = WHOLE_HEADS);
+    check(&long.with(|case| (case.piece, case.workers) = (64, 7)));
 }
 
 fn groups(body: &Body) {

@@ -220,9 +220,14 @@ impl<'k> PartialStates<'_, 'k> {
         self.add(&ahead, |at| weight.of_lane(k.constant(at)), sums);
         let batch = IN_FLIGHT / (4 * sums.len());
         let count = (self.merge.source_end - states.first).min(32);
+        let weight_of = |at: Value<'k, u32>| {
+            let weight = weight.of_lane(at);
+            // the last batch may be longer than the lanes that are left, and lane 32 is lane 0
+            if (32 - AHEAD).is_multiple_of(batch) { weight } else { weight.unless(at.ge(32), 0.0) }
+        };
         k.repeat((AHEAD as u32, count), batch as u32, |at| {
             let loaded = self.load(&states.rows(at, batch));
-            self.add(&loaded, |ahead| weight.of_lane(at + ahead), sums);
+            self.add(&loaded, |ahead| weight_of(at + ahead), sums);
         });
     }
 
