@@ -74,7 +74,7 @@ pub(super) fn run(root: &Path) -> Result<(), String> {
             println!(
                 "{file:60} {:4} of {:4} killed",
                 score.killed(),
-                score.mutants - record.equivalent(&score)
+                score.mutants - record.equivalent(&file, &score)
             );
             record.set(&file, &score)?;
         }

@@ -100,7 +100,7 @@ pub(super) fn run(root: &Path, options: &Options) -> Result<(), String> {
             .map(|(id, _)| survivor(id))
             .collect();
         let score = Score { mutants: sample.len(), survivors };
-        let of = score.mutants - record.equivalent(&score);
+        let of = score.mutants - record.equivalent(kernel, &score);
         (mutants, killed) = (mutants + of, killed + score.killed());
         let seconds = start.elapsed().as_secs_f64();
         println!("\r{kernel:40} {:3} of {of:3} killed, {seconds:6.1} s", score.killed());

@@ -1,8 +1,8 @@
 //! Mutation testing: `cargo xtask mutants ir` mutates the IR of kernels, `cargo xtask mutants host` mutates host code.
 //!
 //! Results are recorded in `benches/record/mutants/`. `xtask/mutants-equivalent.toml` gives the reasons of survivors that cannot
-//! change a result: a list of `equivalent` with `mutant` (text of the mutant, which ends with `at` and its file and line), `source`
-//! (text of its source line) and `reason`.
+//! change a result: a list of `equivalent` with `mutant` (part of `kernel or file: mutant at file:line`), `source` (text of its source
+//! line) and `reason`.
 //! The score of a kernel or file is killed / (mutants - equivalent).
 
 mod host;
@@ -78,16 +78,17 @@ impl Record {
     }
 
     /// The number of survivors that cannot change a result.
-    fn equivalent(&self, score: &Score) -> usize {
-        score.survivors.iter().filter(|survivor| !self.reason(survivor).is_empty()).count()
+    fn equivalent(&self, subject: &str, score: &Score) -> usize {
+        score.survivors.iter().filter(|survivor| !self.reason(subject, survivor).is_empty()).count()
     }
 
     /// Replaces the rows of a kernel or file and writes the record.
     fn set(&mut self, subject: &str, score: &Score) -> Result<(), String> {
-        let counts = [score.mutants, score.killed(), self.equivalent(score)].map(|count| count.to_string());
+        let counts = [score.mutants, score.killed(), self.equivalent(subject, score)];
+        let counts = counts.map(|count| count.to_string());
         let mut rows = format!("{subject},{},,,\n", counts.join(","));
         for survivor in &score.survivors {
-            let fields = [&survivor.mutant, &survivor.at, self.reason(survivor)].map(quoted);
+            let fields = [&survivor.mutant, &survivor.at, self.reason(subject, survivor)].map(quoted);
             let _ = writeln!(rows, "{subject},,,,{}", fields.join(","));
         }
         self.rows.insert(subject.to_owned(), rows);
@@ -97,13 +98,13 @@ impl Record {
         fs::write(&self.path, text).map_err(failed)
     }
 
-    /// The reason of a survivor, empty if unknown.
-    fn reason(&self, survivor: &Survivor) -> &str {
+    /// The reason of a survivor of a kernel or file, empty if unknown.
+    fn reason(&self, subject: &str, survivor: &Survivor) -> &str {
         let (file, rest) = survivor.at.split_once(':').unwrap_or((&survivor.at, ""));
         let number: usize = rest.split(':').next().and_then(|number| number.parse().ok()).unwrap_or(0);
         let text = fs::read_to_string(self.root.join(file)).unwrap_or_default();
         let line = text.lines().nth(number.saturating_sub(1)).unwrap_or_default();
-        let mutant = format!("{} at {}", survivor.mutant, survivor.at);
+        let mutant = format!("{subject}: {} at {}", survivor.mutant, survivor.at);
         let fits = |reason: &&BTreeMap<String, String>| {
             mutant.contains(&reason["mutant"]) && line.contains(&reason["source"])
         };
@@ -161,7 +162,7 @@ mod tests {
         };
         write(
             EQUIVALENT,
-            "[[equivalent]]\nmutant = \", \\\"0\\\" at src/a.rs\"\nsource = \"sync\"\nreason = \"one warp\"\n",
+            "[[equivalent]]\nmutant = \"a: remove bar.sync, \\\"0\\\" at src/a.rs\"\nsource = \"sync\"\nreason = \"one warp\"\n",
         );
         write("src/a.rs", "\nk.sync();\nother();\n");
         write("benches/record/mutants/ir.csv", "head\nb,1,1,0,,,\n");
@@ -169,6 +170,8 @@ mod tests {
             |line| Survivor { mutant: "remove bar.sync, \"0\"".to_owned(), at: format!("src/a.rs:{line}:4") };
         let score = Score { mutants: 4, survivors: vec![survivor(2), survivor(3)] };
         Record::read(root.path(), "ir.csv", "kernel").unwrap().set("a", &score).unwrap();
+        let record = Record::read(root.path(), "ir.csv", "kernel").unwrap();
+        assert_eq!(["a", "b"].map(|kernel| record.equivalent(kernel, &score)), [1, 0]);
         let text = fs::read_to_string(root.path().join("benches/record/mutants/ir.csv")).unwrap();
         let survivor = "a,,,,\"remove bar.sync, \"\"0\"\"\",\"src/a.rs";
         let rows = format!("a,4,2,1,,,\n{survivor}:2:4\",\"one warp\"\n{survivor}:3:4\",\"\"\nb,1,1,0,,,\n");
