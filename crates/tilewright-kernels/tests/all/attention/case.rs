@@ -10,6 +10,7 @@ use tilewright_kernels::attention::{
         Bodies, DeviceLimits, MAX_PAIRED_ROWS, MAX_SPLIT_KV_ROWS, mla,
         mla_wgmma::MlaWgmmaConfig,
         mma::{self, MmaConfig},
+        simt::SimtConfig,
         wgmma::{self, WgmmaConfig},
     },
     choose::KernelConfig,
@@ -72,6 +73,10 @@ pub(crate) struct Case {
     pub(crate) arch: u32,
     /// Items of any number of rows are computed by `wgmma`, or by `mla_wgmma` if the case is latent.
     pub(crate) wgmma: bool,
+    /// Items are computed by `simt`.
+    pub(crate) simt: bool,
+    /// Items of own keys add the states of the prefix, which a launch before theirs computes.
+    pub(crate) adds: bool,
     pub(crate) seeds: u64,
 }
 
@@ -117,6 +122,8 @@ impl Case {
             spoiled: Vec::new(),
             arch: 90,
             wgmma: false,
+            simt: false,
+            adds: false,
             seeds: 1,
         }
     }
@@ -131,7 +138,7 @@ impl Case {
         // all requests share the rows of a level
         let rows =
             self.lengths.iter().map(|of| of.0).reduce(if self.prefix > 0 { usize::add } else { usize::max });
-        let has_rows = |most| !self.wgmma && rows.unwrap_or(0) * self.group() <= most;
+        let has_rows = |most| !self.wgmma && !self.simt && rows.unwrap_or(0) * self.group() <= most;
         let mut bodies = vec![Bodies::Both];
         if has_rows(MAX_SPLIT_KV_ROWS) {
             bodies.push(Bodies::SplitKv);
@@ -144,6 +151,7 @@ impl Case {
         }
         let kernel = |bodies| {
             let kernel = match (self.latent, self.wgmma) {
+                _ if self.simt => AttentionKernel::Items(KernelConfig::Simt(self.simt_config())),
                 (true, true) => AttentionKernel::Items(KernelConfig::MlaWgmma(self.mla_wgmma_config())),
                 (true, false) => AttentionKernel::Items(KernelConfig::Mla(self.latent_config(bodies))),
                 (false, true) => AttentionKernel::Runs(self.wgmma_config(variant)),
@@ -157,7 +165,7 @@ impl Case {
     /// The arguments of a kernel with workers, which waits for the previous launch at a point that depends on the seed.
     pub(crate) fn args(&self, bodies: Bodies, call: &AttentionParams, seed: u64) -> Vec<Arg> {
         let wait = [Wait::AtStart, Wait::AtEnd, Wait::BeforeMerges][(seed % 3) as usize];
-        if self.latent { call.all_args() } else { mma::args(&self.config(bodies), call, wait) }
+        if self.latent || self.simt { call.all_args() } else { mma::args(&self.config(bodies), call, wait) }
     }
 
     pub(crate) fn config(&self, bodies: Bodies) -> MmaConfig {
@@ -195,9 +203,16 @@ impl Case {
         MlaWgmmaConfig { dtype: self.qo, kv, out, head_dim: self.dim, heads }
     }
 
+    fn simt_config(&self) -> SimtConfig {
+        let head_dim = (self.dim.qk as u32, self.dim.vo as u32);
+        let [dtype_q, dtype_o, dtype_kv] = [self.q(), self.out(), self.kv];
+        SimtConfig { dtype_q, dtype_o, dtype_kv, head_dim, mla: self.latent }
+    }
+
     /// Rows per tile of the kernel.
     pub(crate) fn q_rows(&self) -> usize {
         match (self.latent, self.wgmma) {
+            _ if self.simt => self.simt_config().rows() as usize,
             (true, true) => self.mla_wgmma_config().q_rows(),
             (true, _) => self.latent_config(Bodies::Both).q_rows(),
             (_, true) => wgmma::Q_ROWS,
@@ -208,6 +223,7 @@ impl Case {
     /// Whether the kernel supports a call.
     pub(crate) fn takes(&self, variant: &ExpressionVariant, params: &AttentionParams) -> bool {
         match (self.latent, self.wgmma) {
+            _ if self.simt => true,
             (true, true) => self.mla_wgmma_config().accepts(params),
             (true, _) => self.latent_config(Bodies::Both).accepts(params),
             (_, true) => self.wgmma_config(variant).accepts(params),

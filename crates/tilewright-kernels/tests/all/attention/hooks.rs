@@ -2,7 +2,7 @@
 
 use super::{
     case::{CAUSAL, Case, FULL},
-    judge::check_with,
+    judge::{check, check_with},
 };
 use tilewright::{
     Dtype, HeadDim,
@@ -231,6 +231,26 @@ fn states_and_outputs() {
     let (qk, vo) = (each_head(4, |h| 0.5 + 0.5 * h), each_head(4, |h| 2.0 - 0.75 * h));
     let (wide_qk, wide_vo) = (wide(&qk), wide(&vo));
     check_all(&HeadScales::new(qk, vo), &|_| formula::head_scales(&wide_qk, &wide_vo));
+}
+
+/// Items of own keys that add the states of a prefix, which a launch before theirs computes. Hooks see the sum of all states.
+#[test]
+fn states_that_items_add() {
+    let sinks = each_head(4, |h| 1.0 - h);
+    let wide_sinks = wide(&sinks);
+    let heads = r#"{"name": "heads", "output": {"add": ["o", "num_kv_heads"]}}"#;
+    let heads = ExpressionVariant::from_json(heads).unwrap_or_else(|why| panic!("{why}"));
+    let variant = recorded(&Both::new(AttentionSinks::new(sinks).expect("they are finite"), heads));
+    let definition = |_| Definition {
+        output: Box::new(|_, o| o.iter_mut().for_each(|o| *o += 1.0)),
+        ..formula::attention_sinks(&wide_sinks)
+    };
+    let case = Case::new(64, (4, 1), &[(1, 350), (3, 340), (4, 378), (2, 350)]);
+    let case = case.with(|case| (case.prefix, case.piece, case.adds, case.workers) = (326, 64, true, 3));
+    for case in [case.clone().with(|case| case.simt = true), case] {
+        check(&case);
+        check_with(&case, &variant, &definition);
+    }
 }
 
 /// A hook whose output depends on row and element.

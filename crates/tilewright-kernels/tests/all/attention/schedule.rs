@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 use tilewright_kernels::attention::{
-    items::{MergeItem, MergeSource, NONE, RequestRows, WorkItem},
+    items::{ADDS_SOURCES, MergeItem, MergeSource, NONE, RequestRows, WorkItem},
     params::PlanArrays,
 };
 use tilewright_ptx::sim::Memory;
@@ -30,6 +30,8 @@ pub(crate) struct Cut {
     /// Keys per piece, a multiple of 64.
     pub(crate) keys: usize,
     pub(crate) workers: usize,
+    /// Items of one request add the other sources of their rows, which items of several requests compute in a launch before.
+    pub(crate) adds: bool,
 }
 
 /// A plan.
@@ -42,6 +44,8 @@ pub(crate) struct Schedule {
     requests: Vec<RequestRows>,
     pub(crate) partial_rows: usize,
     workers: usize,
+    /// Items of a launch before that of the others, whose states these add.
+    before: usize,
 }
 
 impl Schedule {
@@ -58,6 +62,10 @@ impl Schedule {
                     schedule.push(segment, (head, &qo), &pieces, group);
                 }
             }
+        }
+        if cut.adds {
+            schedule.items.sort_by_key(|item| item.request != NONE);
+            schedule.before = schedule.items.partition_point(|item| item.request == NONE);
         }
         schedule.merge(heads as u32);
         schedule
@@ -93,10 +101,14 @@ impl Schedule {
         for head in 0..heads {
             let mut row = 0;
             while row < rows {
-                let sources = of(&self.items, row, head);
+                let mut sources = of(&self.items, row, head);
                 let same = |end: &u32| of(&self.items, *end, head) == sources;
                 let end = (row + 1..rows).find(|end| !same(end)).unwrap_or(rows);
-                if !sources.is_empty() {
+                if self.before > 0 {
+                    // the item that adds the others comes first
+                    sources.rotate_right(1);
+                    self.push_merge(head, row..end, &sources);
+                } else if !sources.is_empty() {
                     sources.iter().for_each(|&at| waiting[at].push(self.merges.len() as u32));
                     self.push_merge(head, row..end, &sources);
                 }
@@ -107,6 +119,17 @@ impl Schedule {
             item.merge_deps_begin = self.merge_deps.len() as u32;
             self.merge_deps.extend(waiting);
             item.merge_deps_end = self.merge_deps.len() as u32;
+        }
+        for merge in self.merges.iter().filter(|_| self.before > 0) {
+            let has_rows = |item: &&mut WorkItem| {
+                (item.kv_head, item.qo_begin, item.qo_len) == (merge.kv_head, merge.qo_begin, merge.qo_len)
+            };
+            let item = self.items[self.before..]
+                .iter_mut()
+                .find(has_rows)
+                .expect("an item of own keys has these rows");
+            item.merge_deps_begin = ADDS_SOURCES | (merge.source_begin + 1);
+            item.merge_deps_end = merge.source_end;
         }
     }
 
@@ -123,14 +146,12 @@ impl Schedule {
         self.merges.push(MergeItem { kv_head, qo_begin, qo_len, source_begin, source_end, arrivals });
     }
 
-    /// Copies the plan, entries of the page table and mask bits to memory.
-    pub(crate) fn args(&self, memory: &mut Memory, indices: &[u32], bits: &[u8]) -> PlanArrays {
-        let (items, workers) = (self.items.len(), self.workers);
-        let indptr: Vec<u32> = (0..=workers).map(|worker| (items * worker / workers) as u32).collect();
+    /// Copies the plan, entries of the page table and mask bits to memory. Returns the arrays of each launch.
+    pub(crate) fn args(&self, memory: &mut Memory, indices: &[u32], bits: &[u8]) -> Vec<PlanArrays> {
         let mut words = |words: Vec<u32>| memory.alloc_from(&words);
-        PlanArrays {
+        let arrays = PlanArrays {
             items: words(self.items.iter().flat_map(WorkItem::to_words).collect()),
-            worker_indptr: words(indptr),
+            worker_indptr: 0,
             merge_deps: words(self.merge_deps.clone()),
             merges: words(self.merges.iter().flat_map(MergeItem::to_words).collect()),
             sources: words(self.sources.iter().flat_map(MergeSource::to_words).collect()),
@@ -139,7 +160,14 @@ impl Schedule {
             num_requests: self.requests.len() as u32,
             indices: words(indices.to_vec()),
             mask_bits: if bits.is_empty() { 0 } else { memory.alloc_bytes(bits) },
-        }
+        };
+        let of_launch = |items: Range<usize>| {
+            let first_of = |worker: usize| (items.start + items.len() * worker / self.workers) as u32;
+            let indptr: Vec<u32> = (0..=self.workers).map(first_of).collect();
+            PlanArrays { worker_indptr: memory.alloc_from(&indptr), ..arrays }
+        };
+        let before = (self.before > 0).then_some(0..self.before);
+        before.into_iter().chain(std::iter::once(self.before..self.items.len())).map(of_launch).collect()
     }
 }
 

@@ -241,7 +241,7 @@ impl World {
     /// Pieces of all keys of each segment.
     fn schedule(&self) -> Schedule {
         let case = &self.case;
-        let cut = Cut { rows: case.q_rows(), keys: case.piece, workers: case.workers };
+        let cut = Cut { rows: case.q_rows(), keys: case.piece, workers: case.workers, adds: case.adds };
         Schedule::new(&self.segments, request_rows(&case.lengths), (case.group(), cut))
     }
 
@@ -255,6 +255,7 @@ impl World {
         let (o, lse) = (memory.alloc(o_elements * size), memory.alloc(rows * 4));
         let partial_o = memory.alloc(schedule.partial_rows * dim.vo * 4);
         let (q, k, v, pe) = self.tensors(&mut memory);
+        let plans = schedule.args(&mut memory, &self.indices, &pack_bits(&case.shown_bits()).0);
         let call = AttentionParams {
             q,
             k,
@@ -264,7 +265,7 @@ impl World {
             lse,
             partial_o,
             partial_stats: memory.alloc(schedule.partial_rows * 8),
-            plan: schedule.args(&mut memory, &self.indices, &pack_bits(&case.shown_bits()).0),
+            plan: plans[0],
             qo_heads: case.heads.0 as u32,
             group: case.group() as u32,
             page_size: case.page_size as u32,
@@ -283,9 +284,12 @@ impl World {
         let mut launches = match (case.wgmma, case.latent) {
             (true, true) => vec![self.mla_launch(&call, large_merges)],
             (true, false) => self.run_launches(&call, (schedule.items.len(), ticket)),
-            _ => vec![(case.workers, case.args(bodies, &call, seed))],
+            _ => {
+                let args = |plan| case.args(bodies, &AttentionParams { plan, ..call.clone() }, seed);
+                plans.into_iter().map(|plan| (case.workers, args(plan))).collect()
+            }
         };
-        if seed % 2 == 1 {
+        if seed % 2 == 1 && !case.adds {
             launches.reverse();
         }
         for (ctas, args) in &launches {
