@@ -214,12 +214,17 @@ fn masks_of_last_keys_are_not_computed_in_other_tiles() {
 
 #[test]
 fn masks_hide_values_that_are_not_finite() {
-    let spoiled = [(0, 3, f64::NAN), (0, 44, f64::INFINITY), (1, 27, f64::NAN), (1, 60, f64::NEG_INFINITY)];
-    let case = Case::new(64, (2, 1), &[(1, 70), (40, 90)]);
-    let case = case.with(|case| (case.spoiled, case.mask) = (spoiled.to_vec(), FULL));
-    let documents: Vec<Vec<u32>> = (0..2).map(|_| (0..90).map(|at| at / 25).collect()).collect();
-    let variant = DocumentMask::new(&documents).expect("the ids are small");
-    check_with(&case, &recorded(&variant), &|r| formula::document_mask(&documents[r]));
+    let spoiled = [(0, 3, f64::NAN), (0, 44, f64::INFINITY), (1, 27, f64::NAN), (1, 80, f64::NEG_INFINITY)];
+    // several tiles of `wgmma`
+    for (wgmma, more) in [(false, 0), (true, 200)] {
+        let case = Case::new(64, (2, 1), &[(1, 70 + more), (40, 90 + more)]);
+        let case = case.with(|case| (case.mask, case.wgmma) = (FULL, wgmma));
+        let spoiled = spoiled.map(|(request, key, value)| (request, key + more, value));
+        let documents = vec![(0..290).map(|at| at / 25 % 3).collect::<Vec<u32>>(); 2];
+        let variant = DocumentMask::new(&documents).expect("the ids are small");
+        let case = case.with(|case| case.spoiled = spoiled.to_vec());
+        check_with(&case, &recorded(&variant), &|r| formula::document_mask(&documents[r]));
+    }
 }
 
 #[test]
