@@ -190,10 +190,14 @@ fn windows_and_mask_bits(body: &Body) {
 fn levels_of_a_cascade_and_long_splits(body: &Body) {
     let lengths = [(1, 100), (3, 90), (1, 128), (20, 100)].map(|(qo, kv)| (qo, kv + body.more));
     let levels = body.case(4, &lengths).with(|case| (case.workers, case.seeds) = (3, 2));
-    check(&levels.with(|case| (case.prefix, case.piece) = (70 + body.more, body.pieces[0])));
+    let levels = levels.with(|case| (case.prefix, case.piece) = (70 + body.more, body.pieces[0]));
+    check(&levels);
+    // rows see different parts of the level
+    check(&levels.with(|case| (case.mask, case.seeds) = ((40, 0), 1)));
     // one item of the level is a source of more merges than are fetched at once
     let shared = body.case(1, &[(1, 90 + body.more); 12]).with(|case| case.workers = 3);
-    check(&shared.with(|case| (case.prefix, case.seeds) = (70 + body.more, 2)));
+    let shared = shared.with(|case| (case.prefix, case.seeds) = (70 + body.more, 2));
+    check(&shared.with(|case| case.mask = (40, 0)));
     let long = body.case(body.long_heads, &[(1, 64 * 20 + 3)]);
     check(&long.with(|case| (case.piece, case.workers, case.seeds) = (body.pieces[1], 7, 2)));
     // merges of fewer sources than a warp has lanes, of more, and of more than four warps have
@@ -225,6 +229,26 @@ fn every_size_of_shared_memory() {
         assert_eq!(whole.q_rows(), 16 * groups);
         check(&whole);
     }
+}
+
+/// Items of few rows have a body of their own, and a ring of more stages.
+#[test]
+fn few_rows() {
+    let case = MMA.case(4, &[(1, 70), (4, 90), (2, 12), (1, 340)]);
+    check(&case.clone().with(|case| case.layout = KvLayout::Ragged));
+    check(&case.with(|case| (case.bits, case.spoiled) = (Some(40), SPOILED.to_vec())));
+}
+
+/// Each is alone in its tile, which its row sees in part: all words of a chunk, in both halves of the elements.
+#[test]
+fn single_values_that_are_not_finite() {
+    let keys = [41, 43, 45, 47, 105, 107, 109, 111];
+    let spoiled = keys.into_iter().enumerate().map(|(request, key)| (request, key, f64::NAN)).collect();
+    let case = WGMMA.case(2, &keys.map(|key| (1, if key < 64 { 64 } else { 128 })));
+    check(&case.with(|case| (case.mask, case.spoiled) = ((5, 0), spoiled)));
+    // rows with a logit of -inf have one NaN
+    let whole = WGMMA.case(16, &[(3, 504)]).with(|case| case.dim = WHOLE_HEADS);
+    check(&whole.with(|case| (case.mask, case.spoiled) = ((20, 0), vec![(0, 500, f64::INFINITY)])));
 }
 
 #[test]
