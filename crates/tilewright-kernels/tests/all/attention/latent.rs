@@ -200,10 +200,13 @@ fn levels_of_a_cascade_and_long_splits(body: &Body) {
     check(&shared.with(|case| case.mask = (40, 0)));
     let long = body.case(body.long_heads, &[(1, 64 * 20 + 3)]);
     check(&long.with(|case| (case.piece, case.workers, case.seeds) = (body.pieces[1], 7, 2)));
-    // merges of fewer sources than a warp has lanes, of more, and of more than four warps have
-    let sources = body.case(body.long_heads.min(64), &[(1, 64 * 9), (1, 64 * 133 + 3)]);
+    // merges of fewer sources than a warp has lanes, of more, and of twice as many per warp; four warps divide those of `wgmma`
+    let most = if body.wgmma { 4 * 64 + 1 } else { 2 * 64 + 1 };
+    let sources = body.case(body.long_heads.min(64), &[(1, 64 * 9), (1, 64 * most)]);
     check(&sources.with(|case| (case.piece, case.workers) = (64, 7)));
-    check(&body.case(20, &[(1, 64), (3, 64 * 33 + 3)]).with(|case| (case.piece, case.workers) = (64, 7)));
+    for (heads, lengths) in [(20, [(1, 64), (3, 64 * 33 + 3)]), (1, [(1, 64), (1, 64 * 65)])] {
+        check(&body.case(heads, &lengths).with(|case| (case.piece, case.workers) = (64, 7)));
+    }
 }
 
 fn f16(body: &Body) {
