@@ -369,7 +369,8 @@ class Attention:
             core = plan._core
         except AttributeError:
             core = _core_of(plan, "run")
-        self._operator().run(core, (q, q_pe, k, v, k_scale, v_scale, out, lse, tables or None))
+        operator = self._operators.get(self.device.current_stream()) or self._operator()
+        operator.run(core, (q, q_pe, k, v, k_scale, v_scale, out, lse, tables or None))
         return (out, lse) if return_lse else out
 
     def run_latent(

@@ -354,22 +354,25 @@ class PlannedAttention:
     def run(self, settings: Settings, q, kv, out, lse=None, return_lse=False, scales=(None, None, None), tables=None):
         """Runs the batch. ``scales``: of queries, keys and values. ``tables``: those of :func:`sinks_of`."""
         function = "run"
-        if q.dtype is torch.float8_e5m2 and settings.dtypes[2] in _WIDE:
-            q = q.to(torch_dtype(settings.dtypes[2]))
-        if scales[0] is not None and has_head_scales(function, scales[0], settings.heads):
-            tables = {**(tables or {}), "q_scale": scales[0].detach().to(q.device, torch.float32).contiguous()}
-            settings, scales = self._with_head_scales(settings), (None, *scales[1:])
+        q_factor, k_factor, v_factor = scales
+        if q_factor is not None and has_head_scales(function, q_factor, settings.heads):
+            tables = {**(tables or {}), "q_scale": q_factor.detach().to(q.device, torch.float32).contiguous()}
+            settings, q_factor = self._with_head_scales(settings), None
         last, plan, operator, k_scale = self._last
         if last is not settings:
             plan, operator = self.plan_for(settings), settings.operator(self.device)
             k_scale, _ = settings.factors(function, None, None, None)
             self._last = (settings, plan, operator, k_scale)
-        v_scale, (q_factor, k_factor, v_factor) = None, scales
+        v_scale = None
         if q_factor is not None or k_factor is not None or v_factor is not None:
             k_scale, v_scale = settings.factors(function, q_factor, k_factor, v_factor, q.device)
         try:
             return operator._run(plan, q, None, kv[0], kv[1], k_scale, v_scale, out, lse, return_lse, tables)
         except Error:
+            # here, so that other runs do not read the dtype
+            if q.dtype is torch.float8_e5m2 and settings.dtypes[2] in _WIDE:
+                q = q.to(torch_dtype(settings.dtypes[2]))
+                return self.run(settings, q, kv, out, lse, return_lse, (q_factor, k_factor, v_factor), tables)
             self._check_tensors(function, settings, q, out, lse)
             raise
 

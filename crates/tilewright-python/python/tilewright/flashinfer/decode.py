@@ -151,7 +151,8 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
         """Attention of the planned batch: ``q`` ``[batch_size · q_len_per_req, num_qo_heads, head_dim]``. Returns the output, or
         ``(output, lse)`` with the LSE in base 2. Scales of 8-bit queries, keys and values may be passed as three arguments.
         ``enable_pdl`` is a hint without effect."""
-        (q_scale, k_scale, v_scale), args = self._scales_of(args, (q_scale, k_scale, v_scale))
+        if args:
+            (q_scale, k_scale, v_scale), args = self._scales_of(args, (q_scale, k_scale, v_scale))
         if args or kv_cache_sf is not None or skip_softmax_threshold_scale_factor is not None:
             refuse("run", args=args or None, kv_cache_sf=kv_cache_sf,
                    skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor)
