@@ -167,3 +167,21 @@ fn pairs_of_row_tiles() {
     check(&spoiled.clone().with(|case| case.mask = (30, 0)));
     check(&spoiled.with(|case| (case.bits, case.dim) = (Some(40), HeadDim::same(128))));
 }
+
+/// Items of few rows, for which one kernel divides the keys among warps.
+#[test]
+fn few_rows() {
+    // heads that end within the chunks that lanes copy at once, in items before others and after
+    for (qk, vo) in [(24, 104), (40, 40), (80, 80), (256, 24)] {
+        let case = Case::new(qk, (1, 1), &[(1, 150), (3, 203), (2, 90), (1, 7)]);
+        check(&case.with(|case| (case.dim, case.piece, case.workers) = (HeadDim { qk, vo }, 128, 2)));
+    }
+    // mask bits that end with a byte, and the tensor with them
+    let masked = Case::new(32, (1, 1), &[(1, 80), (4, 10)]);
+    check(&masked.with(|case| (case.bits, case.mask) = (Some(10), FULL)));
+    // infinities that no row sees, in each word of a value: each is alone in its tile
+    let lengths: Vec<_> = (0..52).map(|word| (1, 2 * word + 8)).collect();
+    let spoiled = (0..52).map(|word| (word, 2 * word, f64::INFINITY)).collect();
+    let case = Case::new(24, (1, 1), &lengths).with(|case| (case.dim.vo, case.spoiled) = (104, spoiled));
+    check(&case.with(|case| (case.mask, case.workers) = ((5, 0), 3)));
+}

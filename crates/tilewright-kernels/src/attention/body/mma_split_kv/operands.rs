@@ -195,6 +195,8 @@ impl<'k> StageOperands<'k> {
             true => nonfinite_bytes::extract(cta, cta.layout.stored_v, values, self.nonfinite_masks(masks)),
             false => {
                 let (lanes, stride) = (ThreadGroup::of_warp(cta.k), cta.layout.v.stride);
+                // the lanes of `detect_nonfinite` have read other chunks
+                cta.k.sync_warp();
                 nonfinite::extract(cta, lanes, values, stride, self.nonfinite_masks(masks));
             }
         }
