@@ -7,6 +7,7 @@ mod halves;
 mod hooks;
 mod judge;
 mod latent;
+mod merges;
 mod numbers;
 mod schedule;
 mod shapes;
