@@ -117,6 +117,12 @@ fn splits_and_levels() {
         check(&case.clone().with(|case| case.mask = (40, 0)));
         check(&case);
     }
+    // rows of two requests, whose own keys have mask bits
+    let masked =
+        case(64, (1, 1), &[(3, 290), (2, 300)]).with(|case| (case.prefix, case.bits) = (270, Some(20)));
+    check(&masked);
+    // all lanes of a warp have a state of the merge
+    check(&case(64, (1, 1), &[(1, 192 * 33)]).with(|case| (case.piece, case.workers) = (192, 2)));
 }
 
 #[test]
@@ -151,6 +157,12 @@ fn values_that_are_not_finite() {
         check(&case.clone().with(|case| (case.workers, case.seeds) = (1, 1)));
         check(&case.with(|case| (case.bits, case.seeds) = (Some(40), 2)));
     }
+    // all elements, in masked tiles that others follow, and in items of one tile
+    let of_key = |key: usize| (0, key, if key & 4 == 0 { f64::INFINITY } else { f64::NEG_INFINITY });
+    let case = case(256, (1, 1), &[(20, 450)]).with(|case| case.spoiled = (128..384).map(of_key).collect());
+    let case = case.with(|case| (case.mask, case.bits) = (FULL, Some(450)));
+    check(&case);
+    check(&case.with(|case| case.piece = 64));
 }
 
 #[test]
