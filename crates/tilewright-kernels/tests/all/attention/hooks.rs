@@ -25,6 +25,7 @@ use tilewright_kernels::attention::{
 fn cases() -> Vec<Case> {
     let mixed = Case::new(32, (4, 2), &[(1, 100), (3, 90), (40, 100), (2, 0)]);
     let level = Case::new(32, (4, 1), &[(1, 100), (3, 90), (20, 128)]);
+    let few = Case::new(32, (4, 2), &[(1, 100), (3, 90), (2, 75)]);
     let blocks = Case::new(32, (4, 2), &[(1, 80), (30, 70)]);
     let wgmma = |case: &mut Case| (case.dim, case.wgmma) = (HeadDim::same(64), true);
     vec![
@@ -34,6 +35,7 @@ fn cases() -> Vec<Case> {
         mixed.clone().with(|case| case.seeds = 2),
         mixed.with(|case| (case.piece, case.workers, case.mask) = (64, 3, FULL)),
         level.with(|case| (case.prefix, case.piece, case.workers) = (70, 64, 3)),
+        few.with(|case| (case.prefix, case.piece, case.workers) = (70, 64, 3)),
         blocks.with(|case| (case.layout, case.page_size, case.mask) = (KvLayout::Blocks, 4, CAUSAL)),
     ]
 }
