@@ -34,7 +34,7 @@ pub(crate) fn detect<'k>(
     Some(nonfinite::detect_signs(cta.k, rows, values, |word| nonfinite_signs(bits, lowest, word)))
 }
 
-/// Replaces non-finite elements of values by 0 and writes their masks, by the lanes of a warp.
+/// Replaces non-finite elements of values by 0 and writes their masks, by the lanes of a warp, after those of [`detect`].
 pub(crate) fn extract<'k>(
     cta: &MmaCta<'k>,
     format: RowFormat,
@@ -43,8 +43,6 @@ pub(crate) fn extract<'k>(
 ) {
     let (k, Some((bits, lowest))) = (cta.k, exponents(cta.kv)) else { return };
     let eights = format.dim / 8;
-    // the lanes of `detect` have read other chunks
-    k.sync_warp();
     k.repeat((k.lane(), (keys * eights) as u32), 32, |at| {
         let (row, eight) = divide(at, eights);
         let at_eight = values.byte(row * format.stride as u32 + (eight << 3));

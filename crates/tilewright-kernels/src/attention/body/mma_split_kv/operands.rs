@@ -191,12 +191,12 @@ impl<'k> StageOperands<'k> {
     /// Replaces the non-finite values at `values` by 0 and writes their masks.
     pub(super) fn extract_nonfinite(&self, values: Shared<'k, u32>, masks: Shared<'k, u16>) {
         let cta = &self.cta;
+        // the lanes of `detect_nonfinite` have read other chunks
+        cta.k.sync_warp();
         match self.is_8_bit {
             true => nonfinite_bytes::extract(cta, cta.layout.stored_v, values, self.nonfinite_masks(masks)),
             false => {
                 let (lanes, stride) = (ThreadGroup::of_warp(cta.k), cta.layout.v.stride);
-                // the lanes of `detect_nonfinite` have read other chunks
-                cta.k.sync_warp();
                 nonfinite::extract(cta, lanes, values, stride, self.nonfinite_masks(masks));
             }
         }
