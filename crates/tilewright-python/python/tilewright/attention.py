@@ -296,13 +296,14 @@ class Attention:
 
     def _operator(self) -> "_core.Attention":
         stream = self.device.current_stream()
-        operator = self._operators.get(stream)
-        if operator is None:
-            if len(self._operators) >= 64:
-                self._operators.clear()
-            recorded = None if self.variant is None else self.variant._core
-            operator = _core.Attention(self.device.queue_of(stream), self.problem._core, recorded)
-            self._operators[stream] = operator
+        return self._operators.get(stream) or self._operator_of(stream)
+
+    def _operator_of(self, stream: int) -> "_core.Attention":
+        """Adds the operator of a stream."""
+        if len(self._operators) >= 64:
+            self._operators.clear()
+        recorded = None if self.variant is None else self.variant._core
+        operator = self._operators[stream] = _core.Attention(self.device.queue_of(stream), self.problem._core, recorded)
         return operator
 
     def prepare(self) -> None:
@@ -369,7 +370,8 @@ class Attention:
             core = plan._core
         except AttributeError:
             core = _core_of(plan, "run")
-        operator = self._operators.get(self.device.current_stream()) or self._operator()
+        stream = self.device.current_stream()  # `_operator`, without a call of Python
+        operator = self._operators.get(stream) or self._operator_of(stream)
         operator.run(core, (q, q_pe, k, v, k_scale, v_scale, out, lse, tables or None))
         return (out, lse) if return_lse else out
 
