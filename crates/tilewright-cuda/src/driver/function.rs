@@ -9,7 +9,7 @@ use super::{
 use cudarc::driver::sys;
 use std::sync::Arc;
 use tilewright_ptx::{
-    ir::{Kernel, ParamKind},
+    ir::{Kernel, Param, ParamKind},
     isa::{Op, sync::SyncOp},
 };
 
@@ -163,9 +163,7 @@ pub(super) struct Signature {
     pub(super) shared: u32,
     /// Whether it executes `griddepcontrol.wait`, so that it may start before its predecessor ends.
     pub(super) waits: bool,
-    pub(super) param_names: Vec<String>,
-    /// Apart from the names, which launches do not read.
-    pub(super) param_kinds: Vec<ParamKind>,
+    pub(super) params: Vec<Param>,
 }
 
 impl Signature {
@@ -177,8 +175,7 @@ impl Signature {
             cluster: kernel.cluster,
             shared: kernel.shared_layout().1 as u32,
             waits,
-            param_names: kernel.params.iter().map(|param| param.name.clone()).collect(),
-            param_kinds: kernel.params.iter().map(|param| param.kind).collect(),
+            params: kernel.params.clone(),
         }
     }
 
@@ -191,21 +188,24 @@ impl Signature {
             sys::CUresult::CUDA_SUCCESS => Some(found),
             _ => None,
         };
-        let count = self.param_kinds.len();
-        for (at, (name, &kind)) in self.param_names.iter().zip(&self.param_kinds).enumerate() {
-            let expected = param_bytes(kind);
+        for (at, param) in self.params.iter().enumerate() {
+            let expected = param_bytes(param.kind);
             match bytes(at) {
                 Some(found) if found == expected => {}
                 Some(found) => {
+                    let name = &param.name;
                     return Err(format!(
                         "parameter {name} has {expected} bytes, that of its machine code {found}"
                     ));
                 }
-                None => return Err(format!("it has {count} parameters, its machine code {at}")),
+                None => {
+                    let count = self.params.len();
+                    return Err(format!("it has {count} parameters, its machine code {at}"));
+                }
             }
         }
-        match bytes(count) {
-            Some(_) => Err(format!("it has {count} parameters, its machine code more")),
+        match bytes(self.params.len()) {
+            Some(_) => Err(format!("it has {} parameters, its machine code more", self.params.len())),
             None => Ok(()),
         }
     }

@@ -110,19 +110,21 @@ impl Signature {
                 self.cluster
             ));
         }
-        let kinds = &self.param_kinds;
-        if args.len() != kinds.len() {
-            return refused(format!("{} arguments came, it has {} parameters", args.len(), kinds.len()));
+        if args.len() != self.params.len() {
+            return refused(format!(
+                "{} arguments came, it has {} parameters",
+                args.len(),
+                self.params.len()
+            ));
         }
-        for (at, (&expected, arg)) in kinds.iter().zip(args).enumerate() {
-            if expected != kind(arg) {
-                let name = &self.param_names[at];
-                return refused(format!("parameter {name} is {expected:?}, but {arg:?} came"));
+        for (param, arg) in self.params.iter().zip(args) {
+            if param.kind != kind(arg) {
+                return refused(format!("parameter {} is {:?}, but {arg:?} came", param.name, param.kind));
             }
             if let Arg::TensorMap(map) = arg
                 && let Err(why) = map.check()
             {
-                return refused(format!("parameter {}: {why}", self.param_names[at]));
+                return refused(format!("parameter {}: {why}", param.name));
             }
         }
         Ok(())
