@@ -7,12 +7,15 @@ It needs torch. Case N depends on the seed and N only. Each failure is printed w
 """
 
 import argparse
+import collections
+import itertools
 import math
 import random
 import sys
 import time
 import traceback
 
+import numpy
 import torch
 
 import tilewright as tw
@@ -48,13 +51,18 @@ def lengths(pick, most_keys):
     return [(few(), pick.randint(0, 40)) for _ in range(pick.randint(1, 100))]
 
 
+def sums(counts):
+    """The sums of the first 0, 1, .. counts."""
+    return list(itertools.accumulate(counts, initial=0))
+
+
 class Cache:
     """K and V in shuffled pages, or ragged, with those of each request in float64."""
 
-    def __init__(self, generator, kv_lens, page_size, shapes, dtype, device, layout, prefix=None):
+    def __init__(self, generator, kv_lens, page_size, shapes, dtype, device, layout, prefix=0):
         self.page_size, self.layout = page_size, layout
         draw = lambda *shape: torch.randn(*shape, generator=generator, device=device)  # noqa: E731
-        shared = prefix[1] // page_size if prefix else 0
+        shared = prefix // page_size if prefix else 0
         counts = [-(-n // page_size) for n in kv_lens] if page_size else kv_lens
         total = sum(counts) + shared + 2 if page_size else sum(kv_lens)
         lead = (total, page_size) if page_size else (total,)
@@ -69,29 +77,25 @@ class Cache:
         for count in counts:
             self.lists.append(order[at : at + count] if page_size else list(range(at, at + count)))
             at += count
-        self.prefix = order[at : at + shared] if page_size else []
+        #: The pages of the keys that all requests share, before their own.
+        self.prefix = order[at : at + shared]
         if page_size and dtype in (torch.float16, torch.bfloat16):
             for tensor in self.tensors:
                 tensor[order[at + shared]] = math.nan
         self.kv_lens = kv_lens
 
     def table(self):
-        bounds = [0]
-        for one in self.lists:
-            bounds.append(bounds[-1] + len(one))
+        bounds = sums(map(len, self.lists))
         last = [(n - 1) % self.page_size + 1 if n else 0 for n in self.kv_lens]
-        return tw.PageTable(bounds, [page for one in self.lists for page in one], last, self.page_size)
+        return tw.PageTable(bounds, list(itertools.chain(*self.lists)), last, self.page_size)
 
-    def keys_of(self, request, is_shared=False):
+    def keys_of(self, request):
         """K and V of a request, those of the prefix before them."""
         found = []
         for tensor in self.tensors:
-            rows = tensor[torch.tensor(self.lists[request], dtype=torch.long, device=tensor.device)]
+            rows = tensor[torch.tensor(self.prefix + self.lists[request], dtype=torch.long, device=tensor.device)]
             if self.page_size:
-                rows = rows.reshape(-1, *tensor.shape[2:])[: self.kv_lens[request]]
-                if is_shared:
-                    shared = tensor[torch.tensor(self.prefix, dtype=torch.long, device=tensor.device)]
-                    rows = torch.cat([shared.reshape(-1, *tensor.shape[2:]), rows])
+                rows = rows.reshape(-1, *tensor.shape[2:])[: len(self.prefix) * self.page_size + self.kv_lens[request]]
             found.append(rows.double())
         return found
 
@@ -120,12 +124,7 @@ def expected(q, k, v, scale, visible, logits, sinks):
 
 def packed(masks):
     """Bits of each request from a byte on."""
-    parts = []
-    for mask in masks:
-        flat = mask.reshape(-1).to("cpu", torch.uint8)
-        flat = torch.nn.functional.pad(flat, (0, -len(flat) % 8)).reshape(-1, 8)
-        parts.append((flat << torch.arange(8, dtype=torch.uint8)).sum(1).to(torch.uint8))
-    return torch.cat(parts)
+    return numpy.concatenate([numpy.packbits(mask.cpu().numpy(), bitorder="little") for mask in masks])
 
 
 class Case:
@@ -141,7 +140,7 @@ class Case:
         self.split = pick.choice(("balanced", "balanced", "balanced", "never", 512, 2048))
         self.page_size = pick.choice((1, 2, 5, 16, 16, 16, 17, 32, 64, 64, 128))
         self.kv = None
-        self.variant, self.cap, self.has_mask, self.window, self.levels, self.layout = None, 0.0, False, None, False, "NHD"
+        self.variant, self.cap, self.has_mask, self.window, self.prefix, self.layout = None, 0.0, False, None, 0, "NHD"
         self.causal = pick.random() < 0.8
         if self.is_latent:
             self.heads, self.dims = (pick.choice((1, 2, 5, 8, 16, 16, 32, 64, 128, 128)), 1), (576, 512)
@@ -159,8 +158,8 @@ class Case:
             self.window = pick.choice((None, None, None, 0, 1, 100, 1000)) if self.causal else None
             small = sum(rows * keys for rows, keys in self.rows) < 1 << 24
             self.has_mask = small and pick.random() < 0.12
-            self.levels = self.page_size > 0 and not self.has_mask and self.window is None and pick.random() < 0.2
-        self.prefix = self.page_size * pick.choice((1, 7, 60, 300)) if self.levels else 0
+            if self.page_size and not self.has_mask and self.window is None and pick.random() < 0.2:
+                self.prefix = self.page_size * pick.choice((1, 7, 60, 300))
 
     def __str__(self):
         shown = self.rows if len(self.rows) <= 6 else f"{len(self.rows)} requests, rows to {max(self.rows)[0]}, keys to " \
@@ -202,24 +201,18 @@ class Case:
         kv_lens, dtype = [keys for _, keys in self.rows], NARROW.get(self.kv, self.dtype)
         kv_heads = () if self.is_latent else (self.heads[1],)
         shapes = [(512,), (64,)] if self.is_latent else [(*kv_heads, self.dims[0]), (*kv_heads, self.dims[1])]
-        cache = Cache(self.generator, kv_lens, self.page_size, shapes, dtype, self.device, self.layout,
-                      (0, self.prefix) if self.levels else None)
-        bounds = [0]
-        for rows, _ in self.rows:
-            bounds.append(bounds[-1] + rows)
+        cache = Cache(self.generator, kv_lens, self.page_size, shapes, dtype, self.device, self.layout, self.prefix)
+        bounds = sums(rows for rows, _ in self.rows)
         q = torch.randn(bounds[-1], self.heads[0], self.dims[0], generator=self.generator, device=self.device).to(self.dtype)
         masks = self.masks()
         options = {} if masks is None else {"mask": packed(masks)}
         if self.page_size:
-            if self.levels:
+            if self.prefix:
                 pages = tw.PageTable([0, len(cache.prefix)], cache.prefix, [self.page_size], self.page_size)
                 options["levels"] = [tw.attention.Level([0, bounds[-1]], pages)]
             batch = tw.Batch.paged(bounds, cache.table(), **options)
         else:
-            starts = [0]
-            for keys in kv_lens:
-                starts.append(starts[-1] + keys)
-            batch = tw.Batch.ragged(bounds, starts, **options)
+            batch = tw.Batch.ragged(bounds, sums(kv_lens), **options)
         plan = attention.plan(batch, split=self.split)
         k, v = cache.arguments()
         scales = [FACTOR if self.kv != "int8" else FACTOR / 30] * 2 if self.kv else [None, None]
@@ -244,7 +237,7 @@ class Case:
         scale = 192**-0.5 if self.is_latent else self.dims[0] ** -0.5
         worst, tolerance = 0.0, TOLERANCE[self.dtype] + self.cap * 2.0**-11
         for request, (rows, _) in enumerate(self.rows):
-            k, v = (factor * x for x in cache.keys_of(request, self.levels))
+            k, v = (factor * x for x in cache.keys_of(request))
             if self.is_latent:
                 k, v = torch.cat([k, v], -1)[:, None], k[:, None]
             keys = k.shape[0]
@@ -256,8 +249,6 @@ class Case:
             if masks is not None:
                 visible = visible & masks[request]
             of_request = slice(bounds[request], bounds[request + 1])
-            if rows == 0:
-                continue
             want, norm = expected(q[of_request].double(), k, v, scale, visible, logits, sinks)
             got = out[of_request].double()
             if not torch.isfinite(got).all():
@@ -284,7 +275,7 @@ def main():
     parser.add_argument("--cases", type=int, default=1 << 30)
     parser.add_argument("--most-keys", type=int, default=60_000)
     options = parser.parse_args()
-    end, number, counts, worst = time.monotonic() + options.seconds, options.first, {"ok": 0, "unsupported": 0, "failed": 0}, 0.0
+    end, number, counts, worst = time.monotonic() + options.seconds, options.first, collections.Counter(), 0.0
     while time.monotonic() < end and number < options.first + options.cases * options.step:
         case = Case(number, options.seed, options.device, options.most_keys)
         try:
@@ -296,13 +287,14 @@ def main():
             counts["failed"] += 1
             print(f"FAIL case {number}: {case}\n     {type(why).__name__}: {why}", flush=True)
         except torch.OutOfMemoryError:
+            counts["memory"] += 1
             torch.cuda.empty_cache()
         except Exception:
             traceback.print_exc()
             raise SystemExit(f"case {number}: {case}") from None
         number += options.step
-    print(f"{counts['ok']} cases agree, {counts['unsupported']} are not supported, {counts['failed']} fail; the largest error is "
-          f"{worst:.2f} of its bound")
+    print(f"{counts['ok']} cases agree, {counts['unsupported']} are not supported, {counts['memory']} had no memory, "
+          f"{counts['failed']} fail; the largest error is {worst:.2f} of its bound")
     sys.exit(counts["failed"] > 0)
 
 
