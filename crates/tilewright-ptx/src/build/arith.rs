@@ -279,6 +279,18 @@ impl<'k> Value<'k, f32> {
     pub fn is_nan(self) -> Value<'k, bool> {
         self.k.compute(PureOp::IsNanF32, &[self.operand, self.operand])
     }
+    /// `self · b + c`, rounded towards negative infinity.
+    #[must_use]
+    #[track_caller]
+    pub fn mul_add_down(self, b: impl IntoOperand<f32>, c: impl IntoOperand<f32>) -> Self {
+        self.k.compute(PureOp::FmaDownF32, &[self.operand, b.into_operand(), c.into_operand()])
+    }
+    /// `self · b + c`, rounded once and clamped to [0, 1]; 0 instead of NaN.
+    #[must_use]
+    #[track_caller]
+    pub fn mul_add_saturated(self, b: impl IntoOperand<f32>, c: impl IntoOperand<f32>) -> Self {
+        self.k.compute(PureOp::FmaSatF32, &[self.operand, b.into_operand(), c.into_operand()])
+    }
     /// The maximum, or NaN if one is NaN.
     #[must_use]
     #[track_caller]

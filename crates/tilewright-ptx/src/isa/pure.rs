@@ -182,6 +182,8 @@ instructions! {
     SubF32         "sub.rn.f32"                    (a: f32, b: f32) -> f32 [1.0 sm_50] { a - b }
     MulF32         "mul.rn.f32"                    (a: f32, b: f32) -> f32 [1.0 sm_50] { a * b }
     FmaF32         "fma.rn.f32"                    (a: f32, b: f32, c: f32) -> f32 [2.0 sm_50] { a.mul_add(b, c) }
+    FmaDownF32     "fma.rm.f32"                    (a: f32, b: f32, c: f32) -> f32 [2.0 sm_50] { fma_down(a, b, c) }
+    FmaSatF32      "fma.rn.sat.f32"                (a: f32, b: f32, c: f32) -> f32 [2.0 sm_50] { saturate(a.mul_add(b, c)) }
     DivF32         "div.rn.f32"                    (a: f32, b: f32) -> f32 [1.4 sm_50] { a / b }
     RcpF32         "rcp.rn.f32"                    (a: f32) -> f32 [1.4 sm_50] { a.recip() }
     SqrtF32        "sqrt.rn.f32"                   (a: f32) -> f32 [1.4 sm_50] { a.sqrt() }

@@ -103,6 +103,28 @@ pub(super) fn fma<T: FmaFormat>(a: T, b: T, c: T) -> T {
     T::from_f32(f32::from_bits(truncated | 1))
 }
 
+/// `a · b + c`, rounded towards negative infinity. The product is exact in f64, so the rounding error of its sum is too.
+#[inline(always)]
+pub(super) fn fma_down(a: f32, b: f32, c: f32) -> f32 {
+    let near = a.mul_add(b, c);
+    let (product, addend) = (f64::from(a) * f64::from(b), f64::from(c));
+    let sum = product + addend;
+    if sum == 0.0 {
+        // exact: -0 unless both terms are +0
+        return if product.is_sign_positive() && c.is_sign_positive() { 0.0 } else { -0.0 };
+    }
+    let back = sum - product;
+    let error = (product - (sum - back)) + (addend - back);
+    let is_above = f64::from(near) > sum || (f64::from(near) == sum && error < 0.0);
+    if is_above && sum.is_finite() { near.next_down() } else { near }
+}
+
+/// Clamps to [0, 1]; NaN becomes +0 (`.sat`).
+#[inline(always)]
+pub(super) fn saturate(a: f32) -> f32 {
+    if a > 0.0 { a.min(1.0) } else { 0.0 }
+}
+
 /// Converts an e4m3 ("fn": 0x7f is NaN, no infinity) to f32.
 #[inline(always)]
 pub(crate) fn e4m3_to_f32(byte: u8) -> f32 {

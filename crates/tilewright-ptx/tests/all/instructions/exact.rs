@@ -119,6 +119,11 @@ impl Format {
         bits >> (self.width - 1) & 1 != 0
     }
 
+    /// The bits of the negative number with these bits of its magnitude.
+    pub(crate) fn negative(self, magnitude: u64) -> u64 {
+        magnitude | 1 << (self.width - 1)
+    }
+
     /// The bits without their sign.
     pub(crate) fn magnitude(self, bits: u64) -> u64 {
         bits & ((1 << (self.width - 1)) - 1)

@@ -18,7 +18,7 @@ fn cancelling(op: PureOp) -> Vec<Args> {
     let format = match op {
         FmaF16 | FmaF16x2 => F16,
         FmaBf16 | FmaBf16x2 => BF16,
-        FmaF32 => F32,
+        FmaF32 | FmaDownF32 | FmaSatF32 => F32,
         _ => return Vec::new(),
     };
     let mut random = Random(7);
@@ -59,6 +59,38 @@ fn product(format: Format, a: u64, b: u64) -> Option<u64> {
 
 fn fused(format: Format, a: u64, b: u64, c: u64) -> Option<u64> {
     format.encode(&plus(&times(&format.decode(a), &format.decode(b)), &format.decode(c)))
+}
+
+/// Rounded towards negative infinity; an exact sum of 0 is negative if one of its terms is.
+fn fused_down(format: Format, a: u64, b: u64, c: u64) -> Option<u64> {
+    let (product, addend) = (times(&format.decode(a), &format.decode(b)), format.decode(c));
+    let exact = match (plus(&product, &addend), &product, &addend) {
+        (Number::Finite(sum), Number::Finite(a), Number::Finite(b)) if sum.magnitude == BigUint::ZERO => {
+            Number::Finite(Exact { negative: a.negative || b.negative, ..sum })
+        }
+        (sum, ..) => sum,
+    };
+    let near = format.encode(&exact)?;
+    let is_above = match (&exact, plus(&format.decode(near), &negated(exact.clone()))) {
+        (Number::Finite(_), Number::Infinite(negative)) => !negative,
+        (Number::Finite(_), Number::Finite(excess)) => !excess.negative && excess.magnitude != BigUint::ZERO,
+        _ => false,
+    };
+    Some(if !is_above {
+        near
+    } else if format.magnitude(near) == 0 {
+        format.negative(1)
+    } else if format.sign(near) {
+        near + 1
+    } else {
+        near - 1
+    })
+}
+
+/// Clamped to [0, 1]; NaN becomes 0.
+fn saturated(format: Format, bits: Option<u64>) -> u64 {
+    let one = format.encode(&Number::Finite(Exact::integer(1))).expect("a number");
+    bits.filter(|&bits| !format.sign(bits)).map_or(0, |bits| bits.min(one))
 }
 
 /// The minimum, or the maximum: "+0.0 > -0.0"; if one is NaN, the other.
@@ -152,6 +184,8 @@ fn singles(op: PureOp) -> Option<Definition> {
         SubF32 => |x| one(F32, x, difference),
         MulF32 => |x| one(F32, x, product),
         FmaF32 => |x| Expected::Float(F32, fused(F32, x[0], x[1], x[2])),
+        FmaDownF32 => |x| Expected::Float(F32, fused_down(F32, x[0], x[1], x[2])),
+        FmaSatF32 => |x| Expected::Float(F32, Some(saturated(F32, fused(F32, x[0], x[1], x[2])))),
         DivF32 => |x| Expected::float(F32, &quotient(&F32.decode(x[0]), &F32.decode(x[1]))),
         RcpF32 => |x| Expected::float(F32, &quotient(&Number::Finite(Exact::integer(1)), &F32.decode(x[0]))),
         SqrtF32 => |x| Expected::float(F32, &root(F32.decode(x[0]))),
