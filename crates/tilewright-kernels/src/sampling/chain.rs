@@ -11,7 +11,7 @@ use super::{
     candidates::CandidateList,
     check_threads,
     cta::CtaCollectives,
-    mass::{MassScale, Number, fraction_of},
+    mass::{ExpAccuracy, MassScale, Number, fraction_of},
     product_scale::{ProductScale, excess, less, of_fraction, of_mass},
     request::{RequestParams, SamplingRequest},
     row_reader::RowReader,
@@ -196,7 +196,7 @@ impl<'k, D: Number, T: Number> Chain<'k, D, T> {
         let stats = RowStats::new(&self.list, &row, self.kind);
         self.stop_at(&stats, &row, 1);
         k.when(stats.outcome.eq(VALID), || {
-            let weights = Weights::new(self.list, row, self.kind, &stats, &self.request);
+            let weights = Weights::new(self.list, row, ExpAccuracy::Full, &stats, &self.request);
             let kept = weights.apply_filters();
             let [test, draw] = self.request.stream.pair(k, position);
             let accepted = k.var("is_kept", false);

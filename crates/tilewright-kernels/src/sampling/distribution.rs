@@ -9,7 +9,7 @@ use super::{
     candidates::CandidateList,
     check_threads,
     cta::CtaCollectives,
-    mass::Number,
+    mass::{ExpAccuracy, Number},
     request::RequestParams,
     row_reader::RowReader,
     row_stats::{RowStats, VALID},
@@ -47,7 +47,7 @@ pub fn distribution<T: Number, O: Number>(name: &str, config: SampleConfig) -> R
         k.when_else(
             stats.outcome.eq(VALID),
             || {
-                let weights = Weights::new(list, row, config.kind, &stats, &request);
+                let weights = Weights::new(list, row, ExpAccuracy::Full, &stats, &request);
                 let kept = weights.apply_filters();
                 let normalizer = weights.mass_scale.normalizer(kept.mass);
                 writer.replace(&row, |index, x| {

@@ -172,8 +172,7 @@ impl<'k> ListLimits<'k> {
         [all, of_list]: [CtaSum<'k>; 2],
     ) {
         row.each_four(vectors_in_flight::<T>(cta), |first, numbers| {
-            let masses = numbers.iter().map(|&x| rule.mass(mass_scale, rule.normal_weight(x)));
-            let masses: Vec<_> = masses.collect();
+            let masses: Vec<_> = numbers.iter().map(|&x| rule.weight_and_mass(mass_scale, x).1).collect();
             masses.iter().for_each(|&mass| all.add(mass));
             let max = numbers[1..].iter().fold(numbers[0], |max, &x| max.max(x));
             cta.k.when(max.ge(self.min_score.get()), || {
@@ -200,9 +199,8 @@ impl<'k> ListLimits<'k> {
         // weights have the order of their bits
         let [least, upper] = [min_weight, max_weight].map(|weight| weight.reinterpret::<u32>());
         row.each_four(vectors_in_flight::<T>(cta), |first, numbers| {
-            let weights: Vec<_> = numbers.iter().map(|&x| rule.normal_weight(x)).collect();
-            for &weight in &weights {
-                let mass = rule.mass(mass_scale, weight);
+            let weighed: Vec<_> = numbers.iter().map(|&x| rule.weight_and_mass(mass_scale, x)).collect();
+            for &(weight, mass) in &weighed {
                 all.add(mass);
                 above.add(weight.ge(max_weight).select(mass, 0_u64));
             }
@@ -210,7 +208,7 @@ impl<'k> ListLimits<'k> {
                 let is_listed = (value.reinterpret::<u32>() - least).lt(upper - least);
                 ListedElement { is_listed, index: first + i, value }
             };
-            let elements: Vec<_> = (0..).zip(&weights).map(|(i, &value)| element(i, value)).collect();
+            let elements: Vec<_> = (0..).zip(&weighed).map(|(i, &(value, _))| element(i, value)).collect();
             let any = elements[1..].iter().fold(elements[0].is_listed, |any, of| any | of.is_listed);
             cta.k.when(any, || list.add(&elements));
         });

@@ -9,7 +9,7 @@ use super::{
     candidates::{CandidateList, Candidates},
     check_threads,
     cta::CtaCollectives,
-    mass::Number,
+    mass::{ExpAccuracy, Number},
     ranking::Ranking,
     request::RequestParams,
     row_reader::RowReader,
@@ -46,7 +46,7 @@ pub fn logprobs<T: Number>(name: &str, threads: u32) -> Result<Kernel, Invalid> 
         k.when(stats.outcome.eq(VALID), || {
             let [token, count] = choices.at_wide(at * 2_u64).load_vector::<2>();
             let request = requests.load(k.cta()).decode();
-            let weights = Weights::new(list, row, RowKind::Logits, &stats, &request);
+            let weights = Weights::new(list, row, ExpAccuracy::Full, &stats, &request);
             let kept = weights.apply_filters();
             let logit =
                 |index, x| kept.contains(index, weights.weight(index, x)).select(x, f32::NEG_INFINITY);

@@ -5,7 +5,6 @@
 //! the maximum are exact; below a unit they become 0 and are never drawn.
 
 use half::{bf16, f16};
-use std::f32::consts::LN_2;
 use tilewright::Dtype;
 use tilewright_ptx::build::{Stored, Value};
 
@@ -49,46 +48,67 @@ numbers! {
 /// Adding it rounds to an integer, which is in the low bits of the sum.
 const ROUND: f32 = 1.5 * (1 << 23) as f32;
 
-/// `e^((x - max) / temperature)`, to 1.1 ulp including subnormal results; exactly 1 for the maximum.
+/// Scaled temperatures below it are as good as 0: the scaled maximum is at least 1 then, and other scores 2^-25 below it.
+const MIN_DIVISOR: f32 = 1.0 / (1_u128 << 100) as f32;
+
+/// Errors of [`ScaledExp`] beside those of rounding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ExpAccuracy {
+    /// None: for outputs.
+    Full,
+    /// As if `log2(e) / temperature` were rounded to 24 bits: for draws. Saves three instructions per mass.
+    RoundedTemperature,
+}
+
+/// `e^((x - max) / temperature)`, to 1.3 ulp including subnormal results; exactly 1 for the maximum.
 ///
 /// Uses additions and multiplications per element only, so the simulator and every GPU give the same bits.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ScaledExp<'k> {
-    max: Value<'k, f32>,
-    /// Power of two, about the reciprocal of the temperature: distances from the maximum neither overflow nor vanish.
+    /// Power of two, about the reciprocal of the temperature: scaled distances from the maximum neither overflow nor vanish.
     scale: Value<'k, f32>,
+    /// `-max · scale`
+    offset: Value<'k, f32>,
     /// The scaled temperature.
     divisor: Value<'k, f32>,
-    /// `log2(e) / divisor` in two parts.
+    /// `log2(e) / divisor`, rounded, and the rest.
     factors: [Value<'k, f32>; 2],
+    accuracy: ExpAccuracy,
 }
 
 impl<'k> ScaledExp<'k> {
     /// `temperature` is positive and finite.
     #[track_caller]
-    pub(super) fn new(max: Value<'k, f32>, temperature: Value<'k, f32>) -> Self {
+    pub(super) fn new(max: Value<'k, f32>, temperature: Value<'k, f32>, accuracy: ExpAccuracy) -> Self {
         // log2(e) - f32(log2(e))
         const LOG2_E_REST: f32 = 1.925_963e-8;
         let k = max.builder();
-        let exponent = (temperature.reinterpret::<u32>() >> 23).max(1).min(253);
+        let exponent_of = |x: Value<'k, f32>| x.abs().reinterpret::<u32>() >> 23;
+        // of the larger one, so that the scaled maximum is finite, too
+        let exponent = exponent_of(temperature).max(exponent_of(max)).max(1).min(253);
         let scale = ((k.constant(254_u32) - exponent) << 23).reinterpret::<f32>();
-        let divisor = temperature * scale;
+        let divisor = (temperature * scale).max(MIN_DIVISOR);
         let log2_e = k.constant(std::f32::consts::LOG2_E);
         let high = log2_e / divisor;
         let low = ((-high).mul_add(divisor, log2_e) + LOG2_E_REST) / divisor;
-        Self { max, scale, divisor, factors: [high, low] }
+        Self { scale, offset: -max * scale, divisor, factors: [high, low], accuracy }
     }
 
-    /// A number in [0.7, 1.42], and the bits of [`ROUND`] + n; the exponential is the number times 2^n. Exponents of e
-    /// below `lowest` count as `lowest`.
+    /// A number in [1, 2) and the bits of [`ROUND`] + n; the exponential is the number times 2^n. Exponents of e below `lowest`
+    /// count as `lowest`. With [`ExpAccuracy::Full`] the number may be slightly outside.
     #[track_caller]
     fn parts(&self, x: Value<'k, f32>, lowest: f32) -> (Value<'k, f32>, Value<'k, u32>) {
-        // (2^f - 1) / f, interpolated at Chebyshev nodes for |f| <= 1/2
-        const Q: [f32; 6] = [1.545_316_3e-4, 1.339_086_3e-3, 9.618_083e-3, 0.055_503_57, 0.240_226_5, LN_2];
+        // minimax of (2^f - 1) / f for 0 <= f <= 1; with these roundings the number is below 2 for all f
+        const Q: [f32; 5] = [1.866_671_4e-3, 9.018_189e-3, 0.055_798_89, 0.240_164_82, 0.693_151_3];
         let [high, low] = self.factors;
-        let distance = ((x - self.max) * self.scale).max(self.divisor * lowest);
-        let rounded = distance.mul_add(high, ROUND);
-        let fraction = distance.mul_add(low, distance.mul_add(high, -(rounded - ROUND)));
+        // a product with a power of two is exact, so this is the scaled difference, rounded once
+        let distance = x.mul_add(self.scale, self.offset).max(self.divisor * lowest);
+        let rounded = distance.mul_add_down(high, ROUND);
+        let fraction = distance.mul_add(high, -(rounded - ROUND));
+        let fraction = match self.accuracy {
+            ExpAccuracy::Full => distance.mul_add(low, fraction),
+            ExpAccuracy::RoundedTemperature => fraction,
+        };
         let q = Q[1..].iter().fold(x.builder().constant(Q[0]), |q, &next| q.mul_add(fraction, next));
         (fraction.mul_add(q, 1.0), rounded.reinterpret())
     }
@@ -108,6 +128,28 @@ impl<'k> ScaledExp<'k> {
     #[track_caller]
     pub(super) fn at_normal(&self, x: Value<'k, f32>) -> Value<'k, f32> {
         let (number, n) = self.parts(x, -80.0);
+        Self::scaled(number, n)
+    }
+
+    /// [`Self::at_normal`] and its mass.
+    #[track_caller]
+    pub(super) fn with_mass(
+        &self,
+        x: Value<'k, f32>,
+        scale: MassScale<'k>,
+    ) -> (Value<'k, f32>, Value<'k, u64>) {
+        let (number, n) = self.parts(x, -80.0);
+        let weight = Self::scaled(number, n);
+        let mass = match self.accuracy {
+            ExpAccuracy::Full => scale.mass_of_normal(weight),
+            ExpAccuracy::RoundedTemperature => scale.mass_of_parts(number, n),
+        };
+        (weight, mass)
+    }
+
+    /// The number times 2^n, by its exponent.
+    #[track_caller]
+    fn scaled(number: Value<'k, f32>, n: Value<'k, u32>) -> Value<'k, f32> {
         (number.reinterpret::<u32>() + (n << 23)).reinterpret()
     }
 }
@@ -175,6 +217,13 @@ impl<'k> MassScale<'k> {
     pub(super) fn mass_of_normal(self, weight: Value<'k, f32>) -> Value<'k, u64> {
         let bits = weight.reinterpret::<u32>();
         self.shifted((bits << 8) | (1 << 31), bits >> 23)
+    }
+
+    /// [`Self::mass_of_normal`] of a number in [1, 2) times 2^n, from the bits of [`ROUND`] + n.
+    #[track_caller]
+    fn mass_of_parts(self, number: Value<'k, f32>, n: Value<'k, u32>) -> Value<'k, u64> {
+        // the exponent of 1 is odd: its lowest bit is the leading digit
+        self.shifted(number.reinterpret::<u32>() << 8, n - (ROUND.to_bits() - 127))
     }
 
     /// `digits · 2^-8` at an exponent. Shifts above 63 give 0.

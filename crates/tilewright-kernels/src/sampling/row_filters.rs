@@ -64,7 +64,7 @@ impl<'k, T: Number> Weights<'k, T> {
     /// Mass of an element.
     #[track_caller]
     fn mass(&self, x: Value<'k, f32>) -> Value<'k, u64> {
-        self.rule.mass(self.mass_scale, self.rule.normal_weight(x))
+        self.rule.weight_and_mass(self.mass_scale, x).1
     }
 
     /// Lists the `top_k` largest elements, if they fit.

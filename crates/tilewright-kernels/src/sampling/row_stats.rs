@@ -40,6 +40,7 @@ pub(crate) const NO_ROW: u32 = 3;
 /// Statistics of a row; the same in all threads.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RowStats<'k> {
+    pub(super) kind: RowKind,
     /// Maximum of a valid row.
     pub(super) max: Value<'k, f32>,
     /// [`VALID`], [`INVALID_VALUE`], [`EMPTY`] or [`NO_ROW`].
@@ -213,7 +214,15 @@ impl<'k> RowStats<'k> {
         let status = empty.select(EMPTY, VALID);
         let outcome = row_invalid.select(k.constant(INVALID_VALUE), status);
         let best_vector = BestVector { first: scan.first_of_best.get(), rest: scan.rest.get() };
-        Self { max: row_max, outcome, first_invalid: first_invalid.get(), thread_max, best_vector, histogram }
+        Self {
+            kind,
+            max: row_max,
+            outcome,
+            first_invalid: first_invalid.get(),
+            thread_max,
+            best_vector,
+            histogram,
+        }
     }
 
     /// First index of the maximum; reads the elements of the threads that hold it.

@@ -11,7 +11,7 @@ use super::{
     candidates::CandidateList,
     check_threads,
     cta::{CtaCollectives, MAX_ROW_THREADS},
-    mass::Number,
+    mass::{ExpAccuracy, Number},
     request::{RequestParams, RequestSources},
     row_reader::RowReader,
     row_stats::{NO_ROW, ROW_OUTCOME_WORDS, RowKind, RowStats, VALID},
@@ -133,7 +133,7 @@ pub fn sample<T: Number>(name: &str, kind: RowKind, of_row: RowCtas) -> Result<K
             k.when_else(
                 drawn,
                 || {
-                    let weights = Weights::new(list, row, kind, &stats, &request);
+                    let weights = Weights::new(list, row, ExpAccuracy::RoundedTemperature, &stats, &request);
                     let fraction = request.stream.uniform(k);
                     k.when_else(
                         weights.has_short_list(),

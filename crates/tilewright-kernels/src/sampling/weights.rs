@@ -7,7 +7,7 @@ use super::{
     candidates::{CandidateList, Candidates, LIST_CAPACITY},
     cta::CtaCollectives,
     list_limits::{ListLimits, RowMasses},
-    mass::{MassScale, Number, ScaledExp, part_of},
+    mass::{ExpAccuracy, MassScale, Number, ScaledExp, part_of},
     request::SamplingRequest,
     row_filters::KeptMasses,
     row_histogram::{RowHistogram, ThresholdRange},
@@ -37,11 +37,11 @@ impl<'k> WeightRule<'k> {
     fn new<T: Number>(
         cta: &CtaCollectives<'k>,
         row: &RowReader<'k, T>,
-        kind: RowKind,
+        accuracy: ExpAccuracy,
         stats: &RowStats<'k>,
         request: &SamplingRequest<'k>,
     ) -> Self {
-        let k = cta.k;
+        let (k, kind) = (cta.k, stats.kind);
         let greedy = match kind {
             RowKind::Logits => request.temperature.eq(0.0),
             RowKind::Probs | RowKind::Scores => k.constant(false),
@@ -49,7 +49,7 @@ impl<'k> WeightRule<'k> {
         let temperature = greedy.select(1.0, request.temperature);
         let first = k.var("first_of_max", 0_u32);
         k.when(greedy, || first.set(stats.first_of_max(cta, row)));
-        let exp = ScaledExp::new(stats.max, temperature);
+        let exp = ScaledExp::new(stats.max, temperature, accuracy);
         Self { kind, max: stats.max, temperature, exp, greedy, first: first.get() }
     }
 
@@ -75,20 +75,27 @@ impl<'k> WeightRule<'k> {
         }
     }
 
-    /// Mass of a [`Self::normal_weight`].
+    /// [`Self::normal_weight`] and its mass.
     #[track_caller]
-    pub(super) fn mass(&self, mass_scale: MassScale<'k>, weight: Value<'k, f32>) -> Value<'k, u64> {
+    pub(super) fn weight_and_mass(
+        &self,
+        scale: MassScale<'k>,
+        x: Value<'k, f32>,
+    ) -> (Value<'k, f32>, Value<'k, u64>) {
         match self.kind {
             // masses of weights below 2^-100 are 0
-            RowKind::Logits => mass_scale.mass_of_normal(weight),
-            RowKind::Probs | RowKind::Scores => mass_scale.mass(weight),
+            RowKind::Logits => self.exp.with_mass(x, scale),
+            RowKind::Probs | RowKind::Scores => {
+                let weight = self.normal_weight(x);
+                (weight, scale.mass(weight))
+            }
         }
     }
 
     /// A number below which every score has a smaller weight than `bound`, if [`Self::separates`] its weight.
     ///
     /// Exponents of such weights are at least -70. Subtraction and scaling move them by less than 2^-16, and `exp`
-    /// errs by 1.1 ulp, so a distance of 2^-10 in the exponent keeps the order of weights.
+    /// errs by 1.3 ulp, so a distance of 2^-10 in the exponent keeps the order of weights.
     #[track_caller]
     pub(super) fn min_score(&self, bound: Value<'k, f32>) -> Value<'k, f32> {
         match self.kind {
@@ -218,13 +225,13 @@ impl<'k, T: Number> Weights<'k, T> {
     pub(super) fn new(
         list: CandidateList<'k>,
         row: RowReader<'k, T>,
-        kind: RowKind,
+        accuracy: ExpAccuracy,
         stats: &RowStats<'k>,
         request: &SamplingRequest<'k>,
     ) -> Self {
         let cta = list.cta;
         let k = cta.k;
-        let rule = WeightRule::new(&cta, &row, kind, stats, request);
+        let rule = WeightRule::new(&cta, &row, accuracy, stats, request);
         let request = request.without_filters(k, rule.greedy);
         let filters = Filters::new(&request, row.vocab);
         let mass_scale = MassScale::new(row.vocab, rule.max_weight());

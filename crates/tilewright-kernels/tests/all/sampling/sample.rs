@@ -105,10 +105,15 @@ fn long_rows_with_and_without_a_sufficient_list() {
     }
 }
 
-/// Logits that differ have equal weights at high temperatures: the list needs more than the logits above its bound.
+/// Logits that differ have equal weights if their distances from the maximum are equal after rounding: the list needs more than
+/// the logits above its bound.
 #[test]
 fn logits_next_to_the_bound_keep_their_ties() {
-    let near = |_, i: usize| if i % 33 == 5 { 10.0 + (i * 7 % 20) as f32 * 1e-6 } else { -5000.0 };
+    let near = |_, i: usize| match i {
+        0 => 1010.0,
+        _ if i % 33 == 5 => 10.0 + (i * 7 % 20) as f32 * 1e-6,
+        _ => -5000.0,
+    };
     let params: Vec<_> = (0..24)
         .map(|row| SamplingParams {
             temperature: 1000.0,
@@ -246,6 +251,45 @@ fn weights_are_drawn_over_the_whole_range_of_f32() {
     assert_eq!(found[7 * ROW_OUTCOME_WORDS], EMPTY);
 }
 
+/// The maximum over the temperature may exceed the range of f32.
+#[test]
+fn maxima_and_temperatures_may_have_any_magnitude() {
+    const ROWS: [(f32, f32); 8] = [
+        (f32::MIN, 1.0),
+        (f32::MAX, 1e-45),
+        (f32::MAX, 5e37),
+        (1e30, 1e-3),
+        (1e30, 1e28),
+        (-1e-40, 1e-42),
+        (1e-45, 1e-45),
+        (65_504.0, 1.0),
+    ];
+    let near = |row: usize, i: usize| {
+        let (max, temperature) = ROWS[row % ROWS.len()];
+        if i % 11 == 5 { f32::NEG_INFINITY } else { max - temperature * 0.6 * (i % 7) as f32 }
+    };
+    let params: Vec<_> = (0..3 * ROWS.len())
+        .map(|row| SamplingParams {
+            temperature: ROWS[row % ROWS.len()].1,
+            seed: row as u64,
+            top_p: [1.0, 0.7][row / ROWS.len() % 2],
+            ..SamplingParams::default()
+        })
+        .collect();
+    for vocab in [200, 3000] {
+        assert_drawn(&Rows::<f32>::new((24, vocab), (0, 0), near), &params, Launch::one_cta(64, 0));
+    }
+}
+
+/// The binary exponents of weights just below a power of two have a fraction that rounds to 1.
+#[test]
+fn logits_just_below_the_maximum_have_its_weight() {
+    let near = |_, i: usize| if i == 7 { 0.0 } else { -1e-9 };
+    let of = |seed| SamplingParams { seed, ..SamplingParams::default() };
+    let params: Vec<_> = (0..4).map(of).collect();
+    assert_drawn(&Rows::<f32>::new((4, 1000), (0, 0), near), &params, Launch::one_cta(64, 0));
+}
+
 #[test]
 fn reports_the_first_invalid_value() {
     let bad = |values: [f32; 4]| {
@@ -320,7 +364,7 @@ fn probabilities_have_the_accuracy_of_f32() {
         let sum: f64 = (0..vocab).map(weight).sum();
         for (i, &found) in found.iter().enumerate() {
             let expected = weight(i) / sum;
-            // 1.1 ulp of the weight, half an ulp of the quotient, rounding of the logit's distance, subnormal results
+            // 1.3 ulp of the weight, half an ulp of the quotient, rounding of the logit's distance, subnormal results
             let bound = expected * 2_f64.powi(-22) + 2_f64.powi(-148);
             assert!(
                 (f64::from(found) - expected).abs() <= bound,
