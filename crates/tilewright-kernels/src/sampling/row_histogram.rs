@@ -45,11 +45,11 @@ pub(super) struct RowHistogram<'k> {
     vocab: Value<'k, u32>,
     /// Whether this row is counted.
     pub(super) is_counted: Value<'k, bool>,
-    /// Buckets per unit of [`Self::position`].
+    /// Shares of all buckets per unit of [`Self::position`].
     factor: Value<'k, f32>,
-    /// Its reciprocal.
+    /// Units per bucket.
     inverse: Value<'k, f32>,
-    /// Added to a position in buckets: the bucket of this CTA.
+    /// Added to a position in shares: where the buckets of this CTA begin.
     offset: Var<'k, f32>,
     counts: Shared<'k, u32>,
     /// Counts of all CTAs, in two halves.
@@ -83,14 +83,15 @@ impl<'k> RowHistogram<'k> {
     ) -> Self {
         let k = cta.k;
         let per_octave = Self::buckets(cta) as f32 / OCTAVES as f32;
+        let (last, log2_e) = (Self::last(cta), std::f32::consts::LOG2_E);
         let [factor, inverse] = match kind {
-            RowKind::Logits => {
-                let per_unit = per_octave * std::f32::consts::LOG2_E;
-                [k.constant(per_unit) / request.temperature, request.temperature * per_unit.recip()]
-            }
+            RowKind::Logits => [
+                k.constant(per_octave * log2_e / last) / request.temperature,
+                request.temperature * (per_octave * log2_e).recip(),
+            ],
             // the exponent and the leading digits of a weight
             RowKind::Probs | RowKind::Scores => {
-                [per_octave * 2_f32.powi(-23), 2_f32.powi(23) / per_octave].map(|of| k.constant(of))
+                [per_octave * 2_f32.powi(-23) / last, 2_f32.powi(23) / per_octave].map(|of| k.constant(of))
             }
         };
         let is_drawn = match kind {
@@ -137,6 +138,12 @@ impl<'k> RowHistogram<'k> {
         }
     }
 
+    /// [`Self::position`] in buckets.
+    #[track_caller]
+    fn in_buckets(&self, x: Value<'k, f32>) -> Value<'k, f32> {
+        self.position(x) * (self.factor * Self::last(&self.cta))
+    }
+
     /// The score at a position in buckets.
     #[track_caller]
     fn score_at(&self, in_buckets: Value<'k, f32>) -> Value<'k, f32> {
@@ -159,18 +166,23 @@ impl<'k> RowHistogram<'k> {
             self.counts.at(k.thread() + bucket).store(0_u32);
         }
         let max = of_key(cta.max_of_cta(key(thread_max)));
-        let origin = round(self.position(max) * self.factor);
+        let origin = round(self.in_buckets(max));
         k.when(k.thread().eq(0), || self.origin.store(origin));
-        self.offset.set(k.constant(Self::origin_bucket(cta) as f32) - origin);
+        self.offset.set((k.constant(Self::origin_bucket(cta) as f32) - origin) * (1.0 / Self::last(cta)));
+    }
+
+    /// The highest bucket.
+    fn last(cta: &CtaCollectives<'k>) -> f32 {
+        (Self::buckets(cta) - 1) as f32
     }
 
     /// Counts an element.
     #[track_caller]
     pub(super) fn count(&self, x: Value<'k, f32>) {
-        let last = (Self::buckets(&self.cta) - 1) as f32;
-        // NaN becomes 0
-        let bucket = self.position(x).mul_add(self.factor, self.offset.get()).max(0.0).min(last);
-        let bucket = (bucket + ROUND).reinterpret::<u32>() - ROUND.to_bits();
+        // numbers in [2, 4) have steps of 2^-22, and four times the bits of 2 are 0 modulo 2^32
+        let step = 2_f32.powi(-22);
+        let share = self.position(x).mul_add_saturated(self.factor, self.offset.get());
+        let bucket = share.mul_add(Self::last(&self.cta) * step, 2.0).reinterpret::<u32>();
         self.counts.at(bucket).reduce(AtomicOp::AddU32, 1_u32, RELAXED);
     }
 
@@ -185,7 +197,7 @@ impl<'k> RowHistogram<'k> {
     ) -> ThresholdRange<'k> {
         let (k, cta, buckets) = (self.cta.k, &self.cta, Self::buckets(&self.cta));
         let mass_scale = MassScale::new(self.vocab, rule.max_weight());
-        let top = round(self.position(stats.max) * self.factor);
+        let top = round(self.in_buckets(stats.max));
         let is_above = k.var("is_above", false);
         // the bucket of each CTA at the maximum
         let tops: Vec<_> = cta
