@@ -124,31 +124,39 @@ impl<'k, T: Number> RowReader<'k, T> {
             };
             (0..ahead).map(load).collect()
         };
-        let process = |from: Value<'k, u32>, loaded: Vec<chunk::Chunk<'k>>| {
+        let process = |from: Value<'k, u32>, loaded: Vec<chunk::Chunk<'k>>, is_full: bool| {
             for (i, vector) in (0..).zip(loaded) {
                 let at = from + k.lane() + 32_u32 * i;
-                group(self.head + at * T::PER_VECTOR, at.lt(end), &vector.numbers());
+                let there = if is_full { k.constant(true) } else { at.lt(end) };
+                group(self.head + at * T::PER_VECTOR, there, &vector.numbers());
             }
         };
         let begin = if part == RowPart::AfterFirstLoads { begin + per_step } else { begin };
         k.when(begin.lt(end), || {
             if part == RowPart::FirstLoads {
-                return process(begin, load(begin));
+                return process(begin, load(begin), false);
             }
             let is_short = T::PER_VECTOR == 8 && self.cta.is_short_of_registers();
             if is_short && ahead == 1 {
                 // next vectors of 16-bit elements spill on sm_100
-                return k.repeat((begin, end), per_step, |from| process(from, load(from)));
+                return k.repeat((begin, end), per_step, |from| process(from, load(from), false));
             }
             let first = load(begin);
             // the next loads are carried over the end of the loop: assemblers move other loads to their uses
             let held: Vec<_> = first.iter().map(|chunk| chunk.hold()).collect();
-            k.repeat((begin, end), per_step, |from| {
-                let current = held.iter().map(chunk::HeldChunk::get).collect();
+            let current = || held.iter().map(chunk::HeldChunk::get).collect();
+            // an incomplete last step of its own saves a branch per vector in the others; with few registers that is slower
+            let is_split = !self.cta.is_short_of_registers();
+            let full = if is_split { end - ((end - begin) & (per_step - 1)) } else { end };
+            k.repeat((begin, full), per_step, |from| {
+                let current = current();
                 let next = load(from + per_step);
-                process(from, current);
+                process(from, current, is_split);
                 held.iter().zip(next).for_each(|(held, next)| held.set(&next));
             });
+            if is_split {
+                k.when(full.lt(end), || process(full, current(), false));
+            }
         });
     }
 
