@@ -119,11 +119,13 @@ fn add_products(
     add_row: impl Fn(&[f32], &[f32], &mut [f32]),
 ) {
     let num_columns = b.len() / depth;
-    let mut lines = Vec::with_capacity(b.len());
-    for k in 0..depth {
-        let line =
-            b.chunks_exact(8 * depth).flat_map(|eight| COLUMN_ORDER.map(|column| eight[column * depth + k]));
-        lines.extend(line);
+    let mut lines = vec![0.0; b.len()];
+    for (at, eight) in b.chunks_exact(8 * depth).enumerate() {
+        for (to, column) in COLUMN_ORDER.iter().enumerate() {
+            for (k, &element) in eight[column * depth..][..depth].iter().enumerate() {
+                lines[k * num_columns + 8 * at + to] = element;
+            }
+        }
     }
     let mut line = vec![0.0; num_columns];
     for (rows, registers) in a.chunks_exact(16 * depth).zip(sums) {
@@ -158,7 +160,7 @@ fn add_row(a: &[f32], b: &[f32], sums: &mut [f32]) {
 }
 
 /// Bits of an addend of 8-bit products below the power of two of the largest one.
-const NARROW_BITS: i32 = 13;
+const NARROW_BITS: u64 = 13;
 
 /// Adds a row of A times all columns of B with the accumulators of 8-bit products.
 fn add_narrow_row(a: &[f32], b: &[f32], sums: &mut [f32]) {
@@ -166,13 +168,16 @@ fn add_narrow_row(a: &[f32], b: &[f32], sums: &mut [f32]) {
     for (column, sum) in sums.iter_mut().enumerate() {
         let products = a.iter().zip(b[column..].iter().step_by(columns)).map(|(a, b)| a * b);
         let addends = products.chain([*sum]);
-        let largest = addends.clone().fold(0.0_f32, |max, addend| max.max(addend.abs()));
-        if largest == 0.0 || !addends.clone().all(f32::is_finite) {
+        // without the sign, bits of floats are in the order of their magnitudes, and NaN is above infinity
+        let largest = addends.clone().fold(0, |max, addend| max.max(addend.abs().to_bits()));
+        if largest == 0 || largest >= f32::INFINITY.to_bits() {
             *sum = addends.sum();
             continue;
         }
         // exact in f64: a power of two, and few bits
-        let unit = 2.0_f64.powi(largest.log2().floor() as i32 - NARROW_BITS);
-        *sum = addends.map(|addend| (f64::from(addend) / unit).trunc() * unit).sum::<f64>() as f32;
+        let exponent = f64::from(f32::from_bits(largest)).to_bits() >> 52;
+        let unit = f64::from_bits((exponent - NARROW_BITS) << 52);
+        let total: i32 = addends.map(|addend| (f64::from(addend) * unit.recip()) as i32).sum();
+        *sum = (f64::from(total) * unit) as f32;
     }
 }
