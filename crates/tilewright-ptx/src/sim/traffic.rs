@@ -11,28 +11,48 @@ pub(super) fn bank_conflicts(addresses: &Lanes, mask: u32, bytes: usize) -> u64 
         8 => 16,
         _ => 32,
     };
-    // words per bank; almost always one
-    let (mut words, mut excess) = ([[0; 4]; 32], 0);
+    let mut excess = 0;
     for first in (0..32).step_by(lanes) {
-        let (mut counts, mut most) = ([0_u8; 32], 0);
-        for lane in (first..first + lanes).filter(|lane| mask >> lane & 1 != 0) {
-            let first = addresses[lane] as u32 / 4;
-            for word in first..first + bytes.div_ceil(4) as u32 {
-                let (count, words) = (&mut counts[word as usize % 32], &mut words[word as usize % 32]);
-                let known = usize::from(*count).min(4);
-                if words[..known].contains(&word) {
-                    continue;
-                }
-                if known < 4 {
-                    words[known] = word;
-                }
-                *count += 1;
-                most = most.max(*count);
-            }
+        let active = (first..first + lanes).filter(|lane| mask >> lane & 1 != 0);
+        let accesses = active.map(|lane| addresses[lane] as u32);
+        if !has_distinct_banks(accesses.clone(), bytes) {
+            excess += u64::from(max_words_per_bank(accesses, bytes).saturating_sub(1));
         }
-        excess += u64::from(most.saturating_sub(1));
     }
     excess
+}
+
+/// Whether no two accesses share a bank, except adjacent lanes that access one word.
+fn has_distinct_banks(accesses: impl Iterator<Item = u32>, bytes: usize) -> bool {
+    let (shift, mut seen, mut last) = (bytes.max(4).trailing_zeros(), 0_u32, u32::MAX);
+    for address in accesses {
+        let (word, bit) = (address >> shift, 1 << ((address % 128) >> shift));
+        if word != last && seen & bit != 0 {
+            return false;
+        }
+        (seen, last) = (seen | bit, word);
+    }
+    true
+}
+
+fn max_words_per_bank(accesses: impl Iterator<Item = u32>, bytes: usize) -> u8 {
+    // words per bank; almost always one
+    let (mut words, mut counts, mut most) = ([[0; 4]; 32], [0_u8; 32], 0);
+    for address in accesses {
+        for word in address / 4..address / 4 + bytes.div_ceil(4) as u32 {
+            let (count, words) = (&mut counts[word as usize % 32], &mut words[word as usize % 32]);
+            let known = usize::from(*count).min(4);
+            if words[..known].contains(&word) {
+                continue;
+            }
+            if known < 4 {
+                words[known] = word;
+            }
+            *count += 1;
+            most = most.max(*count);
+        }
+    }
+    most
 }
 
 /// The 32-byte sectors of a global-memory access, and the minimum for its size.
