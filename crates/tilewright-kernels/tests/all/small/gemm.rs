@@ -25,10 +25,13 @@ impl GemmCase {
         let (stride, out_stride) = (inputs + gap, features + gap);
         let (x, weight) = (padded::<X>([rows, inputs], gap, 1), padded::<W>([features, inputs], gap, 2));
         let biases = noise::<W>(features, 3);
+        // decoded once: each result reads a row of both
+        let wide_x: Vec<f64> = x.iter().map(|&x| x.wide()).collect();
+        let wide_weight: Vec<f64> = weight.iter().map(|&weight| weight.wide()).collect();
         let (mut expected, mut sizes) = (Vec::new(), Vec::new());
         for (row, feature) in (0..rows).flat_map(|row| (0..features).map(move |feature| (row, feature))) {
-            let terms = x[row * stride..][..inputs].iter().zip(&weight[feature * stride..]);
-            let terms = terms.map(|(x, weight)| x.wide() * weight.wide());
+            let terms = wide_x[row * stride..][..inputs].iter().zip(&wide_weight[feature * stride..]);
+            let terms = terms.map(|(x, weight)| x * weight);
             let start = if bias { biases[feature].wide() } else { 0.0 };
             expected.push(terms.clone().sum::<f64>() + start);
             sizes.push(terms.map(f64::abs).sum::<f64>() + start.abs());
