@@ -209,7 +209,7 @@ impl Exec<'_, '_> {
 
     /// The register's name.
     pub(super) fn name(&self, reg: u32) -> &str {
-        self.world.program.names.get(reg as usize).map_or("of a constant", String::as_str)
+        self.world.program.names.get(reg as usize).copied().unwrap_or("of a constant")
     }
 
     /// Writes a register in the active lanes.

@@ -53,7 +53,7 @@ struct SchedulerBias {
 }
 
 impl<'m> Grid<'m> {
-    pub(super) fn new(launch: &Launch<'_>, memory: &'m mut Memory) -> Result<Self, Fault> {
+    pub(super) fn new(launch: &Launch<'m>, memory: &'m mut Memory) -> Result<Self, Fault> {
         let program = Program::new(launch.kernel, launch.args)?;
         let (grid, cluster) = (launch.grid, program.cluster);
         let ctas = grid.iter().map(|&side| u64::from(side)).product::<u64>();

@@ -9,14 +9,15 @@ use super::{
 use crate::{
     ir::{Block, Condition, Inst, Kernel, Operand, ParamKind, Stmt},
     isa::{
-        Op,
+        Op, Slot,
         matrix::MatrixOp,
         pure::PureOp,
         sync::SyncOp,
         types::{Class, Scalar},
     },
 };
-use std::{collections::HashMap, panic::Location, rc::Rc};
+use rustc_hash::FxHashMap;
+use std::{panic::Location, rc::Rc};
 
 /// One step. Registers are indices into a warp's register file.
 #[derive(Debug, Clone, Copy)]
@@ -47,7 +48,7 @@ pub(super) const SHARED_BASE: u32 = 1024;
 
 /// A kernel with its arguments, ready to run.
 #[derive(Debug, Clone)]
-pub(super) struct Program {
+pub(super) struct Program<'k> {
     pub(super) code: Vec<Code>,
     /// Whether each step requires a converged warp.
     pub(super) aligned: Vec<bool>,
@@ -59,7 +60,7 @@ pub(super) struct Program {
     /// The number of the kernel's registers.
     pub(super) registers: usize,
     /// The register names.
-    pub(super) names: Vec<String>,
+    pub(super) names: Vec<&'k str>,
     pub(super) shared_bytes: usize,
     pub(super) arrays: Rc<Arrays>,
     /// Threads per CTA.
@@ -92,9 +93,9 @@ fn bad_argument(message: String) -> Fault {
     Fault::of_launch(FaultKind::BadArgument, message)
 }
 
-impl Program {
+impl<'k> Program<'k> {
     /// Lowers a kernel and checks its arguments.
-    pub(super) fn new(kernel: &Kernel, args: &[Arg]) -> Result<Self, Fault> {
+    pub(super) fn new(kernel: &'k Kernel, args: &[Arg]) -> Result<Self, Fault> {
         if kernel.threads == 0 || !kernel.threads.is_multiple_of(32) || kernel.threads > 1024 {
             return Err(bad_argument(format!(
                 "{} threads: expected a multiple of 32 up to 1024",
@@ -109,10 +110,11 @@ impl Program {
         let names = kernel.shared.iter().map(|array| array.name.clone());
         let arrays = Arrays(starts.iter().copied().zip(names).collect());
         let mut lower = Lower {
-            starts: &starts,
-            params: &params,
+            starts,
+            params,
             first: kernel.registers.len() as u32,
-            constants: HashMap::new(),
+            constants: FxHashMap::default(),
+            shapes: FxHashMap::default(),
             program: Self {
                 code: Vec::new(),
                 aligned: Vec::new(),
@@ -120,7 +122,7 @@ impl Program {
                 pool: Vec::new(),
                 constants: Vec::new(),
                 registers: kernel.registers.len(),
-                names: kernel.registers.iter().map(|register| register.name.clone()).collect(),
+                names: kernel.registers.iter().map(|register| &*register.name).collect(),
                 shared_bytes,
                 arrays: Rc::new(arrays),
                 threads: kernel.threads,
@@ -228,20 +230,21 @@ fn params(kernel: &Kernel, args: &[Arg]) -> Result<Vec<u64>, Fault> {
     kernel.params.iter().zip(args).enumerate().map(bits).collect()
 }
 
-struct Lower<'a> {
-    starts: &'a [usize],
-    params: &'a [u64],
+struct Lower<'k> {
+    starts: Vec<usize>,
+    params: Vec<u64>,
     /// The register of the first constant.
     first: u32,
-    constants: HashMap<u64, u32>,
-    program: Program,
+    constants: FxHashMap<u64, u32>,
+    /// Per instruction, the numbers of its results and operands, and whether it requires a converged warp.
+    shapes: FxHashMap<Op, (usize, usize, bool)>,
+    program: Program<'k>,
 }
 
 impl Lower<'_> {
     fn push(&mut self, code: Code, at: &'static Location<'static>) -> usize {
-        let aligned = matches!(code, Code::Op(op, ..) if op.form().aligned);
         self.program.code.push(code);
-        self.program.aligned.push(aligned);
+        self.program.aligned.push(false);
         self.program.at.push(at);
         self.program.code.len() - 1
     }
@@ -339,28 +342,36 @@ impl Lower<'_> {
             op => {
                 self.program.wgmma |= matches!(op, Op::Matrix(MatrixOp::Wgmma { .. }));
                 self.program.waits |= op == Op::Sync(SyncOp::WaitForPrerequisites);
-                let form = op.form();
-                let slots: usize = form
-                    .operands
-                    .iter()
-                    .map(|slot| if matches!(slot, crate::isa::Slot::Address(_)) { 2 } else { 1 })
-                    .sum();
-                if (form.results.len(), slots) != (inst.results.len(), inst.operands.len()) {
+                // a form has a text, which is slow to make for each step
+                let (num_results, num_operands, aligned) =
+                    *self.shapes.entry(op).or_insert_with(|| shape(op));
+                if (num_results, num_operands) != (inst.results.len(), inst.operands.len()) {
                     return Err(missing());
                 }
-                let results: Vec<u32> = inst.results.iter().map(|reg| reg.0).collect();
-                let operands: Vec<u32> = inst.operands.iter().map(|operand| self.operand(*operand)).collect();
-                let (results, operands) = (self.range(&results), self.range(&operands));
-                Code::Op(op, results, operands)
+                let results = self.range(inst.results.iter().map(|&reg| Operand::Reg(reg)));
+                let operands = self.range(inst.operands.iter().copied());
+                let step = self.push(Code::Op(op, results, operands), inst.at);
+                self.program.aligned[step] = aligned;
+                return Ok(());
             }
         };
         self.push(code, inst.at);
         Ok(())
     }
 
-    fn range(&mut self, regs: &[u32]) -> Range {
+    fn range(&mut self, operands: impl Iterator<Item = Operand>) -> Range {
         let start = self.program.pool.len() as u32;
-        self.program.pool.extend_from_slice(regs);
+        for operand in operands {
+            let reg = self.operand(operand);
+            self.program.pool.push(reg);
+        }
         Range(start, self.program.pool.len() as u32)
     }
+}
+
+/// The numbers of an instruction's results and operands, of which an address is two, and whether it requires a converged warp.
+fn shape(op: Op) -> (usize, usize, bool) {
+    let form = op.form();
+    let num_operands = form.operands.iter().map(|slot| if matches!(slot, Slot::Address(_)) { 2 } else { 1 });
+    (form.results.len(), num_operands.sum(), form.aligned)
 }

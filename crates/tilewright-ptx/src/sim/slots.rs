@@ -19,7 +19,7 @@ struct Life {
 }
 
 /// Renumbers the registers: those with slots of their own, then shared slots, then the constants.
-pub(super) fn share_slots(program: &mut Program) {
+pub(super) fn share_slots(program: &mut Program<'_>) {
     let count = program.registers;
     let blocks = blocks(&program.code);
     let lives = lives(program, &blocks);
@@ -28,12 +28,12 @@ pub(super) fn share_slots(program: &mut Program) {
     let kept = (0..count as u32).filter(|&reg| !is_shared(reg));
     let num_kept = kept.zip(0..).map(|(reg, slot)| slots[reg as usize] = slot).count() as u32;
     let (mut free, mut used, mut most) = (Vec::new(), 0, 0);
+    let mut ended = Vec::new();
     for step in 0..program.code.len() {
         if step > 0 && blocks[step] != blocks[step - 1] {
             free.clear();
             used = 0;
         }
-        let mut ended = Vec::new();
         program.for_each_register(step, |reg, writes| {
             if !is_shared(reg) {
                 return;
@@ -54,9 +54,9 @@ pub(super) fn share_slots(program: &mut Program) {
         free.append(&mut ended);
     }
     let registers = (num_kept + most) as usize;
-    let mut names = vec![String::new(); registers];
-    for (name, &slot) in program.names.iter_mut().zip(&slots).filter(|(_, slot)| **slot != u32::MAX) {
-        names[slot as usize] = std::mem::take(name);
+    let mut names = vec![""; registers];
+    for (name, &slot) in program.names.iter().zip(&slots).filter(|(_, slot)| **slot != u32::MAX) {
+        names[slot as usize] = name;
     }
     program.rename(|reg| match slots.get(reg as usize) {
         Some(&slot) => slot,
@@ -81,7 +81,7 @@ fn blocks(code: &[Code]) -> Vec<usize> {
     begins[..code.len()].iter().map(number).collect()
 }
 
-fn lives(program: &Program, blocks: &[usize]) -> Vec<Life> {
+fn lives(program: &Program<'_>, blocks: &[usize]) -> Vec<Life> {
     let mut lives = vec![Life::default(); program.registers];
     for (step, code) in program.code.iter().enumerate() {
         let (is_matrix, is_wgmma) = match code {

@@ -130,7 +130,7 @@ thread_local! {
 }
 
 impl Warp {
-    pub(super) fn new(index: u32, program: &Program, cluster: u32) -> Self {
+    pub(super) fn new(index: u32, program: &Program<'_>, cluster: u32) -> Self {
         let RegisterFile(mut regs, mut ready) = RETIRED.with_borrow_mut(Vec::pop).unwrap_or_default();
         let count = program.registers + program.constants.len();
         if regs.capacity() < count {

@@ -20,7 +20,7 @@ use std::{collections::BTreeMap, rc::Rc};
 /// The state shared by the grid.
 #[derive(Debug)]
 pub(super) struct World<'m> {
-    pub(super) program: Program,
+    pub(super) program: Program<'m>,
     pub(super) memory: &'m mut Memory,
     /// One shadow per allocation.
     pub(super) shadows: Vec<Shadow>,
@@ -133,7 +133,7 @@ impl MemoryLocation {
 }
 
 impl SharedMemory {
-    fn new(program: &Program) -> Self {
+    fn new(program: &Program<'_>) -> Self {
         let (bytes, shape) = (program.shared_bytes, (program.threads, program.cluster));
         let written = vec![0; bytes.div_ceil(64)];
         let barriers = vec![0; bytes.div_ceil(512)];
@@ -176,7 +176,7 @@ impl SharedMemory {
 }
 
 impl Cluster {
-    pub(super) fn new(number: u32, ctas: Vec<[u32; 3]>, program: &Program) -> Self {
+    pub(super) fn new(number: u32, ctas: Vec<[u32; 3]>, program: &Program<'_>) -> Self {
         let cta = |id| Cta {
             id,
             shared: SharedMemory::new(program),
