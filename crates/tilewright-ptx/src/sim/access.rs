@@ -120,15 +120,11 @@ impl Exec<'_, '_> {
 
     /// Writes bytes. A changed value counts as progress, because another thread may poll it.
     pub(super) fn write_bytes(&mut self, location: MemoryLocation, bytes: &[u8]) {
-        let same = match location {
-            MemoryLocation::Global(location) => self.world.memory.read_bytes(location, bytes.len()),
-            MemoryLocation::Shared(rank, offset) => self.cluster.ctas[rank].shared.read(offset, bytes.len()),
-        };
-        self.world.progress += u64::from(same != Ok(bytes));
-        match location {
+        let changed = match location {
             MemoryLocation::Global(location) => self.world.memory.write_bytes(location, bytes),
             MemoryLocation::Shared(rank, offset) => self.cluster.ctas[rank].shared.write(offset, bytes),
-        }
+        };
+        self.world.progress += u64::from(changed);
     }
 
     /// Counts bank conflicts or global sectors.

@@ -162,10 +162,10 @@ impl Memory {
         Ok(&found.bytes[location.offset..location.offset + bytes])
     }
 
-    pub(super) fn write_bytes(&mut self, location: GlobalLocation, bytes: &[u8]) {
+    /// Writes bytes. Returns whether that changed them.
+    pub(super) fn write_bytes(&mut self, location: GlobalLocation, bytes: &[u8]) -> bool {
         let found = &mut self.allocations[location.allocation];
-        found.bytes[location.offset..location.offset + bytes.len()].copy_from_slice(bytes);
-        set_written(&mut found.written, location.offset, bytes.len());
+        write(&mut found.bytes, &mut found.written, location.offset, bytes)
     }
 
     /// Up to 16 bytes, and a mask of the initialized ones.
@@ -217,17 +217,25 @@ pub(super) fn first_unwritten(written: &[u64], offset: usize, bytes: usize) -> O
     Some(64 * word + missing.trailing_zeros() as usize)
 }
 
-/// Marks bytes as initialized.
-pub(super) fn set_written(written: &mut [u64], offset: usize, bytes: usize) {
-    words(offset, bytes).for_each(|(word, bits)| written[word] |= bits);
+/// Writes bytes and marks them as initialized. Returns whether that changed anything.
+pub(super) fn write(bytes: &mut [u8], written: &mut [u64], offset: usize, from: &[u8]) -> bool {
+    let into = &mut bytes[offset..offset + from.len()];
+    if into == from && first_unwritten(written, offset, from.len()).is_none() {
+        return false;
+    }
+    into.copy_from_slice(from);
+    words(offset, from.len()).for_each(|(word, bits)| written[word] |= bits);
+    true
 }
 
 /// Up to 16 bytes, and a mask of the initialized ones.
 pub(super) fn peek(bytes: &[u8], written: &[u64], offset: usize, count: usize) -> ([u8; 16], u16) {
     let mut out = [0; 16];
     out[..count].copy_from_slice(&bytes[offset..offset + count]);
-    let bit = |at: usize| (written[(offset + at) / 64] >> ((offset + at) % 64) & 1) as u16;
-    (out, (0..count).fold(0, |known, at| known | bit(at) << at))
+    let known = words(offset, count).fold(0, |known, (word, bits)| {
+        known | u128::from(written[word] & bits) << (64 * (word - offset / 64))
+    });
+    (out, (known >> (offset % 64)) as u16)
 }
 
 /// Writes a result of [`peek`], including its initialization mask.
@@ -239,8 +247,9 @@ pub(super) fn poke(
     from: &([u8; 16], u16),
 ) {
     bytes[offset..offset + count].copy_from_slice(&from.0[..count]);
-    for at in 0..count {
-        let (word, bit) = (&mut written[(offset + at) / 64], 1 << ((offset + at) % 64));
-        *word = if from.1 >> at & 1 != 0 { *word | bit } else { *word & !bit };
+    let known = u128::from(from.1) << (offset % 64);
+    for (word, bits) in words(offset, count) {
+        let known = (known >> (64 * (word - offset / 64))) as u64;
+        written[word] = written[word] & !bits | known & bits;
     }
 }

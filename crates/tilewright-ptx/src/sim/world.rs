@@ -149,9 +149,9 @@ impl SharedMemory {
         Ok(&self.bytes[offset..offset + bytes])
     }
 
-    pub(super) fn write(&mut self, offset: usize, bytes: &[u8]) {
-        self.bytes[offset..offset + bytes.len()].copy_from_slice(bytes);
-        memory::set_written(&mut self.written, offset, bytes.len());
+    /// Writes bytes. Returns whether that changed them.
+    pub(super) fn write(&mut self, offset: usize, bytes: &[u8]) -> bool {
+        memory::write(&mut self.bytes, &mut self.written, offset, bytes)
     }
 
     /// Up to 16 bytes, and a mask of the initialized ones.
