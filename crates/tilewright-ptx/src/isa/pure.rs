@@ -52,6 +52,12 @@ macro_rules! instructions {
             /// Evaluates the instruction in each lane. Excess operands are ignored.
             pub fn eval(self, args: [&Lanes; 4]) -> Lanes {
                 let mut out = [0; 32];
+                self.eval_into(args, &mut out);
+                out
+            }
+
+            /// Like [`PureOp::eval`], without a copy of the result.
+            pub(crate) fn eval_into(self, args: [&Lanes; 4], out: &mut Lanes) {
                 match self {
                     $(Self::$op => {
                         for (lane, out) in out.iter_mut().enumerate() {
@@ -62,7 +68,6 @@ macro_rules! instructions {
                         }
                     })*
                 }
-                out
             }
         }
     };

@@ -92,7 +92,8 @@ impl Exec<'_, '_> {
                 self.check_read(&args[..usize::from(count)])?;
                 let regs = &self.warp.regs;
                 let [a, b, c, e] = args.map(|at| &regs[at as usize]);
-                let out = op.eval([a, b, c, e]);
+                let mut out = [0; 32];
+                op.eval_into([a, b, c, e], &mut out);
                 self.write(d, &out)?;
                 Next::Advance
             }
