@@ -75,7 +75,8 @@ impl Exec<'_, '_> {
         lane: usize,
     ) -> Result<MemoryLocation, FaultCause> {
         self.faulting_lanes = 1 << lane;
-        if !address.is_multiple_of(bytes as u64) {
+        // `bytes` is a power of two, and a division per lane is slow
+        if address & (bytes as u64 - 1) != 0 {
             let message = format!("{bytes} bytes at {address:#x}: expected a multiple of {bytes}");
             return Err((FaultKind::Misaligned, message));
         }
@@ -151,9 +152,19 @@ impl Exec<'_, '_> {
         let (strength, ordered) = ordering(access);
         self.count_traffic(space, &addresses, bytes);
         let mut out: [Lanes; 4] = [[0; 32]; 4];
+        let shares = strength == 0 && self.lanes_agree();
+        let mut end = 0;
         for lane in self.active() {
+            if lane < end {
+                continue;
+            }
+            end = if shares { end_of_equal(&addresses, self.mask, lane) } else { lane + 1 };
             let location = self.locate_aligned(space, addresses[lane], bytes, lane)?;
-            self.record_access(false, (location, bytes), lane, self.mark(lane, strength))?;
+            if end == lane + 1 || self.record_shared_read(location, bytes, lane..end).is_err() {
+                for lane in lane..end {
+                    self.record_access(false, (location, bytes), lane, self.mark(lane, strength))?;
+                }
+            }
             if strength > 0 {
                 self.acquire_word(location, lane, strength, ordered);
             }
@@ -167,8 +178,9 @@ impl Exec<'_, '_> {
                     return Err(cause);
                 }
             };
-            for (out, bytes) in out[..count].iter_mut().zip(found.chunks_exact(wide)) {
-                out[lane] = word(bytes);
+            for (at, out) in out[..count].iter_mut().enumerate() {
+                let word = word(&found[at * wide..(at + 1) * wide]);
+                out[lane..end].fill(word);
             }
         }
         for (at, out) in out[..count].iter().enumerate() {
@@ -219,8 +231,7 @@ impl Exec<'_, '_> {
             }
             let mut found = [0; 32];
             for at in 0..count {
-                let word = self.operand(operands, 2 + at)[lane].to_le_bytes();
-                found[at * wide..(at + 1) * wide].copy_from_slice(&word[..wide]);
+                put_word(&mut found[at * wide..(at + 1) * wide], self.operand(operands, 2 + at)[lane]);
             }
             self.write_bytes(location, &found[..bytes]);
         }
@@ -264,6 +275,12 @@ impl Exec<'_, '_> {
     }
 }
 
+/// The end of the adjacent lanes of `mask` with the address of lane `first`.
+fn end_of_equal(addresses: &Lanes, mask: u32, first: usize) -> usize {
+    let differs = |&lane: &usize| mask >> lane & 1 == 0 || addresses[lane] != addresses[first];
+    (first + 1..32).find(differs).unwrap_or(32)
+}
+
 /// The integer of 1, 2, 4 or 8 bytes. Constant sizes avoid a call of `memcpy` per lane.
 #[inline]
 fn word(bytes: &[u8]) -> u64 {
@@ -271,6 +288,16 @@ fn word(bytes: &[u8]) -> u64 {
         [a, b, c, d] => u32::from_le_bytes([a, b, c, d]).into(),
         [a, b, c, d, e, f, g, h] => u64::from_le_bytes([a, b, c, d, e, f, g, h]),
         _ => bytes.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte)),
+    }
+}
+
+/// The inverse of [`word`].
+#[inline]
+fn put_word(into: &mut [u8], word: u64) {
+    match into.len() {
+        4 => into.copy_from_slice(&(word as u32).to_le_bytes()),
+        8 => into.copy_from_slice(&word.to_le_bytes()),
+        bytes => into.copy_from_slice(&word.to_le_bytes()[..bytes]),
     }
 }
 

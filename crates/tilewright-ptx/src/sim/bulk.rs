@@ -154,6 +154,7 @@ impl Exec<'_, '_> {
     fn check_proxy(&mut self, location: MemoryLocation, bytes: usize, lane: usize) -> Result<(), FaultCause> {
         let me = (self.cluster.id, self.first() + lane as u32);
         let (clock, mine) = (self.warp.clocks.of(lane), self.warp.clocks.counts[lane]);
+        let (agent, batch) = self.warp.clocks.copies_of(lane);
         let mut missing = None;
         let world = &*self.world;
         let (shadow, offset, global) = match location {
@@ -163,6 +164,7 @@ impl Exec<'_, '_> {
         shadow.writes(offset..offset + bytes, |mark| {
             let known = match (mark.cluster, mark.thread) == me {
                 true => mine,
+                false if (mark.cluster, mark.thread) == (me.0, agent) && batch > 0 => batch,
                 false => clock.get(mark.cluster, mark.thread as usize),
             };
             // an unordered write is a race and is reported as one

@@ -72,11 +72,17 @@ impl Clock {
     /// The count of a thread or agent.
     #[inline]
     pub(super) fn get(&self, cluster: u32, thread: usize) -> u32 {
+        self.counts(cluster).get(thread).copied().unwrap_or(0)
+    }
+
+    /// The counts of a cluster's threads and agents; they may end early, with counts of 0.
+    #[inline]
+    pub(super) fn counts(&self, cluster: u32) -> &[u32] {
         if cluster == self.home {
-            return self.counts.get(thread).copied().unwrap_or(0);
+            return &self.counts;
         }
         let other = self.others.iter().find(|(other, _)| *other == cluster);
-        other.and_then(|(_, counts)| counts.get(thread).copied()).unwrap_or(0)
+        other.map_or(&[], |(_, counts)| counts)
     }
 }
 
@@ -87,14 +93,29 @@ pub(super) struct WarpClocks {
     pub(super) parts: Vec<(u32, Rc<Clock>)>,
     /// The number of releases of each lane, starting at 1.
     pub(super) counts: Vec<u32>,
+    /// The first agent of the lanes' `cp.async`, and per lane the first batch that it has not waited for. A lane waits only for
+    /// its own copies; in `parts`, these batches would separate the clocks of all lanes.
+    agent: u32,
+    batches: [u32; 32],
 }
 
 impl WarpClocks {
     pub(super) fn new(home: u32) -> Self {
-        Self { parts: vec![(!0, Rc::new(Clock::new(home)))], counts: vec![1; 32] }
+        Self { parts: vec![(!0, Rc::new(Clock::new(home)))], counts: vec![1; 32], ..Self::default() }
     }
 
-    /// The clock of a lane, excluding its own count.
+    /// Orders the `cp.async` of a lane before its later accesses, up to a batch.
+    pub(super) fn wait_for_copies(&mut self, lane: usize, first_agent: u32, batch: u32) {
+        self.agent = first_agent;
+        self.batches[lane] = self.batches[lane].max(batch + 1);
+    }
+
+    /// The agent of a lane's `cp.async`, and the first batch that the lane has not waited for.
+    pub(super) fn copies_of(&self, lane: usize) -> (u32, u32) {
+        (self.agent + lane as u32, self.batches[lane])
+    }
+
+    /// The clock of a lane, excluding its own count and copies.
     pub(super) fn of(&self, lane: usize) -> &Rc<Clock> {
         let part = self.parts.iter().find(|(mask, _)| mask >> lane & 1 != 0);
         &part.unwrap_or(&self.parts[0]).1
@@ -115,6 +136,9 @@ impl WarpClocks {
         }
         for lane in (0..32).filter(|lane| mask >> lane & 1 != 0) {
             into.raise(cluster, first + lane, self.counts[lane] + 1);
+            if self.batches[lane] > 0 {
+                into.raise(cluster, self.agent as usize + lane, self.batches[lane]);
+            }
         }
     }
 

@@ -126,15 +126,9 @@ impl Exec<'_, '_> {
         for (lane, bound) in bounds {
             let Some(bound) = bound else { continue };
             self.warp.copies[lane].forget(bound);
-            self.order_batch(lane, agent + lane as u32, bound);
+            self.warp.clocks.wait_for_copies(lane, agent, bound);
         }
         Ok(Next::Advance)
-    }
-
-    /// Orders a batch before the lane's next accesses, after its wait.
-    fn order_batch(&mut self, lane: usize, thread: u32, batch: u32) {
-        let id = self.cluster.id;
-        self.warp.clocks.change(1 << lane, |clock| clock.raise(id, thread as usize, batch + 1));
     }
 
     fn async_arrive(&mut self, operands: Range) -> Result<(), FaultCause> {

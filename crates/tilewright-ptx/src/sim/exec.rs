@@ -1,10 +1,10 @@
 //! Executes the steps of one warp, a slice at a time.
 
 use super::{
-    clock::Clock,
+    clock::{Clock, WarpClocks},
     fault::{Fault, FaultCause, FaultKind},
     lower::{Code, Range},
-    shadow::{Actor, Mark},
+    shadow::{Actor, Conflict, Mark},
     warp::{FULL, Group, Wait, Warp},
     world::{Cluster, Cta, MemoryLocation, World},
 };
@@ -296,25 +296,42 @@ impl Exec<'_, '_> {
         mark: Mark,
     ) -> Result<(), FaultCause> {
         let id = (self.cluster.id, self.first() + lane as u32);
-        let actor = Actor { clock: self.warp.clocks.of(lane), id, mark, writes: write };
-        let noted = match location {
-            MemoryLocation::Global(location) => {
-                if self.world.program.waits && self.warp.waited >> lane & 1 == 0 {
-                    self.faulting_lanes = 1 << lane;
-                    self.world.check_in_flight(write, mark.strength, location, bytes)?;
-                    self.faulting_lanes = self.mask;
-                }
-                self.world.shadows[location.allocation]
-                    .record(location.offset..location.offset + bytes, &actor)
-            }
-            MemoryLocation::Shared(rank, offset) => {
-                self.cluster.ctas[rank].shared.shadow.record(offset..offset + bytes, &actor)
-            }
-        };
-        noted.map_err(|conflict| {
+        let (clock, lanes) = (self.warp.clocks.of(lane), 1 << (mark.thread & 31));
+        let copies = self.warp.clocks.copies_of(lane);
+        let actor = Actor { clock, id, copies, lanes, mark, writes: write };
+        if let MemoryLocation::Global(location) = location
+            && self.world.program.waits
+            && self.warp.waited >> lane & 1 == 0
+        {
+            self.faulting_lanes = 1 << lane;
+            self.world.check_in_flight(write, mark.strength, location, bytes)?;
+            self.faulting_lanes = self.mask;
+        }
+        record(self.world, self.cluster, location, bytes, &actor).map_err(|conflict| {
             self.faulting_lanes = 1 << lane;
             self.world.conflict(conflict, write, location)
         })
+    }
+
+    /// Whether all lanes have equal clocks and counts, and no access of one must be checked against earlier launches.
+    pub(super) fn lanes_agree(&self) -> bool {
+        let WarpClocks { parts, counts, .. } = &self.warp.clocks;
+        let waited = !self.world.program.waits || self.warp.waited == FULL;
+        waited && parts.len() == 1 && counts.iter().all(|count| *count == counts[0])
+    }
+
+    /// Records weak reads of the same bytes by lanes that agree. After an error, [`Exec::record_access`] finds its lane.
+    pub(super) fn record_shared_read(
+        &mut self,
+        location: MemoryLocation,
+        bytes: usize,
+        lanes: std::ops::Range<usize>,
+    ) -> Result<(), Conflict> {
+        let mark = self.mark(lanes.start, 0);
+        let lanes = FULL << lanes.start & FULL >> (32 - lanes.end);
+        let (clock, id) = (&self.warp.clocks.parts[0].1, (mark.cluster, u32::MAX));
+        let actor = Actor { clock, id, copies: (0, 0), lanes, mark, writes: false };
+        record(self.world, self.cluster, location, bytes, &actor)
     }
 
     /// Releases the accesses of lanes into a clock.
@@ -362,4 +379,19 @@ impl Exec<'_, '_> {
         );
         Err(self.fault((FaultKind::Divergence, message)))
     }
+}
+
+#[inline(always)] // otherwise locations are copied through memory
+fn record(
+    world: &mut World<'_>,
+    cluster: &mut Cluster,
+    location: MemoryLocation,
+    bytes: usize,
+    actor: &Actor<'_>,
+) -> Result<(), Conflict> {
+    let (shadow, offset) = match location {
+        MemoryLocation::Global(location) => (&mut world.shadows[location.allocation], location.offset),
+        MemoryLocation::Shared(rank, offset) => (&mut cluster.ctas[rank].shared.shadow, offset),
+    };
+    shadow.record(offset..offset + bytes, actor)
 }

@@ -4,7 +4,7 @@
 //! covers 16 bytes; narrower accesses split it into words, and these into bytes.
 
 use super::clock::Clock;
-use std::ops::Range;
+use std::{mem, ops::Range};
 
 /// The thread, time and instruction of an access (an epoch of FastTrack).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -44,8 +44,12 @@ struct Cell {
 pub(super) struct Actor<'a> {
     /// The thread's vector clock.
     pub(super) clock: &'a Clock,
-    /// Cluster and thread index.
+    /// Cluster and thread index; no thread's for several lanes.
     pub(super) id: (u32, u32),
+    /// The thread's agent of `cp.async`, and the first batch of it that does not happen before this access.
+    pub(super) copies: (u32, u32),
+    /// The lanes of `mark.thread`'s warp that perform the access with this mark.
+    pub(super) lanes: u32,
     /// The mark that records the access.
     pub(super) mark: Mark,
     pub(super) writes: bool,
@@ -61,19 +65,17 @@ pub(super) struct Conflict {
 /// The maximum number of concurrent reads per list; more evict the oldest.
 const READS: usize = 48;
 
-#[derive(Debug, Clone, Copy)]
-enum CellIndex {
-    /// A page, and a cell of it.
-    Page(usize, usize),
-    /// A split cell, and a quarter of it.
-    Split(usize, usize),
-}
-
 /// The shadow of a memory range.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Shadow {
     /// Pages of 1024 bytes, allocated at the first access.
     pages: Vec<Option<Box<[Cell]>>>,
+    parts: Parts,
+}
+
+/// The reads and quarters that cells refer to.
+#[derive(Debug, Clone, Default)]
+struct Parts {
     lists: Vec<Vec<Read>>,
     splits: Vec<[Cell; 4]>,
     /// Threads per CTA, and CTAs per cluster.
@@ -87,10 +89,20 @@ impl Actor<'_> {
         mark.count == 0
             || (mark.cluster, mark.thread) == self.id
             || self.clock.get(mark.cluster, mark.thread as usize) > mark.count
+            || (mark.cluster, mark.thread) == (self.id.0, self.copies.0) && mark.count < self.copies.1
     }
 
     /// A read that does not happen before this access, if any.
     fn find_unordered(&self, read: &Read) -> Option<Mark> {
+        let first = read.mark.thread as usize;
+        let block = self.clock.counts(read.mark.cluster).get(first..first + 32);
+        // after a barrier, all of a warp's reads are ordered
+        if !read.mask.is_power_of_two()
+            && block
+                .is_some_and(|block| block.iter().fold(true, |all, &known| all & (known > read.mark.count)))
+        {
+            return None;
+        }
         let mut left = read.mask;
         while left != 0 {
             let mark = Mark { thread: read.mark.thread + left.trailing_zeros(), ..read.mark };
@@ -117,63 +129,66 @@ fn strong(a: &Mark, b: &Mark, (threads, size): (u32, u32)) -> bool {
     a.strength >= apart && b.strength >= apart
 }
 
-struct CellContext<'a> {
-    lists: &'a mut Vec<Vec<Read>>,
-    shape: (u32, u32),
-}
-
 impl Cell {
-    fn record_read(&mut self, actor: &Actor<'_>, context: &mut CellContext<'_>) -> Result<(), Conflict> {
-        if !actor.is_ordered_after(&self.write) && !strong(&self.write, &actor.mark, context.shape) {
+    fn record_read(
+        &mut self,
+        actor: &Actor<'_>,
+        lists: &mut Vec<Vec<Read>>,
+        shape: (u32, u32),
+    ) -> Result<(), Conflict> {
+        if !actor.is_ordered_after(&self.write) && !strong(&self.write, &actor.mark, shape) {
             return Err(Conflict { other: self.write, wrote: true });
         }
-        let (base, bit) = (actor.mark.thread & !31, 1 << (actor.mark.thread & 31));
+        let (base, lanes) = (actor.mark.thread & !31, actor.lanes);
         let mark = Mark { thread: base, ..actor.mark };
         let same = |read: &Read| {
             (read.mark.cluster, read.mark.thread, read.mark.count, read.mark.strength)
                 == (mark.cluster, base, mark.count, mark.strength)
         };
         if self.read.mask == 0 || same(&self.read) {
-            self.read = Read { mark, mask: self.read.mask | bit };
+            self.read = Read { mark, mask: self.read.mask | lanes };
             return Ok(());
         }
         if actor.find_unordered(&self.read).is_none() {
-            self.read = Read { mark, mask: bit };
+            self.read = Read { mark, mask: lanes };
             return Ok(());
         }
         if self.more == 0 {
-            context.lists.push(Vec::new());
-            self.more = context.lists.len() as u32;
+            lists.push(Vec::new());
+            self.more = lists.len() as u32;
         }
-        let list = &mut context.lists[self.more as usize - 1];
+        let list = &mut lists[self.more as usize - 1];
         if let Some(read) = list.iter_mut().find(|read| same(read)) {
-            read.mask |= bit;
+            read.mask |= lanes;
             return Ok(());
         }
         list.retain(|read| actor.find_unordered(read).is_some());
         if list.len() == READS {
             list.remove(0);
         }
-        list.push(Read { mark, mask: bit });
+        list.push(Read { mark, mask: lanes });
         Ok(())
     }
 
-    fn record_write(&mut self, actor: &Actor<'_>, context: &mut CellContext<'_>) -> Result<(), Conflict> {
-        if !actor.is_ordered_after(&self.write) && !strong(&self.write, &actor.mark, context.shape) {
+    fn record_write(
+        &mut self,
+        actor: &Actor<'_>,
+        lists: &mut [Vec<Read>],
+        shape: (u32, u32),
+    ) -> Result<(), Conflict> {
+        if !actor.is_ordered_after(&self.write) && !strong(&self.write, &actor.mark, shape) {
             return Err(Conflict { other: self.write, wrote: true });
         }
         // reads that happen before this write are removed
         let is_unordered = |read: &Read| match actor.find_unordered(read) {
-            Some(other) if !strong(&other, &actor.mark, context.shape) => {
-                Err(Conflict { other, wrote: false })
-            }
+            Some(other) if !strong(&other, &actor.mark, shape) => Err(Conflict { other, wrote: false }),
             other => Ok(other.is_some()),
         };
         if self.read.mask != 0 && !is_unordered(&self.read)? {
             self.read.mask = 0;
         }
         if self.more != 0 {
-            let list = &mut context.lists[self.more as usize - 1];
+            let list = &mut lists[self.more as usize - 1];
             let mut kept = 0;
             for at in 0..list.len() {
                 if is_unordered(&list[at])? {
@@ -199,8 +214,17 @@ impl Cell {
         })
     }
 
-    fn record(&mut self, actor: &Actor<'_>, context: &mut CellContext<'_>) -> Result<(), Conflict> {
-        if actor.writes { self.record_write(actor, context) } else { self.record_read(actor, context) }
+    fn record(
+        &mut self,
+        actor: &Actor<'_>,
+        lists: &mut Vec<Vec<Read>>,
+        shape: (u32, u32),
+    ) -> Result<(), Conflict> {
+        if actor.writes {
+            self.record_write(actor, lists, shape)
+        } else {
+            self.record_read(actor, lists, shape)
+        }
     }
 }
 
@@ -208,7 +232,7 @@ impl Shadow {
     /// The shadow of `bytes` bytes; `shape` is threads per CTA and CTAs per cluster.
     pub(super) fn new(bytes: usize, shape: (u32, u32)) -> Self {
         let pages = (0..bytes.div_ceil(1024)).map(|_| None).collect();
-        Self { pages, lists: Vec::new(), splits: Vec::new(), shape }
+        Self { pages, parts: Parts { shape, ..Parts::default() } }
     }
 
     /// Records an access to a byte range.
@@ -218,61 +242,9 @@ impl Shadow {
         while at < bytes.end {
             let upto = bytes.end.min((at & !15) + 16);
             let page = &mut self.pages[at / 1024];
-            page.get_or_insert_with(|| vec![Cell::default(); 64].into_boxed_slice());
-            let index = CellIndex::Page(at / 1024, at % 1024 / 16);
-            self.record_in(index, 16, at % 16..at % 16 + (upto - at), actor)?;
+            let page = page.get_or_insert_with(|| vec![Cell::default(); 64].into_boxed_slice());
+            self.parts.record(&mut page[at % 1024 / 16], 16, at % 16..at % 16 + (upto - at), actor)?;
             at = upto;
-        }
-        Ok(())
-    }
-
-    /// Records an access to a byte range of a cell of `size` bytes.
-    fn record_in(
-        &mut self,
-        index: CellIndex,
-        size: usize,
-        bytes: Range<usize>,
-        actor: &Actor<'_>,
-    ) -> Result<(), Conflict> {
-        let next = self.splits.len();
-        let cell = match index {
-            CellIndex::Page(page, at) => match &mut self.pages[page] {
-                Some(page) => &mut page[at],
-                None => return Ok(()),
-            },
-            CellIndex::Split(split, at) => &mut self.splits[split][at],
-        };
-        let mut context = CellContext { lists: &mut self.lists, shape: self.shape };
-        if cell.split == 0 {
-            if bytes.len() == size {
-                return cell.record(actor, &mut context);
-            }
-            let quarters = cell.quarters(context.lists);
-            cell.split = next as u32 + 1;
-            self.splits.push(quarters);
-            return self.record_quarters(next, size, bytes, actor);
-        }
-        let (split, quarter) = (cell.split as usize - 1, size / 4);
-        // the most frequent access
-        if bytes.len() == quarter && bytes.start.is_multiple_of(quarter) {
-            let cell = &mut self.splits[split][bytes.start / quarter];
-            if cell.split == 0 {
-                return cell.record(actor, &mut context);
-            }
-        }
-        self.record_quarters(split, size, bytes, actor)
-    }
-
-    fn record_quarters(
-        &mut self,
-        split: usize,
-        size: usize,
-        bytes: Range<usize>,
-        actor: &Actor<'_>,
-    ) -> Result<(), Conflict> {
-        let quarter = size / 4;
-        for (at, part) in split_range(quarter, bytes) {
-            self.record_in(CellIndex::Split(split, at), quarter, part, actor)?;
         }
         Ok(())
     }
@@ -283,27 +255,73 @@ impl Shadow {
         while at < bytes.end {
             let upto = bytes.end.min((at & !15) + 16);
             if let Some(page) = &self.pages[at / 1024] {
-                self.writes_in(&page[at % 1024 / 16], 16, at % 16..at % 16 + (upto - at), &mut each);
+                self.parts.writes(&page[at % 1024 / 16], 16, at % 16..at % 16 + (upto - at), &mut each);
             }
             at = upto;
         }
     }
+}
 
-    fn writes_in(&self, cell: &Cell, size: usize, bytes: Range<usize>, each: &mut impl FnMut(&Mark)) {
+impl Parts {
+    /// Records an access to a byte range of a cell of `size` bytes.
+    #[inline]
+    fn record(
+        &mut self,
+        cell: &mut Cell,
+        size: usize,
+        bytes: Range<usize>,
+        actor: &Actor<'_>,
+    ) -> Result<(), Conflict> {
+        if cell.split == 0 {
+            if bytes.len() == size {
+                return cell.record(actor, &mut self.lists, self.shape);
+            }
+            self.splits.push(cell.quarters(&mut self.lists));
+            cell.split = self.splits.len() as u32;
+        }
+        self.record_quarters(cell.split as usize - 1, size / 4, bytes, actor)
+    }
+
+    /// Records an access to a byte range of a split cell with quarters of `size` bytes.
+    fn record_quarters(
+        &mut self,
+        split: usize,
+        size: usize,
+        bytes: Range<usize>,
+        actor: &Actor<'_>,
+    ) -> Result<(), Conflict> {
+        for (at, part) in split_range(size, bytes) {
+            let quarter = &mut self.splits[split][at];
+            if quarter.split == 0 && part.len() == size {
+                quarter.record(actor, &mut self.lists, self.shape)?;
+                continue;
+            }
+            // moved out of the list, which may grow
+            let mut quarter = mem::take(quarter);
+            let recorded = self.record(&mut quarter, size, part, actor);
+            self.splits[split][at] = quarter;
+            recorded?;
+        }
+        Ok(())
+    }
+
+    fn writes(&self, cell: &Cell, size: usize, bytes: Range<usize>, each: &mut impl FnMut(&Mark)) {
         if cell.split == 0 {
             return each(&cell.write);
         }
-        let quarter = size / 4;
-        for (at, part) in split_range(quarter, bytes) {
-            self.writes_in(&self.splits[cell.split as usize - 1][at], quarter, part, each);
+        for (at, part) in split_range(size / 4, bytes) {
+            self.writes(&self.splits[cell.split as usize - 1][at], size / 4, part, each);
         }
     }
 }
 
 /// The quarters of `size` bytes of a cell that contain `bytes` of it, each with their range in the quarter.
+#[inline]
 fn split_range(size: usize, bytes: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> {
-    (bytes.start / size..bytes.end.div_ceil(size)).map(move |at| {
-        let begin = at * size;
+    // a power of two, and divisions are slow
+    let shift = size.trailing_zeros();
+    (bytes.start >> shift..((bytes.end - 1) >> shift) + 1).map(move |at| {
+        let begin = at << shift;
         (at, bytes.start.max(begin) - begin..bytes.end.min(begin + size) - begin)
     })
 }

@@ -213,7 +213,9 @@ impl Exec<'_, '_> {
         }
         let (cluster, rank, pc) = (self.cluster.id, self.rank, self.pc);
         let mark = Mark { cluster, thread, count: wgmma.number, pc, strength: 0 };
-        let actor = Actor { clock: &clock, id: (cluster, thread), mark, writes: false };
+        let lanes = 1 << (thread & 31);
+        let actor =
+            Actor { clock: &clock, id: (cluster, thread), copies: (0, 0), lanes, mark, writes: false };
         let (world, cta) = (&*self.world, &mut self.cluster.ctas[rank]);
         let size = cta.shared.bytes.len();
         wgmma.each_address(|address| {

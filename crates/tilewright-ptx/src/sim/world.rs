@@ -271,7 +271,7 @@ impl World<'_> {
         // one actor, which no access of these launches happens before
         let mark = Mark { cluster: u32::MAX, count: 1, strength, ..Mark::default() };
         let id = (mark.cluster, mark.thread);
-        let actor = Actor { clock: &Clock::new(u32::MAX), id, mark, writes: write };
+        let actor = Actor { clock: &Clock::new(u32::MAX), id, copies: (0, 0), lanes: 1, mark, writes: write };
         let range = location.offset..location.offset + bytes;
         let shadows = self.in_flight.iter_mut().filter_map(|launch| launch.get_mut(location.allocation));
         let mut outcomes = shadows.map(|shadow| shadow.record(range.clone(), &actor));
