@@ -106,11 +106,11 @@ mod wgmma {
         judge::check,
     };
     use tilewright::{Dtype, HeadDim};
-    use tilewright_kernels::attention::params::KvLayout;
+    use tilewright_kernels::attention::{choose::Body, params::KvLayout};
 
     fn wgmma(dim: usize, dtypes: (Dtype, Dtype), scales: Scales) -> Case {
         case(dim, dtypes, scales)
-            .with(|case| (case.wgmma, case.lengths) = (true, vec![(70, 300), (3, 40), (9, 5)]))
+            .with(|case| (case.body, case.lengths) = (Body::Wgmma, vec![(70, 300), (3, 40), (9, 5)]))
     }
 
     #[test]

@@ -13,7 +13,7 @@ use tilewright_kernels::attention::{
         simt::SimtConfig,
         wgmma::{self, WgmmaConfig},
     },
-    choose::KernelConfig,
+    choose::{Body, KernelConfig},
     operator::AttentionKernel,
     params::{AttentionParams, KvLayout, UNLIMITED, Wait},
 };
@@ -41,8 +41,6 @@ pub(crate) struct Case {
     pub(crate) kv: Dtype,
     pub(crate) scales: Scales,
     pub(crate) dim: HeadDim,
-    /// Values are the first elements of keys.
-    pub(crate) latent: bool,
     /// Query and KV heads.
     pub(crate) heads: (usize, usize),
     /// Query rows and keys of each request.
@@ -71,10 +69,8 @@ pub(crate) struct Case {
     /// Non-finite keys: request, key, value. NaN of positive sign is in the key, too.
     pub(crate) spoiled: Vec<(usize, usize, f64)>,
     pub(crate) arch: u32,
-    /// Items of any number of rows are computed by `wgmma`, or by `mla_wgmma` if the case is latent.
-    pub(crate) wgmma: bool,
-    /// Items are computed by `simt`.
-    pub(crate) simt: bool,
+    /// The body that computes all items. With those for latent heads, values are the first elements of keys.
+    pub(crate) body: Body,
     /// Items of own keys add the states of the prefix, which a launch before theirs computes.
     pub(crate) adds: bool,
     pub(crate) seeds: u64,
@@ -104,7 +100,6 @@ impl Case {
             kv: Dtype::Bf16,
             scales: Scales::One,
             dim: HeadDim::same(dim),
-            latent: false,
             heads,
             lengths: lengths.to_vec(),
             prefix: 0,
@@ -121,8 +116,7 @@ impl Case {
             constant_values: None,
             spoiled: Vec::new(),
             arch: 90,
-            wgmma: false,
-            simt: false,
+            body: Body::Mma,
             adds: false,
             seeds: 1,
         }
@@ -138,34 +132,37 @@ impl Case {
         // all requests share the rows of a level
         let rows =
             self.lengths.iter().map(|of| of.0).reduce(if self.prefix > 0 { usize::add } else { usize::max });
-        let has_rows = |most| !self.wgmma && !self.simt && rows.unwrap_or(0) * self.group() <= most;
+        let has_rows = |most| rows.unwrap_or(0) * self.group() <= most;
         let mut bodies = vec![Bodies::Both];
-        if has_rows(MAX_SPLIT_KV_ROWS) {
+        if matches!(self.body, Body::Mma | Body::Mla) && has_rows(MAX_SPLIT_KV_ROWS) {
             bodies.push(Bodies::SplitKv);
         }
-        if has_rows(MAX_PAIRED_ROWS)
-            && !self.latent
-            && mma::fits_pairs(&self.config(Bodies::SplitKvPairs), variant)
-        {
+        let fits_pairs = || mma::fits_pairs(&self.config(Bodies::SplitKvPairs), variant);
+        if self.body == Body::Mma && has_rows(MAX_PAIRED_ROWS) && fits_pairs() {
             bodies.push(Bodies::SplitKvPairs);
         }
-        let kernel = |bodies| {
-            let kernel = match (self.latent, self.wgmma) {
-                _ if self.simt => AttentionKernel::Items(KernelConfig::Simt(self.simt_config())),
-                (true, true) => AttentionKernel::Items(KernelConfig::MlaWgmma(self.mla_wgmma_config())),
-                (true, false) => AttentionKernel::Items(KernelConfig::Mla(self.latent_config(bodies))),
-                (false, true) => AttentionKernel::Runs(self.wgmma_config(variant)),
-                (false, false) => AttentionKernel::Items(KernelConfig::Mma(self.config(bodies))),
-            };
+        let record = |bodies| {
+            let kernel = self.kernel(bodies, variant);
             (bodies, kernel.record(&kernel.name(variant), variant))
         };
-        bodies.into_iter().map(kernel).collect()
+        bodies.into_iter().map(record).collect()
+    }
+
+    /// The kernel for items, or for runs.
+    fn kernel(&self, bodies: Bodies, variant: &ExpressionVariant) -> AttentionKernel {
+        AttentionKernel::Items(match self.body {
+            Body::Wgmma => return AttentionKernel::Runs(self.wgmma_config(variant)),
+            Body::Mma => KernelConfig::Mma(self.config(bodies)),
+            Body::MlaWgmma => KernelConfig::MlaWgmma(self.mla_wgmma_config()),
+            Body::Mla => KernelConfig::Mla(self.latent_config(bodies)),
+            Body::Simt => KernelConfig::Simt(self.simt_config()),
+        })
     }
 
     /// The arguments of a kernel with workers, which waits for the previous launch at a point that depends on the seed.
     pub(crate) fn args(&self, bodies: Bodies, call: &AttentionParams, seed: u64) -> Vec<Arg> {
         let wait = [Wait::AtStart, Wait::AtEnd, Wait::BeforeMerges][(seed % 3) as usize];
-        if self.latent || self.simt { call.all_args() } else { mma::args(&self.config(bodies), call, wait) }
+        if self.body == Body::Mma { mma::args(&self.config(bodies), call, wait) } else { call.all_args() }
     }
 
     pub(crate) fn config(&self, bodies: Bodies) -> MmaConfig {
@@ -206,29 +203,34 @@ impl Case {
     fn simt_config(&self) -> SimtConfig {
         let head_dim = (self.dim.qk as u32, self.dim.vo as u32);
         let [dtype_q, dtype_o, dtype_kv] = [self.q(), self.out(), self.kv];
-        SimtConfig { dtype_q, dtype_o, dtype_kv, head_dim, mla: self.latent }
+        SimtConfig { dtype_q, dtype_o, dtype_kv, head_dim, mla: false }
     }
 
     /// Rows per tile of the kernel.
-    pub(crate) fn q_rows(&self) -> usize {
-        match (self.latent, self.wgmma) {
-            _ if self.simt => self.simt_config().rows() as usize,
-            (true, true) => self.mla_wgmma_config().q_rows(),
-            (true, _) => self.latent_config(Bodies::Both).q_rows(),
-            (_, true) => wgmma::Q_ROWS,
-            _ => self.config(Bodies::Both).q_rows(),
+    pub(crate) fn q_rows(&self, variant: &ExpressionVariant) -> usize {
+        match self.kernel(Bodies::Both, variant) {
+            AttentionKernel::Items(config) => config.q_rows(),
+            _ => wgmma::Q_ROWS,
         }
     }
 
     /// Whether the kernel supports a call.
     pub(crate) fn takes(&self, variant: &ExpressionVariant, params: &AttentionParams) -> bool {
-        match (self.latent, self.wgmma) {
-            _ if self.simt => true,
-            (true, true) => self.mla_wgmma_config().accepts(params),
-            (true, _) => self.latent_config(Bodies::Both).accepts(params),
-            (_, true) => self.wgmma_config(variant).accepts(params),
-            _ => self.config(Bodies::Both).accepts(params),
+        match self.kernel(Bodies::Both, variant) {
+            AttentionKernel::Items(config) => config.accepts(params),
+            AttentionKernel::Runs(config) => config.accepts(params),
+            AttentionKernel::LargeMerges(_) => false,
         }
+    }
+
+    /// Whether values are the first elements of keys.
+    pub(crate) fn is_latent(&self) -> bool {
+        matches!(self.body, Body::Mla | Body::MlaWgmma)
+    }
+
+    /// Whether weights are rounded to 8 bits.
+    pub(crate) fn has_fp8_products(&self) -> bool {
+        self.fp8 && self.body == Body::Wgmma
     }
 
     /// The value of a key of a segment of `len` keys, if it is not noise.

@@ -11,11 +11,12 @@ use tilewright::{
 };
 use tilewright_kernels::attention::{
     body::{mma::MmaConfig, wgmma::WgmmaConfig},
+    choose::Body,
     params::{KvLayout, UNLIMITED},
 };
 
 fn case(dim: usize, heads: (usize, usize), lengths: &[(usize, usize)]) -> Case {
-    let fp8 = |case: &mut Case| (case.fp8, case.kv, case.wgmma) = (true, Dtype::E4m3, true);
+    let fp8 = |case: &mut Case| (case.fp8, case.kv, case.body) = (true, Dtype::E4m3, Body::Wgmma);
     Case::new(dim, heads, lengths).with(fp8)
 }
 
@@ -91,14 +92,14 @@ fn fp8_queries_are_converted_by_mma_bodies() {
     for (arch, qo) in [(80, Dtype::Bf16), (89, Dtype::F16), (90, Dtype::Bf16), (90, Dtype::F16)] {
         let lengths = [(1, 90), (33, 150), (1, 0), (2, 30)];
         let case = case(128, (4, 2), &lengths);
-        check(&case.clone().with(|case| (case.arch, case.qo, case.wgmma) = (arch, qo, false)));
+        check(&case.clone().with(|case| (case.arch, case.qo, case.body) = (arch, qo, Body::Mma)));
         let few = [(1, 300), (3, 30)];
         check(&case.with(|case| {
-            (case.arch, case.qo, case.wgmma, case.lengths) = (arch, qo, false, few.to_vec());
+            (case.arch, case.qo, case.body, case.lengths) = (arch, qo, Body::Mma, few.to_vec());
         }));
     }
     let odd = case(80, (2, 1), &[(1, 90), (30, 60)]);
-    check(&odd.with(|case| (case.wgmma, case.scales) = (false, Scales::Page)));
+    check(&odd.with(|case| (case.body, case.scales) = (Body::Mma, Scales::Page)));
 }
 
 #[test]
@@ -121,12 +122,12 @@ fn outputs_of_e4m3() {
     let lengths = [(70, 300), (20, 20), (0, 7), (30, 10), (3, 400)];
     let wide = |dim, lengths: &[_]| narrow(Case::new(dim, (4, 2), lengths));
     for dim in [128, 64] {
-        check(&wide(dim, &lengths).with(|case| case.wgmma = true));
+        check(&wide(dim, &lengths).with(|case| case.body = Body::Wgmma));
         check(&narrow(case(dim, (4, 2), &lengths)));
     }
     // parts of the eight fragments that a quad exchanges
     for (qk, vo) in [(48, 48), (64, 56), (96, 96), (128, 104)] {
-        check(&wide(qk, &[(150, 290)]).with(|case| (case.dim.vo, case.wgmma) = (vo, true)));
+        check(&wide(qk, &[(150, 290)]).with(|case| (case.dim.vo, case.body) = (vo, Body::Wgmma)));
     }
     for (arch, qo) in [(80, Dtype::Bf16), (89, Dtype::F16), (90, Dtype::Bf16)] {
         check(&wide(128, &lengths).with(|case| (case.arch, case.qo, case.kv) = (arch, qo, qo)));
@@ -139,7 +140,7 @@ fn outputs_of_e4m3() {
     let split = wide(128, &[(20, 5 * 128 + 3), (1, 390)]);
     let split = split.with(|case| (case.piece, case.workers, case.seeds) = (128, 4, 2));
     check(&split);
-    check(&split.with(|case| case.wgmma = true));
+    check(&split.with(|case| case.body = Body::Wgmma));
 }
 
 #[test]
@@ -150,6 +151,6 @@ fn outputs_of_e4m3_are_saturated() {
     let spoiled = Case::new(128, (2, 1), &[(100, 300), (40, 90)]).with(|case| case.spoiled = spoiled);
     for case in [large, spoiled] {
         check(&narrow(case.clone()));
-        check(&narrow(case.with(|case| case.wgmma = true)));
+        check(&narrow(case.with(|case| case.body = Body::Wgmma)));
     }
 }

@@ -18,6 +18,7 @@ use tilewright::{
 };
 use tilewright_kernels::attention::{
     body::{Bodies, mma::unsupported_variant},
+    choose::Body,
     params::KvLayout,
 };
 
@@ -27,7 +28,7 @@ fn cases() -> Vec<Case> {
     let level = Case::new(32, (4, 1), &[(1, 100), (3, 90), (20, 128)]);
     let few = Case::new(32, (4, 2), &[(1, 100), (3, 90), (2, 75)]);
     let blocks = Case::new(32, (4, 2), &[(1, 80), (30, 70)]);
-    let wgmma = |case: &mut Case| (case.dim, case.wgmma) = (HeadDim::same(64), true);
+    let wgmma = |case: &mut Case| (case.dim, case.body) = (HeadDim::same(64), Body::Wgmma);
     vec![
         mixed.clone().with(wgmma),
         blocks.clone().with(wgmma).with(|case| (case.layout, case.page_size) = (KvLayout::Blocks, 4)),
@@ -67,8 +68,8 @@ fn capped_logits() {
 /// Biases that grow evenly from key to key. Tiles are processed from the last to the first, so maxima move where a bias falls.
 #[test]
 fn biases_of_whole_tiles() {
-    let case =
-        Case::new(128, (2, 1), &[(130, 700), (9, 300)]).with(|case| (case.wgmma, case.mask) = (true, FULL));
+    let case = Case::new(128, (2, 1), &[(130, 700), (9, 300)])
+        .with(|case| (case.body, case.mask) = (Body::Wgmma, FULL));
     let slopes = formula::alibi_slopes(2);
     let alibi = |at: LogitIndex, s: f64| s + slopes[at.h] * (at.j as f64 - at.p as f64);
     let definition = || Definition { logit: Box::new(alibi), ..Definition::default() };
@@ -77,7 +78,7 @@ fn biases_of_whole_tiles() {
     for (query_factor, kv, mask, step) in
         [(1.0, Dtype::Bf16, FULL, -1.5), (-1.0, Dtype::Bf16, FULL, -1.5), (1.0, Dtype::E4m3, CAUSAL, 0.03)]
     {
-        let case = Case::new(128, (2, 1), &[(70, 600)]).with(|case| (case.wgmma, case.kv) = (true, kv));
+        let case = Case::new(128, (2, 1), &[(70, 600)]).with(|case| (case.body, case.kv) = (Body::Wgmma, kv));
         let case = case.with(|case| (case.query_factor, case.mask) = (query_factor, mask));
         let bias = format!(r#"{{"mul": [{{"add": ["qo_head", "kv"]}}, {step}]}}"#);
         let json = format!(r#"{{"name": "line", "logits": {{"add": ["logit", {bias}]}}}}"#);
@@ -91,8 +92,8 @@ fn biases_of_whole_tiles() {
 /// decreases.
 #[test]
 fn capped_logits_of_whole_tiles() {
-    let case =
-        Case::new(128, (2, 1), &[(130, 700), (9, 300)]).with(|case| (case.wgmma, case.mask) = (true, FULL));
+    let case = Case::new(128, (2, 1), &[(130, 700), (9, 300)])
+        .with(|case| (case.body, case.mask) = (Body::Wgmma, FULL));
     for cap in [30.0, 8.0, 0.5] {
         let variant = recorded(&SoftCap::new(cap).expect("it is above 0"));
         check_with(&case, &variant, &|_| formula::soft_cap(f64::from(cap)));
@@ -178,7 +179,7 @@ const LAST_KEYS: &str = r#"{
 /// Cases of several tiles, of few and many rows, with and without unmasked tiles.
 fn long_cases() -> Vec<Case> {
     let mixed = Case::new(128, (2, 1), &[(130, 700), (9, 300), (1, 450), (3, 128)]);
-    let wgmma = mixed.clone().with(|case| case.wgmma = true);
+    let wgmma = mixed.clone().with(|case| case.body = Body::Wgmma);
     vec![
         wgmma.clone(),
         wgmma.with(|case| case.mask = FULL),
@@ -209,7 +210,7 @@ fn masks_of_last_keys_are_not_computed_in_other_tiles() {
     let hides = r#"{"name": "wrong", "mask_tail": 16, "mask": {"not": {"eq": ["kv", 3]}}}"#;
     let variant = ExpressionVariant::from_json(hides).unwrap_or_else(|why| panic!("{why}"));
     let case = Case::new(128, (2, 1), &[(130, 700), (1, 450), (3, 300)]);
-    for case in [case.clone().with(|case| case.wgmma = true), case] {
+    for case in [case.clone().with(|case| case.body = Body::Wgmma), case] {
         check_with(&case, &variant, &|_| Definition::default());
     }
 }
@@ -218,9 +219,9 @@ fn masks_of_last_keys_are_not_computed_in_other_tiles() {
 fn masks_hide_values_that_are_not_finite() {
     let spoiled = [(0, 3, f64::NAN), (0, 44, f64::INFINITY), (1, 27, f64::NAN), (1, 80, f64::NEG_INFINITY)];
     // several tiles of `wgmma`
-    for (wgmma, more) in [(false, 0), (true, 200)] {
+    for (body, more) in [(Body::Mma, 0), (Body::Wgmma, 200)] {
         let case = Case::new(64, (2, 1), &[(1, 70 + more), (40, 90 + more)]);
-        let case = case.with(|case| (case.mask, case.wgmma) = (FULL, wgmma));
+        let case = case.with(|case| (case.mask, case.body) = (FULL, body));
         let spoiled = spoiled.map(|(request, key, value)| (request, key + more, value));
         let documents = vec![(0..290).map(|at| at / 25 % 3).collect::<Vec<u32>>(); 2];
         let variant = DocumentMask::new(&documents).expect("the ids are small");
@@ -254,7 +255,7 @@ fn states_that_items_add() {
     };
     let case = Case::new(64, (4, 1), &[(1, 350), (3, 340), (4, 378), (2, 350)]);
     let case = case.with(|case| (case.prefix, case.piece, case.adds, case.workers) = (326, 64, true, 3));
-    for case in [case.clone().with(|case| case.simt = true), case] {
+    for case in [case.clone().with(|case| case.body = Body::Simt), case] {
         check(&case);
         check_with(&case, &variant, &definition);
     }

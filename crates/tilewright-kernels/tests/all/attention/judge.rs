@@ -117,7 +117,7 @@ impl World {
     fn precision(&self) -> f64 {
         match self.case.qo {
             // weights of e4m3 have 4 significant bits
-            _ if self.case.fp8 && self.case.wgmma => 1.0 / 16.0,
+            _ if self.case.has_fp8_products() => 1.0 / 16.0,
             Dtype::F16 => 1.0 / 1024.0,
             _ => 1.0 / 128.0,
         }
@@ -126,7 +126,7 @@ impl World {
     /// Absolute error of a weight, relative to the largest, below the normal numbers of its dtype: weights of e4m3 are multiples of
     /// 2^-9, and the largest is 2^8.
     fn underflow(&self) -> f64 {
-        if self.case.fp8 && self.case.wgmma { 2.0_f64.powi(-18) } else { 0.0 }
+        if self.case.has_fp8_products() { 2.0_f64.powi(-18) } else { 0.0 }
     }
 
     /// Arguments of the definition for the keys of a row, by position.
@@ -152,7 +152,7 @@ impl World {
         let logit = |&(segment, key): &(&Segment, usize)| {
             let k = &k[self.element(dim.qk, segment, (key, kv_head))..][..dim.qk];
             let products = q.iter().zip(k).map(|(q, k)| q * k);
-            let dot: f64 = match case.fp8 && case.wgmma {
+            let dot: f64 = match case.has_fp8_products() {
                 // products of e4m3 are exact in f32
                 true => narrow_sum(products.map(|product| product as f32)).into(),
                 false => products.sum(),

@@ -10,7 +10,8 @@ use super::{
 use std::ops::Range;
 use tilewright::{Dtype, HeadDim};
 use tilewright_kernels::attention::{
-    body::mla_wgmma::MlaWgmmaConfig,
+    body::{Bodies, mla_wgmma::MlaWgmmaConfig},
+    choose::Body,
     params::{KvLayout, UNLIMITED},
 };
 
@@ -18,8 +19,8 @@ use tilewright_kernels::attention::{
 const WHOLE_HEADS: HeadDim = HeadDim { qk: 576, vo: 512 };
 
 /// A body, and the sizes that reach its paths.
-struct Body {
-    wgmma: bool,
+struct LatentBody {
+    body: Body,
     page_size: usize,
     /// Keys added to requests, so that both warpgroups have several KV tiles.
     more: usize,
@@ -31,8 +32,8 @@ struct Body {
     pages: &'static [(usize, bool)],
 }
 
-const MMA: Body = Body {
-    wgmma: false,
+const MLA: LatentBody = LatentBody {
+    body: Body::Mla,
     page_size: 16,
     more: 0,
     pieces: [64, 64],
@@ -40,8 +41,8 @@ const MMA: Body = Body {
     pages: &[(1, false), (5, true), (16, true), (64, false)],
 };
 
-const WGMMA: Body = Body {
-    wgmma: true,
+const MLA_WGMMA: LatentBody = LatentBody {
+    body: Body::MlaWgmma,
     page_size: 64,
     more: 200,
     pieces: [128, 192],
@@ -49,11 +50,11 @@ const WGMMA: Body = Body {
     pages: &[(1, false), (2, true), (5, true), (8, false), (16, true), (24, false), (32, true), (128, false)],
 };
 
-impl Body {
+impl LatentBody {
     /// Small heads, to keep tests short.
     fn case(&self, heads: usize, lengths: &[(usize, usize)]) -> Case {
         Case::new(128, (heads, 1), lengths).with(|case| {
-            (case.latent, case.wgmma, case.page_size) = (true, self.wgmma, self.page_size);
+            (case.body, case.page_size) = (self.body, self.page_size);
             case.dim = HeadDim { qk: 192, vo: 128 };
         })
     }
@@ -99,11 +100,11 @@ impl World {
 macro_rules! scenarios {
     ($($name:ident)+) => {
         mod mma {
-            $(#[test] fn $name() { super::$name(&super::MMA); })+
+            $(#[test] fn $name() { super::$name(&super::MLA); })+
         }
 
         mod wgmma {
-            $(#[test] fn $name() { super::$name(&super::WGMMA); })+
+            $(#[test] fn $name() { super::$name(&super::MLA_WGMMA); })+
         }
     };
 }
@@ -121,7 +122,7 @@ scenarios! {
     values_that_are_not_finite
 }
 
-fn decode_of_uneven_requests(body: &Body) {
+fn decode_of_uneven_requests(body: &LatentBody) {
     let more = body.more;
     check(&body.case(16, &[(1, 70 + more), (1, 3), (1, 0), (1, 33 + more)]).with(|case| case.seeds = 3));
     let case = body.case(128, &[(1, 40 + more / 2), (1, 0), (1, 65)]);
@@ -130,14 +131,14 @@ fn decode_of_uneven_requests(body: &Body) {
     check(&case.with(|case| (case.workers, case.seeds) = (1, 1 + more as u64 / 100)));
 }
 
-fn logits_that_grow(body: &Body) {
+fn logits_that_grow(body: &LatentBody) {
     for growth in [4.0, 40.0] {
         let case = body.case(20, &[(1, 300 + body.more), (3, 150 + body.more)]);
         check(&case.with(|case| (case.growth, case.seeds) = (growth, 2)));
     }
 }
 
-fn whole_heads(body: &Body) {
+fn whole_heads(body: &LatentBody) {
     for heads in [16, 128] {
         let case = body.case(heads, &[(1, 100 + body.more)]).with(|case| case.dim = WHOLE_HEADS);
         check(&case.with(|case| (case.piece, case.workers) = (body.pieces[1], 2)));
@@ -147,14 +148,14 @@ fn whole_heads(body: &Body) {
     check(&long.with(|case| (case.piece, case.workers) = (64, 7)));
 }
 
-fn groups(body: &Body) {
+fn groups(body: &LatentBody) {
     for heads in [1, 15, 17, 33, 64, 65] {
         let case = body.case(heads, &[(1, 40 + body.more / 2), (2, 70 + body.more)]);
         check(&case.with(|case| case.piece = body.pieces[1]));
     }
 }
 
-fn prefill_append_and_mixed_batches(body: &Body) {
+fn prefill_append_and_mixed_batches(body: &LatentBody) {
     let lengths = [(5, 90 + body.more), (1, 130), (40, 40), (3, 3), (0, 7), (12, 5)];
     let split = body.case(4, &lengths);
     check(&split.with(|case| (case.piece, case.workers, case.seeds) = (body.pieces[0], 5, 2)));
@@ -163,7 +164,7 @@ fn prefill_append_and_mixed_batches(body: &Body) {
     check(&body.case(4, &[(0, 7)]));
 }
 
-fn pages_and_layouts(body: &Body) {
+fn pages_and_layouts(body: &LatentBody) {
     let lengths = [(1, 100 + body.more), (10, 30 + body.more / 2)];
     for &(page_size, hnd) in body.pages {
         check(&body.case(4, &lengths).with(|case| (case.page_size, case.hnd) = (page_size, hnd)));
@@ -175,7 +176,7 @@ fn pages_and_layouts(body: &Body) {
     }
 }
 
-fn windows_and_mask_bits(body: &Body) {
+fn windows_and_mask_bits(body: &LatentBody) {
     let more = body.more;
     for mask in [(20, 0), (3, 5), (UNLIMITED, 9), (0, 0), (70 + more as u32, 0)] {
         let case = body.case(2, &[(1, 150 + more), (40, 90 + more), (10, 4)]);
@@ -187,7 +188,7 @@ fn windows_and_mask_bits(body: &Body) {
     }
 }
 
-fn levels_of_a_cascade_and_long_splits(body: &Body) {
+fn levels_of_a_cascade_and_long_splits(body: &LatentBody) {
     let lengths = [(1, 100), (3, 90), (1, 128), (20, 100)].map(|(qo, kv)| (qo, kv + body.more));
     let levels = body.case(4, &lengths).with(|case| (case.workers, case.seeds) = (3, 2));
     let levels = levels.with(|case| (case.prefix, case.piece) = (70 + body.more, body.pieces[0]));
@@ -201,7 +202,7 @@ fn levels_of_a_cascade_and_long_splits(body: &Body) {
     let long = body.case(body.long_heads, &[(1, 64 * 20 + 3)]);
     check(&long.with(|case| (case.piece, case.workers, case.seeds) = (body.pieces[1], 7, 2)));
     // merges of fewer sources than a warp has lanes, of more, and of twice as many per warp; four warps divide those of `wgmma`
-    let most = if body.wgmma { 4 * 64 + 1 } else { 2 * 64 + 1 };
+    let most = if body.body == Body::MlaWgmma { 4 * 64 + 1 } else { 2 * 64 + 1 };
     let sources = body.case(body.long_heads.min(64), &[(1, 64 * 9), (1, 64 * most)]);
     check(&sources.with(|case| (case.piece, case.workers) = (64, 7)));
     for (heads, lengths) in [(20, [(1, 64), (3, 64 * 33 + 3)]), (1, [(1, 64), (1, 64 * 65)])] {
@@ -209,12 +210,12 @@ fn levels_of_a_cascade_and_long_splits(body: &Body) {
     }
 }
 
-fn f16(body: &Body) {
+fn f16(body: &LatentBody) {
     let f16 = |case: &mut Case| (case.qo, case.kv) = (Dtype::F16, Dtype::F16);
     check(&body.case(8, &[(1, 90 + body.more), (33, 70)]).with(f16));
 }
 
-fn values_that_are_not_finite(body: &Body) {
+fn values_that_are_not_finite(body: &LatentBody) {
     for (dtype, heads) in [(Dtype::Bf16, 2), (Dtype::F16, 16)] {
         let case = body.case(heads, &[(1, 70 + body.more), (40, 90 + body.more), (5, 12)]);
         let case = case.with(|case| (case.qo, case.kv, case.spoiled) = (dtype, dtype, SPOILED.to_vec()));
@@ -226,10 +227,10 @@ fn values_that_are_not_finite(body: &Body) {
 #[test]
 fn every_size_of_shared_memory() {
     for (arch, groups) in [(80, 4), (86, 2), (120, 2)] {
-        let case = MMA.case(40, &[(1, 90), (3, 150)]).with(|case| case.arch = arch);
+        let case = MLA.case(40, &[(1, 90), (3, 150)]).with(|case| case.arch = arch);
         check(&case);
-        let whole = MMA.case(33, &[(2, 100)]).with(|case| (case.dim, case.arch) = (WHOLE_HEADS, arch));
-        assert_eq!(whole.q_rows(), 16 * groups);
+        let whole = MLA.case(33, &[(2, 100)]).with(|case| (case.dim, case.arch) = (WHOLE_HEADS, arch));
+        assert_eq!(whole.latent_config(Bodies::Both).q_rows(), 16 * groups);
         check(&whole);
     }
 }
@@ -237,7 +238,7 @@ fn every_size_of_shared_memory() {
 /// Items of few rows have a body of their own, and a ring of more stages.
 #[test]
 fn few_rows() {
-    let case = MMA.case(4, &[(1, 70), (4, 90), (2, 12), (1, 340)]);
+    let case = MLA.case(4, &[(1, 70), (4, 90), (2, 12), (1, 340)]);
     check(&case.clone().with(|case| case.layout = KvLayout::Ragged));
     check(&case.with(|case| (case.bits, case.spoiled) = (Some(40), SPOILED.to_vec())));
 }
@@ -247,24 +248,24 @@ fn few_rows() {
 fn single_values_that_are_not_finite() {
     let keys = [41, 43, 45, 47, 105, 107, 109, 111];
     let spoiled = keys.into_iter().enumerate().map(|(request, key)| (request, key, f64::NAN)).collect();
-    let case = WGMMA.case(2, &keys.map(|key| (1, if key < 64 { 64 } else { 128 })));
+    let case = MLA_WGMMA.case(2, &keys.map(|key| (1, if key < 64 { 64 } else { 128 })));
     check(&case.with(|case| (case.mask, case.spoiled) = ((5, 0), spoiled)));
     // rows with a logit of -inf have one NaN
-    let whole = WGMMA.case(16, &[(3, 504)]).with(|case| case.dim = WHOLE_HEADS);
+    let whole = MLA_WGMMA.case(16, &[(3, 504)]).with(|case| case.dim = WHOLE_HEADS);
     check(&whole.with(|case| (case.mask, case.spoiled) = ((20, 0), vec![(0, 500, f64::INFINITY)])));
 }
 
 #[test]
 fn head_dims_of_wgmma() {
     for (qk, vo) in [(320, 256), (512, 384), (256, 128)] {
-        check(&WGMMA.case(20, &[(1, 260), (3, 70)]).with(|case| case.dim = HeadDim { qk, vo }));
+        check(&MLA_WGMMA.case(20, &[(1, 260), (3, 70)]).with(|case| case.dim = HeadDim { qk, vo }));
     }
 }
 
 #[test]
 fn small_pages_of_whole_heads() {
     for page_size in [1, 16] {
-        let case = WGMMA.case(70, &[(1, 300)]).with(|case| case.dim = WHOLE_HEADS);
+        let case = MLA_WGMMA.case(70, &[(1, 300)]).with(|case| case.dim = WHOLE_HEADS);
         check(&case.with(|case| case.page_size = page_size));
     }
 }
@@ -274,7 +275,7 @@ fn small_pages_of_whole_heads() {
 fn caches_of_bytes() {
     use Dtype::{Bf16, E4m3, E5m2, F16, I8};
     let of = |(qo, kv), scales, heads, lengths: &[(usize, usize)]| {
-        WGMMA.case(heads, lengths).with(|case| (case.qo, case.kv, case.scales) = (qo, kv, scales))
+        MLA_WGMMA.case(heads, lengths).with(|case| (case.qo, case.kv, case.scales) = (qo, kv, scales))
     };
     let lengths = [(1, 300), (3, 3), (40, 210), (0, 7), (1, 64)];
     for (number, dtypes) in
@@ -328,13 +329,13 @@ fn unsupported_configs_report_all_reasons() {
 
 #[test]
 fn latent_outputs_of_e4m3() {
-    for body in [MMA, WGMMA] {
+    for body in [MLA, MLA_WGMMA] {
         let case = body.case(16, &[(1, 90), (3, 200), (2, 40)]).with(|case| case.fp8_outputs = true);
         check(&case);
         let [piece, _] = body.pieces;
         check(&case.with(|case| (case.piece, case.workers, case.heads, case.seeds) = (piece, 4, (40, 1), 2)));
     }
     // a merge that is left to the kernel of large merges
-    let large = WGMMA.case(64, &[(1, 64 * 9)]).with(|case| case.fp8_outputs = true);
+    let large = MLA_WGMMA.case(64, &[(1, 64 * 9)]).with(|case| case.fp8_outputs = true);
     check(&large.with(|case| (case.piece, case.workers) = (64, 7)));
 }

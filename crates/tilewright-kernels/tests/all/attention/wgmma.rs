@@ -7,11 +7,12 @@ use super::{
 use tilewright::{Dtype, HeadDim};
 use tilewright_kernels::attention::{
     body::wgmma::WgmmaConfig,
+    choose::Body,
     params::{KvLayout, UNLIMITED},
 };
 
 fn case(dim: usize, heads: (usize, usize), lengths: &[(usize, usize)]) -> Case {
-    Case::new(dim, heads, lengths).with(|case| case.wgmma = true)
+    Case::new(dim, heads, lengths).with(|case| case.body = Body::Wgmma)
 }
 
 #[test]

@@ -13,6 +13,7 @@ use tilewright_kernels::{
             mla_wgmma::MlaWgmmaParams,
             wgmma::{RunParams, kv_map},
         },
+        choose::Body,
         operator::AttentionKernel,
         params::{AttentionParams, CacheTensor, KvLayout, PeTensors, RowTensor, ScaleTensor},
     },
@@ -223,7 +224,7 @@ impl World {
                 }
             }
         }
-        for &(request, key, value) in case.spoiled.iter().filter(|_| !case.latent) {
+        for &(request, key, value) in case.spoiled.iter().filter(|_| !case.is_latent()) {
             let number = request + usize::from(case.prefix > 0);
             let at = self.element(dim.vo, &self.segments[number], (key, 0)) + key % dim.vo;
             v[at * size..][..size].copy_from_slice(&bytes(case.kv, value));
@@ -233,7 +234,7 @@ impl World {
             }
         }
         (self.k, self.v) = (k, v);
-        if case.latent {
+        if case.is_latent() {
             self.poison_latent();
         }
     }
@@ -241,7 +242,12 @@ impl World {
     /// Pieces of all keys of each segment.
     fn schedule(&self) -> Schedule {
         let case = &self.case;
-        let cut = Cut { rows: case.q_rows(), keys: case.piece, workers: case.workers, adds: case.adds };
+        let cut = Cut {
+            rows: case.q_rows(&self.variant),
+            keys: case.piece,
+            workers: case.workers,
+            adds: case.adds,
+        };
         Schedule::new(&self.segments, request_rows(&case.lengths), (case.group(), cut))
     }
 
@@ -281,9 +287,9 @@ impl World {
         let arrival_counters = call.plan.arrival_counters;
         let ticket = memory.alloc_from(&[0_u32]);
         let large_merges = memory.alloc_from(&vec![0_u32; 2 + schedule.merges.len()]);
-        let mut launches = match (case.wgmma, case.latent) {
-            (true, true) => vec![self.mla_launch(&call, large_merges)],
-            (true, false) => self.run_launches(&call, (schedule.items.len(), ticket)),
+        let mut launches = match case.body {
+            Body::MlaWgmma => vec![self.mla_launch(&call, large_merges)],
+            Body::Wgmma => self.run_launches(&call, (schedule.items.len(), ticket)),
             _ => {
                 let args = |plan| case.args(bodies, &AttentionParams { plan, ..call.clone() }, seed);
                 plans.into_iter().map(|plan| (case.workers, args(plan))).collect()
@@ -295,7 +301,7 @@ impl World {
         for (ctas, args) in &launches {
             Launch { kernel, grid: [*ctas as u32, 1, 1], args, seed }.run(&mut memory)?;
         }
-        if case.wgmma && case.latent {
+        if case.body == Body::MlaWgmma {
             self.run_large_merges((&launches[0].1, large_merges), seed, &mut memory)?;
         }
         assert_eq!(memory.read::<u32>(ticket, 1)?, [0], "the ticket is not reset");
@@ -379,7 +385,7 @@ impl World {
             CacheTensor { address, page, token, head }
         };
         let q = self.rows_at(memory.alloc_bytes(&self.q), dim.qk);
-        match case.latent {
+        match case.is_latent() {
             false => {
                 let [k, v] = [&self.k, &self.v].map(|pool| memory.alloc_bytes(pool));
                 (q, cache(k, dim.qk), cache(v, dim.vo), None)
