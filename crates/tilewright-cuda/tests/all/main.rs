@@ -78,6 +78,8 @@ mod hopper;
 mod judge;
 mod kernel_loads;
 mod other_device;
+#[path = "../../../tilewright/tests/all/paged_requests.rs"]
+mod paged_requests;
 mod plan_on_device;
 
 #[path = "../../../tilewright-kernels/tests/all/real.rs"]

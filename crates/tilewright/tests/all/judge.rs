@@ -2,9 +2,9 @@
 //! loop on the same request, plus the rounding to the output's dtype.
 
 use crate::{elements::half_ulp, run::Outcome, sample::Sample};
-use std::{cell::Cell, ops::Range};
+use std::{cell::Cell, fmt, ops::Range};
 use tilewright::{
-    Dtype,
+    Backend, Dtype,
     reference::{
         attention::{Definition, LogitIndex, OracleState},
         naive::WeightRounding,
@@ -131,8 +131,14 @@ impl Expected {
         }
     }
 
+    /// Panics if an outcome of `backend` is outside its tolerance. `case` names the inputs.
+    #[track_caller]
+    pub(crate) fn assert<B: Backend>(&self, backend: &B, outcome: &Outcome, case: fmt::Arguments<'_>) {
+        self.check(outcome).unwrap_or_else(|text| panic!("{}: {case}: {text}", backend.describe()));
+    }
+
     /// Describes the first element of `outcome` outside its tolerance, if any.
-    pub(crate) fn check(&self, outcome: &Outcome) -> Result<(), String> {
+    fn check(&self, outcome: &Outcome) -> Result<(), String> {
         count_cases(1);
         let error_of_o = match outcome.weights {
             Dtype::F32 => self.errors.o,

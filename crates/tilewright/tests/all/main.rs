@@ -51,6 +51,7 @@ mod judge;
 mod layers;
 mod memory;
 mod packed;
+mod paged_requests;
 mod quant;
 mod run;
 mod sample;

@@ -2,8 +2,9 @@
 
 use crate::{elements::Elements, sample::Sample, storage::Stored};
 use tilewright::{
-    Attention, Backend, Dtype, KvCache, Output, Plan, Result, View, Workspace, attention::Split,
-    kv::KvScales, kv::QuantizedCache,
+    Attention, Backend, Batch, Dtype, KvCache, Output, Plan, Result, View, Workspace,
+    attention::{Split, Variant, variant::Plain},
+    kv::{KvScales, QuantizedCache},
 };
 
 /// The outcome of a run, converted to f32.
@@ -51,9 +52,20 @@ pub(crate) fn run_with<B: Backend + Clone>(
     split: Split,
     workspace: &mut Workspace,
 ) -> Outcome {
-    let attention = Attention::new(sample.problem, backend.clone()).expect("the backend can do it");
-    let plan = attention.plan_with(&stored.batch(), split).expect("the batch is sound");
-    execute(&attention, &plan, (sample, stored.cache()), workspace)
+    run_batch((backend, Plain), (sample, &stored.batch(), stored.cache()), split, workspace)
+}
+
+/// Plans and runs a batch of `sample` with a variant.
+pub(crate) fn run_batch<B: Backend + Clone>(
+    (backend, variant): (&B, impl Variant),
+    (sample, batch, cache): (&Sample, &Batch<'_>, KvCache<'_>),
+    split: Split,
+    workspace: &mut Workspace,
+) -> Outcome {
+    let attention = Attention::with_variant(sample.problem, variant, backend.clone());
+    let attention = attention.expect("the backend can do it");
+    let plan = attention.plan_with(batch, split).expect("the batch is sound");
+    execute(&attention, &plan, (sample, cache), workspace)
 }
 
 /// Runs a plan with a workspace of arbitrary contents.

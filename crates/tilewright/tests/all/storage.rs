@@ -1,7 +1,7 @@
 //! Stores a sample's keys and values in pages or a ragged tensor, with NaN in all unused slots.
 
-use crate::{elements::Elements, generator::Generator, sample::Sample};
-use tilewright::{Batch, KvCache, KvLayout, PageTable};
+use crate::{elements::Elements, generator::Generator, paged_requests::PagedRequests, sample::Sample};
+use tilewright::{Batch, KvCache, KvLayout};
 
 /// The KV storage kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -12,10 +12,8 @@ pub(crate) enum Storage {
 
 /// A stored batch.
 pub(crate) struct Stored {
-    pub(crate) qo_indptr: Vec<i32>,
-    pub(crate) kv_indptr: Vec<i32>,
-    pub(crate) indices: Vec<i32>,
-    pub(crate) last_page_len: Vec<i32>,
+    /// With pages of one token for a ragged tensor.
+    pub(crate) requests: PagedRequests,
     storage: Storage,
     k: (Elements, Vec<usize>),
     v: (Elements, Vec<usize>),
@@ -25,50 +23,24 @@ impl Stored {
     /// Stores `sample` in its problem's layout; `seed` determines the page order in the pool. The pool has unused
     /// pages.
     pub(crate) fn new(sample: &Sample, storage: Storage, seed: u64) -> Self {
-        let indptr = |counts: &mut dyn Iterator<Item = usize>| -> Vec<i32> {
-            let sums = counts.scan(0, |sum, count| {
-                *sum += count as i32;
-                Some(*sum)
-            });
-            std::iter::once(0).chain(sums).collect()
-        };
-        let per_slot = match storage {
-            Storage::Ragged => 1,
-            Storage::Paged(page_size) => page_size,
-        };
-        let qo_indptr = indptr(&mut sample.lens.iter().map(|l| l.0));
-        let kv_indptr = indptr(&mut sample.lens.iter().map(|l| l.1.div_ceil(per_slot)));
-        let owned = *kv_indptr.last().expect("it has a first entry") as usize;
-        let (count, indices) = match storage {
-            Storage::Ragged => (owned, (0..owned).collect()),
-            Storage::Paged(_) => (owned + 2, Generator::new(seed).permutation(owned + 2)),
-        };
-        let indices: Vec<i32> = indices.into_iter().take(owned).map(|page| page as i32).collect();
-        let last = |l: usize| if l == 0 { 0 } else { (l - 1) % per_slot + 1 };
-        let last_page_len = sample.lens.iter().map(|l| last(l.1) as i32).collect();
-        let pool = Pool { sample, storage, count, indptr: &kv_indptr, indices: &indices };
+        let page_size = if let Storage::Paged(page_size) = storage { page_size } else { 1 };
+        let mut requests = PagedRequests::new(&sample.lens, page_size);
+        let mut count = requests.indices.len();
+        if storage != Storage::Ragged {
+            count += 2;
+            let order = Generator::new(seed).permutation(count);
+            requests.indices.iter_mut().zip(order).for_each(|(page, number)| *page = number as i32);
+        }
+        let pool = Pool { sample, storage, count, indptr: &requests.kv_indptr, indices: &requests.indices };
         let dim = sample.problem.head_dim();
         let (k, v) = (pool.fill(&sample.k, dim.qk), pool.fill(&sample.v, dim.vo));
-        Self { qo_indptr, kv_indptr, indices, last_page_len, storage, k, v }
+        Self { requests, storage, k, v }
     }
 
     pub(crate) fn batch(&self) -> Batch<'_> {
         match self.storage {
-            Storage::Ragged => Batch::ragged(&self.qo_indptr, &self.kv_indptr),
-            Storage::Paged(_) => Batch::paged(&self.qo_indptr, self.table()),
-        }
-    }
-
-    pub(crate) fn table(&self) -> PageTable<'_> {
-        let Storage::Paged(page_size) = self.storage else { panic!("a ragged batch has no page table") };
-        PageTable::new(&self.kv_indptr, &self.indices, &self.last_page_len, page_size)
-    }
-
-    /// Tokens per page; 1 for a ragged tensor.
-    pub(crate) fn page_size(&self) -> usize {
-        match self.storage {
-            Storage::Ragged => 1,
-            Storage::Paged(page_size) => page_size,
+            Storage::Ragged => Batch::ragged(&self.requests.qo_indptr, &self.requests.kv_indptr),
+            Storage::Paged(_) => self.requests.batch(),
         }
     }
 

@@ -1,9 +1,9 @@
 //! Block-sparse rows against the oracle, over FlashInfer's grid of block sizes, lengths and heads, and beyond it.
 
-use crate::{elements::Elements, generator::Generator, judge::Expected, run::execute, sample::Sample};
+use crate::{elements::Elements, generator::Generator, judge::Expected, run::run_batch, sample::Sample};
 use tilewright::{
-    Attention, Backend, Batch, Dtype, HeadDim, Heads, KvCache, KvLayout, Mask, Problem, Workspace,
-    attention::{BitOrder, Split, packbits},
+    Backend, Batch, Dtype, HeadDim, Heads, KvCache, KvLayout, Mask, Problem, Workspace,
+    attention::{BitOrder, Split, packbits, variant::Plain},
     kv::{BlockSparse, VariableBlockSparse},
     reference::attention::Definition,
 };
@@ -41,12 +41,8 @@ fn judge<B: Backend + Clone>(
     for (backend, split) in
         backends.iter().flat_map(|b| [Split::Balanced, Split::Fixed { tokens: 64 }].map(|s| (b, s)))
     {
-        let attention = Attention::new(sample.problem, backend.clone()).expect("the backend can do it");
-        let plan = attention.plan_with(batch, split).expect("the batch is sound");
-        let outcome = execute(&attention, &plan, (sample, cache), &mut Workspace::default());
-        if let Err(text) = expected.check(&outcome) {
-            panic!("{}: {}, {split:?}: {text}", backend.describe(), sample.problem);
-        }
+        let outcome = run_batch((backend, Plain), (sample, batch, cache), split, &mut Workspace::default());
+        expected.assert(backend, &outcome, format_args!("{}, {split:?}", sample.problem));
     }
 }
 

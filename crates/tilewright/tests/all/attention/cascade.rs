@@ -4,6 +4,7 @@ use crate::{
     elements::Elements,
     generator::Generator,
     judge::Expected,
+    paged_requests::PagedRequests,
     run::execute,
     sample::{Lens, Sample},
 };
@@ -86,11 +87,7 @@ impl Family {
             elements
         };
         let (k, v) = (fill(&sample.k, heads * dim.qk), fill(&sample.v, heads * dim.vo));
-        let sums = lens.iter().scan(0, |sum, lens| {
-            *sum += lens.0 as i32;
-            Some(*sum)
-        });
-        let qo_indptr = std::iter::once(0).chain(sums).collect();
+        let PagedRequests { qo_indptr, .. } = PagedRequests::new(&lens, self.page_size);
         Pool { sample, qo_indptr, shared, own, k, v, pages: total + 3 }
     }
 
@@ -101,29 +98,11 @@ impl Family {
     }
 }
 
-/// A page table's arrays.
-struct Table {
-    indptr: Vec<i32>,
-    indices: Vec<i32>,
-    last_page_len: Vec<i32>,
-    page_size: usize,
-}
-
-impl Table {
-    fn new(requests: &[(Vec<i32>, usize)], page_size: usize) -> Self {
-        let mut table = Self { indptr: vec![0], indices: Vec::new(), last_page_len: Vec::new(), page_size };
-        for (pages, tokens) in requests {
-            table.indices.extend(pages);
-            table.indptr.push(table.indices.len() as i32);
-            let last = if *tokens == 0 { 0 } else { (tokens - 1) % page_size + 1 };
-            table.last_page_len.push(last as i32);
-        }
-        table
-    }
-
-    fn view(&self) -> PageTable<'_> {
-        PageTable::new(&self.indptr, &self.indices, &self.last_page_len, self.page_size)
-    }
+/// The arrays of requests with these pages and numbers of tokens.
+fn table_of(requests: impl IntoIterator<Item = (Vec<i32>, usize)>, page_size: usize) -> PagedRequests {
+    let (pages, lens): (Vec<_>, Vec<Lens>) =
+        requests.into_iter().map(|(pages, tokens)| (pages, (0, tokens))).unzip();
+    PagedRequests { indices: pages.concat(), ..PagedRequests::new(&lens, page_size) }
 }
 
 impl Pool {
@@ -142,13 +121,13 @@ impl Pool {
         check: impl Fn(&Plan, bool),
     ) {
         let attention = Attention::new(self.sample.problem, backend.clone()).expect("the backend can do it");
-        self.judge_by((&attention, &Expected::of(&self.sample), backend.describe()), family, split, check);
+        self.judge_by((&attention, &Expected::of(&self.sample), backend), family, split, check);
     }
 
     /// [`Pool::judge`] for an operator with a variant.
     fn judge_by<B: Backend>(
         &self,
-        (attention, expected, device): (&Attention<B>, &Expected, String),
+        (attention, expected, backend): (&Attention<B>, &Expected, &B),
         family: &Family,
         split: Split,
         check: impl Fn(&Plan, bool),
@@ -156,39 +135,35 @@ impl Pool {
         let page_size = family.page_size;
         let requests = 0..family.lens.len();
         let flat = |r| (family.flat(r, &self.shared, &self.own), self.sample.lens[r].1);
-        let flat = Table::new(&requests.clone().map(flat).collect::<Vec<_>>(), page_size);
-        let own = Table::new(
-            &requests.map(|r| (self.own[r].clone(), family.lens[r].1)).collect::<Vec<_>>(),
-            page_size,
-        );
+        let flat = table_of(requests.clone().map(flat), page_size);
+        let own = table_of(requests.map(|r| (self.own[r].clone(), family.lens[r].1)), page_size);
         // one level per run: its group, and groups without keys before and after
         let rows = |r: usize| self.qo_indptr[r];
-        let levels: Vec<([i32; 2], Table)> = family
+        let levels: Vec<([i32; 2], PagedRequests)> = family
             .shared
             .iter()
             .zip(&self.shared)
             .map(|((group, pages), ids)| {
                 let nothing = (Vec::new(), 0);
                 let run = (ids.clone(), pages * page_size);
-                ([rows(group.start), rows(group.end)], Table::new(&[nothing, run], page_size))
+                ([rows(group.start), rows(group.end)], table_of([nothing, run], page_size))
             })
             .collect();
         let indptrs: Vec<[i32; 3]> = levels.iter().map(|(rows, _)| [0, rows[0], rows[1]]).collect();
         let levels: Vec<Level<'_>> = levels
             .iter()
             .zip(&indptrs)
-            .map(|((_, table), qo_indptr)| Level { qo_indptr: qo_indptr.into(), table: table.view() })
+            .map(|((_, table), qo_indptr)| Level { qo_indptr: qo_indptr.into(), table: table.table() })
             .collect();
-        let found = Batch::paged(&self.qo_indptr, flat.view()).with_shared_prefixes();
-        let given = Batch::paged(&self.qo_indptr, own.view()).with_levels(&levels);
+        let found = Batch::paged(&self.qo_indptr, flat.table()).with_shared_prefixes();
+        let given = Batch::paged(&self.qo_indptr, own.table()).with_levels(&levels);
         for (batch, given) in [(found, false), (given, true)] {
             let plan = attention.plan_with(&batch, split).expect("the batch is sound");
             check(&plan, given);
             let tensors = (&self.sample, self.cache(page_size));
             let outcome = execute(attention, &plan, tensors, &mut Workspace::default());
-            if let Err(text) = expected.check(&outcome) {
-                panic!("{device}: {}, {split:?}, given {given}: {text}\n{family:?}", self.sample.problem);
-            }
+            let case = format_args!("{}, {split:?}, given {given}\n{family:?}", self.sample.problem);
+            expected.assert(backend, &outcome, case);
         }
     }
 }
@@ -316,7 +291,7 @@ fn variant_positions_count_through_all_levels<B: Backend + Clone>(backends: &[B]
         for backend in backends {
             let attention = Attention::with_variant(pool.sample.problem, variant.clone(), backend.clone());
             let attention = attention.expect("the variant is sound");
-            pool.judge_by((&attention, &expected, backend.describe()), family, Split::Balanced, |_, _| {});
+            pool.judge_by((&attention, &expected, backend), family, Split::Balanced, |_, _| {});
         }
     }
 }
@@ -413,8 +388,8 @@ fn pages_under_a_packed_mask_are_not_shared<B: Backend + Clone>(backends: &[B]) 
         Definition { visible: Box::new(visible), ..Definition::default() }
     });
     let table = |r| (family.flat(r, &pool.shared, &pool.own), kv_len);
-    let table = Table::new(&(0..4).map(table).collect::<Vec<_>>(), 16);
-    let batch = Batch::paged(&pool.qo_indptr, table.view()).with_shared_prefixes();
+    let table = table_of((0..4).map(table), 16);
+    let batch = Batch::paged(&pool.qo_indptr, table.table()).with_shared_prefixes();
     let batch = batch.with_mask(PackedMask::last(&bytes, &columns));
     for backend in backends {
         let attention = Attention::new(pool.sample.problem, backend.clone()).expect("the backend can do it");
@@ -422,7 +397,7 @@ fn pages_under_a_packed_mask_are_not_shared<B: Backend + Clone>(backends: &[B]) 
         let prefix = &plan.explain().prefixes[0];
         assert!(prefix.is_level() && prefix.tokens == (0..992), "{}", plan.explain());
         let outcome = execute(&attention, &plan, (&pool.sample, pool.cache(16)), &mut Workspace::default());
-        expected.check(&outcome).unwrap_or_else(|text| panic!("{}: {text}", backend.describe()));
+        expected.assert(backend, &outcome, format_args!("{family:?}"));
     }
 }
 

@@ -151,10 +151,8 @@ fn judge<B: Backend + Clone>(backends: &[B], shape: &Shape, ways: &[Way]) -> Tal
             let start = Instant::now();
             let outcome = run_with(backend, &sample, &stored, split, &mut workspaces[b]);
             tally[b] = (tally[b].0 + 1, tally[b].1 + start.elapsed());
-            if let Err(text) = expected.check(&outcome) {
-                let device = backend.describe();
-                panic!("{device}: {}, {storage:?}, {split:?}, lens {lens:?}: {text}", sample.problem);
-            }
+            let case = format_args!("{}, {storage:?}, {split:?}, lens {lens:?}", sample.problem);
+            expected.assert(backend, &outcome, case);
         }
     }
     tally

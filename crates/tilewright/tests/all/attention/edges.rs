@@ -25,9 +25,7 @@ fn judge<B: Backend + Clone>(backends: &[B], sample: &Sample) {
     let expected = Expected::of(sample);
     for backend in backends {
         each_way(backend, sample, |way, outcome| {
-            if let Err(text) = expected.check(outcome) {
-                panic!("{}: {way}: {text}", backend.describe());
-            }
+            expected.assert(backend, outcome, format_args!("{way}"));
         });
     }
 }

@@ -4,7 +4,7 @@
 use crate::{
     generator::Generator,
     judge::Expected,
-    run::execute,
+    run::{execute, run},
     sample::{Lens, Sample},
     storage::{Storage, Stored},
 };
@@ -65,9 +65,7 @@ impl Point {
             let workspace = &mut Workspace::default();
             for run in 0..runs {
                 let outcome = execute(&attention, &plan, (&sample, stored.cache()), workspace);
-                expected
-                    .check(&outcome)
-                    .unwrap_or_else(|text| panic!("{}: run {run} of {self:?}: {text}", backend.describe()));
+                expected.assert(backend, &outcome, format_args!("run {run} of {self:?}"));
             }
         }
     }
@@ -276,10 +274,8 @@ fn deepseek_prefill<B: Backend + Clone>(backends: &[B]) {
         let stored = Stored::new(&sample, Storage::Ragged, 0);
         let expected = Expected::of(&sample);
         for backend in backends {
-            let outcome = crate::run::run(backend, &sample, &stored, Split::Balanced);
-            expected
-                .check(&outcome)
-                .unwrap_or_else(|text| panic!("{}: {problem}: {text}", backend.describe()));
+            let outcome = run(backend, &sample, &stored, Split::Balanced);
+            expected.assert(backend, &outcome, format_args!("{problem}"));
         }
     }
 }

@@ -69,10 +69,8 @@ fn judge<B: Backend + Clone>(
         poison(backend, &sample, &stored, &mut workspace);
         for split in [SPLITS[number % 4], SPLITS[(number + 1) % 4]] {
             let outcome = run_with(backend, &sample, &stored, split, &mut workspace);
-            if let Err(text) = expected.check(&outcome) {
-                let device = backend.describe();
-                panic!("{device}: {problem}, {storage:?}, {split:?}, lens {lens:?}: {text}");
-            }
+            let case = format_args!("{problem}, {storage:?}, {split:?}, lens {lens:?}");
+            expected.assert(backend, &outcome, case);
         }
     }
 }
@@ -142,9 +140,7 @@ pub(crate) fn a_plan_serves_other_scales_and_narrower_masks<B: Backend + Clone>(
             let plan = plan.expect("the batch is sound");
             let (sample, workspace) = ((&sample, stored.cache()), &mut Workspace::default());
             let outcome = execute(&attention(problem(mask, 0.3)), &plan, sample, workspace);
-            expected
-                .check(&outcome)
-                .unwrap_or_else(|text| panic!("{}: {mask} planned as {planned}: {text}", backend.describe()));
+            expected.assert(backend, &outcome, format_args!("{mask} planned as {planned}"));
         }
     }
 }

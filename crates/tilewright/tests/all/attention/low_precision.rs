@@ -3,13 +3,13 @@
 use crate::{
     elements::Elements,
     judge::Expected,
-    run::{Outcome, run},
+    run::{execute_scaled, run},
     sample::{Lens, Sample},
     storage::{Storage, Stored},
 };
 use tilewright::{
     Attention, Backend, Batch, Dtype, E4m3, E5m2, HeadDim, Heads, KvCache, KvLayout, KvScales, Mask, Output,
-    Problem, Scale, View, Workspace, attention::Split, kv::QuantizedCache, reference::quant::decode,
+    Problem, Scale, View, Workspace, attention::Split, reference::quant::decode,
 };
 
 const DTYPES: [Dtype; 3] = [Dtype::E4m3, Dtype::E5m2, Dtype::I8];
@@ -47,69 +47,41 @@ fn attend<B: Backend + Clone>(
     (o.to_f32(), lse.to_f32())
 }
 
-/// Plans and runs a stored sample whose cache has scales.
-fn run_scaled<B: Backend + Clone>(
-    backend: &B,
-    sample: &Sample,
-    stored: &Stored,
-    scales: KvScales<'_>,
-) -> Outcome {
-    let (rows, heads, dim) = (sample.num_rows(), sample.problem.heads().qo, sample.problem.head_dim());
-    let attention = Attention::new(sample.problem, backend.clone()).expect("the backend can do it");
-    let plan = attention.plan(&stored.batch()).expect("the batch is sound");
-    let q = Elements::new(Dtype::F32, &sample.q);
-    let mut o = Elements::filled(Dtype::F32, rows * heads * dim.vo, f32::NAN);
-    let mut lse = Elements::filled(Dtype::F32, rows * heads, f32::NAN);
-    let out = Output {
-        o: o.view_mut(&[rows, heads, dim.vo]),
-        lse: Some(lse.view_mut(&[rows, heads])),
-        workspace: &mut Workspace::for_plan(&plan),
-    };
-    let q = q.view(&[rows, heads, dim.qk]);
-    attention
-        .run_scaled(&plan, q, QuantizedCache { cache: stored.cache(), scales }, out)
-        .expect("the tensors fit");
-    Outcome { o: o.to_f32(), lse: Some(lse.to_f32()), weights: attention.weights_dtype() }
-}
-
-/// With a single key the weight is 1, so the output equals the value bit for bit. Group 1 dequantizes during the P·V
-/// product, group 8 before it.
-fn every_pattern_is_exact_as_a_value<B: Backend + Clone>(backends: &[B]) {
-    for (dtype, (group, dim)) in DTYPES
-        .iter()
-        .flat_map(|&dtype| [1, 8].iter().flat_map(move |&g| [256, 243, 80].map(|d| (dtype, (g, d)))))
-    {
-        let builder = Problem::builder(Heads { qo: group, kv: 1 }, HeadDim { qk: 8, vo: dim });
-        let problem = builder.dtypes(Dtype::F32, dtype).build().expect("it is sound");
-        let bits: Vec<u8> = (0..dim).map(|at| (at + 256 - dim) as u8).collect();
-        let (k, v) = (elements(dtype, &[0; 8]), elements(dtype, &bits));
-        for backend in backends {
-            let (o, _) = attend(backend, problem, (0.0, 1), (&k, &v));
-            for (at, got) in o.iter().enumerate() {
-                let (bits, want) = (bits[at % dim], decode(dtype, bits[at % dim]));
-                let same = f64::from(*got) == want || got.is_nan() && want.is_nan();
-                assert!(same, "{}: {dtype} {bits:#x} is {got}, not {want}", backend.describe());
-            }
+/// With a single key the weight is 1, so the output equals the value bit for bit, also in f16 and bf16, which represent all
+/// 8-bit values.
+fn every_value_is_exact<B: Backend + Clone>(backends: &[B], problem: Problem) {
+    let (dtype, dim) = (problem.dtype_kv(), problem.head_dim());
+    let bits: Vec<u8> = (0..dim.vo).map(|at| (at + 256 - dim.vo) as u8).collect();
+    let (k, v) = (elements(dtype, &vec![0; dim.qk]), elements(dtype, &bits));
+    for backend in backends {
+        let (o, _) = attend(backend, problem, (0.0, 1), (&k, &v));
+        for (got, bits) in o.iter().zip(bits.iter().cycle()) {
+            let want = decode(dtype, *bits);
+            let same = f64::from(*got) == want || got.is_nan() && want.is_nan();
+            assert!(same, "{}: {problem}: {bits:#x} is {got}, not {want}", backend.describe());
         }
     }
 }
 
-/// The same in f16 and bf16, which represent all 8-bit values; for few and for many query heads.
+fn value_problem(qo: Dtype, kv: Dtype, group: usize, dim: (usize, usize)) -> Problem {
+    let builder = Problem::builder(Heads { qo: group, kv: 1 }, HeadDim { qk: dim.0, vo: dim.1 });
+    builder.dtypes(qo, kv).build().expect("it is sound")
+}
+
+/// Group 1 dequantizes during the P·V product, group 8 before it.
+fn every_pattern_is_exact_as_a_value<B: Backend + Clone>(backends: &[B]) {
+    for (dtype, group) in DTYPES.iter().flat_map(|&dtype| [1, 8].map(|group| (dtype, group))) {
+        for dim in [256, 243, 80] {
+            every_value_is_exact(backends, value_problem(Dtype::F32, dtype, group, (8, dim)));
+        }
+    }
+}
+
+/// For few and for many query heads.
 fn every_pattern_is_exact_in_16_bits<B: Backend + Clone>(backends: &[B]) {
-    for (dtype, (qo, group)) in DTYPES.iter().flat_map(|&dtype| {
-        [(Dtype::F16, 2), (Dtype::Bf16, 2), (Dtype::F16, 20), (Dtype::Bf16, 20)].map(|of| (dtype, of))
-    }) {
-        let builder = Problem::builder(Heads { qo: group, kv: 1 }, HeadDim { qk: 16, vo: 256 });
-        let problem = builder.dtypes(qo, dtype).build().expect("it is sound");
-        let bits: Vec<u8> = (0..=u8::MAX).collect();
-        let (k, v) = (elements(dtype, &[0; 16]), elements(dtype, &bits));
-        for backend in backends {
-            let (o, _) = attend(backend, problem, (0.0, 1), (&k, &v));
-            for (at, got) in o.iter().enumerate() {
-                let (bits, want) = (bits[at % 256], decode(dtype, bits[at % 256]));
-                let same = f64::from(*got) == want || got.is_nan() && want.is_nan();
-                assert!(same, "{}: {qo}, {dtype} {bits:#x} is {got}, not {want}", backend.describe());
-            }
+    for (dtype, group) in DTYPES.iter().flat_map(|&dtype| [2, 20].map(|group| (dtype, group))) {
+        for qo in [Dtype::F16, Dtype::Bf16] {
+            every_value_is_exact(backends, value_problem(qo, dtype, group, (16, 256)));
         }
     }
 }
@@ -162,9 +134,7 @@ fn eight_bit_caches_agree_with_the_oracle<B: Backend + Clone>(backends: &[B]) {
             for backend in backends {
                 for split in [Split::Balanced, Split::Fixed { tokens: 64 }] {
                     let outcome = run(backend, &sample, &stored, split);
-                    if let Err(text) = expected.check(&outcome) {
-                        panic!("{}: {}, {storage:?}: {text}", backend.describe(), sample.problem);
-                    }
+                    expected.assert(backend, &outcome, format_args!("{}, {storage:?}", sample.problem));
                 }
             }
         }
@@ -199,7 +169,8 @@ fn scaled_caches_agree_with_the_oracle<B: Backend + Clone>(backends: &[B]) {
         let mut truth = sample.clone();
         for (r, (k, v)) in truth.k.iter_mut().zip(&mut truth.v).enumerate() {
             for (at, (k, v)) in k.chunks_exact_mut(64).zip(v.chunks_exact_mut(64)).enumerate() {
-                let page = stored.indices[stored.kv_indptr[r] as usize + at / 3 / 5] as usize;
+                let page =
+                    stored.requests.indices[stored.requests.kv_indptr[r] as usize + at / 3 / 5] as usize;
                 k.iter_mut().for_each(|k| *k *= factor(kinds[0], page, at % 3));
                 v.iter_mut().for_each(|v| *v *= factor(kinds[1], page, at % 3));
             }
@@ -207,10 +178,11 @@ fn scaled_caches_agree_with_the_oracle<B: Backend + Clone>(backends: &[B]) {
         let expected = Expected::of(&truth);
         let scales = KvScales { k: scales[kinds[0]], v: scales[kinds[1]] };
         for backend in backends {
-            let outcome = run_scaled(backend, &sample, &stored, scales);
-            if let Err(text) = expected.check(&outcome) {
-                panic!("{}: {dtype}, {scales:?}: {text}", backend.describe());
-            }
+            let attention = Attention::new(problem, backend.clone()).expect("the backend can do it");
+            let plan = attention.plan(&stored.batch()).expect("the batch is sound");
+            let cache = (&sample, stored.cache(), scales);
+            let outcome = execute_scaled(&attention, &plan, cache, &mut Workspace::default());
+            expected.assert(backend, &outcome, format_args!("{dtype}, {scales:?}"));
         }
     }
 }
@@ -232,9 +204,7 @@ fn queries_of_e4m3_agree_with_the_oracle<B: Backend + Clone>(backends: &[B]) {
                 backends.iter().zip([Split::Balanced, Split::Fixed { tokens: 128 }].iter().cycle())
             {
                 let outcome = run(backend, &sample, &stored, *split);
-                if let Err(text) = expected.check(&outcome) {
-                    panic!("{}: {problem}, {lens:?}: {text}", backend.describe());
-                }
+                expected.assert(backend, &outcome, format_args!("{problem}, {lens:?}"));
             }
         }
     }

@@ -3,13 +3,16 @@
 use crate::{
     generator::Generator,
     judge::Expected,
-    run::{Outcome, execute},
+    run::{Outcome, run_batch},
     sample::{Lens, Sample},
     storage::{Storage, Stored},
 };
 use tilewright::{
     Attention, Backend, Batch, Dtype, HeadDim, Heads, Mask, Problem, Workspace,
-    attention::{BitOrder, PackedMask, Split, TreeMask, packbits, variant::PrefixLm},
+    attention::{
+        BitOrder, PackedMask, Split, TreeMask, packbits,
+        variant::{Plain, PrefixLm},
+    },
     reference::attention::{Definition, LogitIndex},
 };
 
@@ -32,9 +35,7 @@ fn run<B: Backend + Clone>(
     batch: &Batch<'_>,
     split: Split,
 ) -> Outcome {
-    let attention = Attention::new(sample.problem, backend.clone()).expect("the backend can do it");
-    let plan = attention.plan_with(batch, split).expect("the batch is sound");
-    execute(&attention, &plan, (sample, stored.cache()), &mut Workspace::default())
+    run_batch((backend, Plain), (sample, batch, stored.cache()), split, &mut Workspace::default())
 }
 
 fn windows_agree_with_the_oracle<B: Backend + Clone>(backends: &[B]) {
@@ -49,10 +50,7 @@ fn windows_agree_with_the_oracle<B: Backend + Clone>(backends: &[B]) {
             crate::judge::subset(backends.iter().flat_map(|b| SPLITS.map(|split| (b, split))))
         {
             let outcome = run(backend, &sample, &stored, &stored.batch(), split);
-            let checked = expected.check(&outcome);
-            checked.unwrap_or_else(|text| {
-                panic!("{}: {}, {split:?}: {text}", backend.describe(), sample.problem)
-            });
+            expected.assert(backend, &outcome, format_args!("{}, {split:?}", sample.problem));
         }
     }
 }
@@ -81,10 +79,8 @@ fn packed_masks_agree_with_the_oracle<B: Backend + Clone>(backends: &[B]) {
             crate::judge::subset(backends.iter().flat_map(|b| SPLITS.map(|split| (b, split))))
         {
             let batch = stored.batch().with_mask(PackedMask::new(&bytes));
-            let checked = expected.check(&run(backend, &sample, &stored, &batch, split));
-            checked.unwrap_or_else(|text| {
-                panic!("{}: density {density}, {split:?}: {text}", backend.describe())
-            });
+            let outcome = run(backend, &sample, &stored, &batch, split);
+            expected.assert(backend, &outcome, format_args!("density {density}, {split:?}"));
         }
     }
 }
@@ -135,8 +131,8 @@ fn tree_drafts_attend_to_their_ancestors<B: Backend + Clone>(backends: &[B]) {
             crate::judge::subset(backends.iter().flat_map(|b| SPLITS.map(|split| (b, split))))
         {
             let batch = stored.batch().with_mask(tree.as_mask());
-            let checked = expected.check(&run(backend, &sample, &stored, &batch, split));
-            checked.unwrap_or_else(|text| panic!("{}: {mask}, {split:?}: {text}", backend.describe()));
+            let outcome = run(backend, &sample, &stored, &batch, split);
+            expected.assert(backend, &outcome, format_args!("{mask}, {split:?}"));
         }
     }
 }
@@ -156,11 +152,9 @@ fn packed_masks_may_hide_the_last_causal_tile<B: Backend + Clone>(backends: &[B]
     for (backend, split) in crate::judge::subset(backends.iter().flat_map(|b| SPLITS.map(|split| (b, split))))
     {
         let causal = PrefixLm::new(&[0]).expect("it is small");
-        let attention =
-            Attention::with_variant(sample.problem, causal, backend.clone()).expect("the backend can do it");
-        let plan = attention.plan_with(&batch, split).expect("the batch is sound");
-        let outcome = execute(&attention, &plan, (&sample, stored.cache()), &mut Workspace::default());
-        expected.check(&outcome).unwrap_or_else(|text| panic!("{}: {split:?}: {text}", backend.describe()));
+        let inputs = (&sample, &batch, stored.cache());
+        let outcome = run_batch((backend, causal), inputs, split, &mut Workspace::default());
+        expected.assert(backend, &outcome, format_args!("{split:?}"));
     }
 }
 

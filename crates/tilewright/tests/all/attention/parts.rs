@@ -86,7 +86,7 @@ fn check_latent<B: Backend + Clone>(
             .run_latent_scaled(&plan, q, QuantizedLatentCache { cache, scale: scale_of_cache }, out)
             .expect("the tensors fit");
         let outcome = Outcome { o: o.to_f32(), lse: Some(lse.to_f32()), weights: attention.weights_dtype() };
-        expected.check(&outcome).unwrap_or_else(|text| panic!("{}: {lens:?}: {text}", backend.describe()));
+        expected.assert(backend, &outcome, format_args!("{lens:?}"));
         // keys and values are one tensor, so its bytes count once
         let tokens: usize = lens.iter().filter(|lens| lens.0 > 0).map(|lens| lens.1).sum();
         assert_eq!(
@@ -188,7 +188,7 @@ fn shards_of_keys_merge_to_the_whole<B: Backend + Clone>(backends: &[B]) {
             .expect("the shapes fit");
             let outcome =
                 Outcome { o: merged.to_f32(), lse: Some(merged_lse.to_f32()), weights: states[0].weights };
-            expected.check(&outcome).unwrap_or_else(|text| panic!("{}: {mask}: {text}", backend.describe()));
+            expected.assert(backend, &outcome, format_args!("{mask}"));
         }
     }
 }

@@ -1,55 +1,30 @@
 //! In-place replanning: equal to fresh plans, within their capacity, and refused beyond it.
 
-use crate::generator::Generator;
+use super::schedule::TILING;
+use crate::{generator::Generator, paged_requests::PagedRequests};
 use tilewright::{
-    Attention, Batch, Cpu, Dtype, HeadDim, Heads, KvCache, Mask, Output, PageTable, Plan, Problem, Result,
-    View, ViewMut, Workspace,
+    Attention, Batch, Cpu, HeadDim, Heads, KvCache, Mask, Output, PageTable, Plan, Problem, Result, View,
+    ViewMut, Workspace,
     attention::{Capacity, Index, Level, Planner, Split, Tiling},
 };
 
-/// The requests of one step, in the caller's arrays.
-#[derive(Debug, Clone, Default)]
-struct Step {
-    /// `(qo_len, kv_len)` of each request.
-    lens: Vec<(usize, usize)>,
-    page_size: usize,
-    qo_indptr: Vec<i32>,
-    indptr: Vec<i32>,
-    indices: Vec<i32>,
-    last_page_len: Vec<i32>,
+/// Requests that start with the same pages, so that shared prefixes are detected.
+fn requests(lens: &[(usize, usize)], page_size: usize) -> PagedRequests {
+    let mut requests = PagedRequests::new(lens, page_size);
+    requests.share(4);
+    requests
 }
 
-impl Step {
-    fn new(lens: Vec<(usize, usize)>, page_size: usize) -> Self {
-        let mut step = Self { lens, page_size, qo_indptr: vec![0], indptr: vec![0], ..Self::default() };
-        for &(qo, kv) in &step.lens {
-            let pages = kv.div_ceil(page_size);
-            step.qo_indptr.push(step.qo_indptr[step.qo_indptr.len() - 1] + qo as i32);
-            step.indptr.push(step.indptr[step.indptr.len() - 1] + pages as i32);
-            step.last_page_len.push((kv - pages.saturating_sub(1) * page_size) as i32);
-        }
-        // adjacent requests start with the same pages, so that shared prefixes are detected
-        let own = step.indptr.windows(2).flat_map(|w| (0..w[1] - w[0]).map(move |at| (w[0] + at, at)));
-        step.indices = own.map(|(unique, at)| if at < 4 { at } else { unique }).collect();
-        step
+fn draw(generator: &mut Generator, capacity: &Capacity, page_size: usize) -> PagedRequests {
+    let (mut rows, mut pages, mut lens) = (capacity.rows, capacity.pages, Vec::new());
+    for _ in 0..generator.below(capacity.requests + 1) {
+        let qo = generator.below(capacity.qo_len.min(rows) + 1);
+        let most = capacity.kv_len.min(pages * page_size);
+        let kv = generator.below(most + 1).min(generator.below(most + 1));
+        (rows, pages) = (rows - qo, pages - kv.div_ceil(page_size));
+        lens.push((qo, kv));
     }
-
-    fn draw(generator: &mut Generator, capacity: &Capacity, page_size: usize) -> Self {
-        let (mut rows, mut pages, mut lens) = (capacity.rows, capacity.pages, Vec::new());
-        for _ in 0..generator.below(capacity.requests + 1) {
-            let qo = generator.below(capacity.qo_len.min(rows) + 1);
-            let most = capacity.kv_len.min(pages * page_size);
-            let kv = generator.below(most + 1).min(generator.below(most + 1));
-            (rows, pages) = (rows - qo, pages - kv.div_ceil(page_size));
-            lens.push((qo, kv));
-        }
-        Self::new(lens, page_size)
-    }
-
-    fn batch(&self) -> Batch<'_> {
-        let table = PageTable::new(&self.indptr, &self.indices, &self.last_page_len, self.page_size);
-        Batch::paged(&self.qo_indptr, table)
-    }
+    requests(&lens, page_size)
 }
 
 /// A random planner and split.
@@ -68,8 +43,7 @@ fn planner(generator: &mut Generator) -> (Planner, Split) {
         workers: generator.pick(&[1, 3, 16, 132]),
         shares: generator.pick(&[1, 2, 5, 132]),
         scratch: generator.below(100),
-        weights: Dtype::F32,
-        many_rows: None,
+        ..TILING
     };
     let splits =
         [Split::Balanced, Split::Balanced, Split::Never, Split::Fixed { tokens: 1 + generator.below(300) }];
@@ -111,7 +85,7 @@ fn replanned_plans_equal_fresh_plans() {
         let mut plan = None;
         for _ in 0..5 {
             let page_size = generator.pick(&[1, 5, 16]);
-            let step = Step::draw(&mut generator, &largest, page_size);
+            let step = draw(&mut generator, &largest, page_size);
             let fresh = planner.plan_with(&step.batch(), split).expect("the batch is sound");
             let plan = plan.get_or_insert_with(|| fresh.clone());
             planner.replan(plan, &step.batch()).expect("the batch is sound");
@@ -128,12 +102,12 @@ fn fixed_capacity_plans_do_not_reallocate() {
         let (planner, split) = planner(&mut generator);
         let capacity = capacity(&mut generator);
         let page_size = generator.pick(&[1, 5, 16]);
-        let none = Step::new(Vec::new(), page_size);
+        let none = requests(&[], page_size);
         let mut plan = planner.plan_with_capacity(&capacity, &none.batch(), split).expect("it fits");
         let (room, bytes, before) = (plan.array_sizes(), plan.workspace_bytes(), addresses(&plan));
         for _ in 0..8 {
-            let step = Step::draw(&mut generator, &capacity, page_size);
-            let told = || format!("{planner:?} {split} {capacity:?} {room:?} {:?}", step.lens);
+            let step = draw(&mut generator, &capacity, page_size);
+            let told = || format!("{planner:?} {split} {capacity:?} {room:?} {step:?}");
             planner.replan(&mut plan, &step.batch()).unwrap_or_else(|why| panic!("{why}: {}", told()));
             let fresh = planner.plan_with(&step.batch(), split).expect("the batch is sound");
             assert_eq!(
@@ -160,12 +134,12 @@ fn levels_fit_within_capacity() {
         let (planner, split) = planner(&mut generator);
         let capacity = capacity(&mut generator).with_levels(2);
         let page_size = generator.pick(&[1, 4]);
-        let none = Step::new(Vec::new(), page_size);
+        let none = requests(&[], page_size);
         let mut plan = planner.plan_with_capacity(&capacity, &none.batch(), split).expect("it fits");
         // pages of the level count towards the capacity
         let own = Capacity { pages: capacity.pages.saturating_sub(3), ..capacity };
-        let step = Step::draw(&mut generator, &own, page_size);
-        let rows = [0, step.lens.iter().map(|lens| lens.0 as i32).sum()];
+        let step = draw(&mut generator, &own, page_size);
+        let rows = [0, step.qo_indptr[step.qo_indptr.len() - 1]];
         let last = [page_size as i32];
         let shared = PageTable::new(&[0, 3], &[7, 8, 9], &last, page_size);
         let levels = [Level { qo_indptr: Index::from(&rows), table: shared }];
@@ -196,7 +170,7 @@ fn refused(outcome: Result<()>, text: &str) {
 fn batches_beyond_capacity_are_refused_with_both_numbers() {
     let attention = Attention::new(problem(), Cpu::with_threads(1).unwrap()).unwrap();
     let capacity = Capacity { qo_len: 4, ..Capacity::new(2, 6, 8) }.with_kv_len(24);
-    let first = Step::new(vec![(1, 5)], 4);
+    let first = requests(&[(1, 5)], 4);
     let mut plan = attention.plan_with_capacity(&capacity, &first.batch(), Split::Balanced).unwrap();
     let bytes = plan.workspace_bytes();
     for (lens, text) in [
@@ -206,17 +180,17 @@ fn batches_beyond_capacity_are_refused_with_both_numbers() {
         (vec![(1, 25)], "the batch has 25 keys in one request, the capacity is 24"),
         (vec![(1, 20), (1, 13)], "the batch has 9 pages, the capacity is 8"),
     ] {
-        refused(attention.replan(&mut plan, &Step::new(lens, 4).batch()), text);
+        refused(attention.replan(&mut plan, &requests(&lens, 4).batch()), text);
         assert_eq!((plan.num_rows(), plan.schedule().items.len(), plan.workspace_bytes()), (0, 0, bytes));
     }
-    let bits = Step::new(vec![(2, 4)], 4);
+    let bits = requests(&[(2, 4)], 4);
     let mask = tilewright::attention::PackedMask::new(&[0xff]);
     refused(
         attention.replan(&mut plan, &bits.batch().with_mask(mask)),
         "the batch has 1 bytes of masks, the capacity is 0",
     );
     refused(
-        attention.replan(&mut plan, &Step::new(vec![(1, 5)], 5).batch()),
+        attention.replan(&mut plan, &requests(&[(1, 5)], 5).batch()),
         "the batch has keys in pages of 5, the plan is for keys in pages of 4",
     );
     refused(
@@ -236,7 +210,7 @@ fn batches_beyond_capacity_are_refused_with_both_numbers() {
 #[test]
 fn other_plans_and_malformed_batches_are_refused() {
     let attention = Attention::new(problem(), Cpu::with_threads(1).unwrap()).unwrap();
-    let step = Step::new(vec![(1, 5)], 4);
+    let step = requests(&[(1, 5)], 4);
     let mut plan = attention.plan(&step.batch()).unwrap();
     let table = PageTable::new(&[0, 2], &[0, 1], &[5], 4);
     refused(
@@ -255,7 +229,7 @@ fn other_plans_and_malformed_batches_are_refused() {
 #[test]
 fn overflowing_capacities_are_refused() {
     let attention = Attention::new(problem(), Cpu::with_threads(1).unwrap()).unwrap();
-    let step = Step::new(vec![(1, 5)], 4);
+    let step = requests(&[(1, 5)], 4);
     let capacity = Capacity::new(usize::MAX, usize::MAX, usize::MAX);
     let why =
         attention.plan_with_capacity(&capacity, &step.batch(), Split::Balanced).unwrap_err().to_string();
@@ -265,9 +239,9 @@ fn overflowing_capacities_are_refused() {
 #[test]
 fn tensors_may_have_the_rows_of_the_capacity() {
     let attention = Attention::new(problem(), Cpu::with_threads(1).unwrap()).unwrap();
-    let step = Step::new(vec![(2, 9), (1, 4)], 4);
+    let step = requests(&[(2, 9), (1, 4)], 4);
     let capacity = Capacity::new(4, 7, 8);
-    let none = Step::new(Vec::new(), 4);
+    let none = requests(&[], 4);
     let mut plan = attention.plan_with_capacity(&capacity, &none.batch(), Split::Balanced).unwrap();
     attention.replan(&mut plan, &step.batch()).unwrap();
     let fresh = attention.plan(&step.batch()).unwrap();

@@ -3,6 +3,7 @@
 use crate::{
     generator::Generator,
     judge::Expected,
+    paged_requests::PagedRequests,
     run::execute_scaled,
     sample::{Lens, Sample},
     storage::{Storage, Stored},
@@ -176,10 +177,10 @@ fn judge<B: Backend + Clone, V: Variant + Clone>(
     plain: &dyn Fn() -> Definition<'static>,
 ) {
     let heads = sample.problem.heads().kv;
-    let pages = stored.cache().k.shape()[0].max(stored.indices.len());
+    let pages = stored.cache().k.shape()[0].max(stored.requests.indices.len());
     let mut generator = Generator::new(7);
     let (k, v) = (factors(kind, pages, heads, &mut generator), factors(kind, pages, heads, &mut generator));
-    let page_size = stored.page_size();
+    let PagedRequests { kv_indptr, indices, page_size, .. } = &stored.requests;
     let scale = |factors: &[f32]| match kind {
         Scales::One => Scale::One,
         Scales::Tensor => Scale::Tensor(factors[0]),
@@ -201,7 +202,7 @@ fn judge<B: Backend + Clone, V: Variant + Clone>(
     };
     let scales = KvScales { k: scale(&k), v: scale(&v) };
     let of = |factors: &[f32], r: usize, j: usize, g: usize| {
-        let page = stored.indices[stored.kv_indptr[r] as usize + j / page_size] as usize;
+        let page = indices[kv_indptr[r] as usize + j / page_size] as usize;
         f64::from(factors[page * heads + g])
     };
     let definition = |r| {
@@ -230,9 +231,7 @@ fn judge<B: Backend + Clone, V: Variant + Clone>(
         let plan = attention.plan_with(&stored.batch(), split).expect("the batch is sound");
         let cache = (sample, stored.cache(), scales);
         let outcome = execute_scaled(&attention, &plan, cache, &mut Workspace::default());
-        if let Err(text) = expected.check(&outcome) {
-            panic!("{}: {}, {kind:?}, page {page_size}: {text}", backend.describe(), sample.problem);
-        }
+        expected.assert(backend, &outcome, format_args!("{}, {kind:?}, page {page_size}", sample.problem));
     }
 }
 

@@ -1,16 +1,16 @@
 //! Properties of the planner on random batches, problems and tilings, checked on the schedule.
 
-use crate::generator::Generator;
+use crate::{generator::Generator, paged_requests::PagedRequests};
 use std::{collections::BTreeMap, ops::Range};
 use tilewright::{
-    Attention, Backend, Batch, HeadDim, Heads, Mask, PageTable, Plan, Problem, Result,
-    attention::{ManyRows, Shard, Split, Tiling, WorkItem},
+    Batch, HeadDim, Heads, Mask, Plan, Problem,
+    attention::{ManyRows, Planner, Shard, Split, Tiling, WorkItem},
 };
 
 const BATCHES: usize = 10_000;
 
 /// A tiling like that of decode steps on a GPU.
-const TILING: Tiling = Tiling {
+pub(super) const TILING: Tiling = Tiling {
     q_rows: 64,
     kv_heads: 1,
     kv_tokens: 64,
@@ -25,32 +25,8 @@ const TILING: Tiling = Tiling {
 };
 
 /// Segments of any number of rows, in runs.
-const MANY_ROWS: ManyRows =
+pub(super) const MANY_ROWS: ManyRows =
     ManyRows { min_rows: 1, q_rows: 128, kv_tokens: 64, workers: 4, resident_keys: 1, level_overhead: 20 };
-
-/// A backend that only provides a tiling.
-#[derive(Debug, Clone)]
-struct TilingBackend(Tiling);
-
-macro_rules! refuse {
-    ($($method:ident: $($module:ident)::+, $Operator:ident;)+) => {
-        $(fn $method(&self, _: tilewright::$($module::)+$Operator<'_>) -> Result<()> {
-            unreachable!("nothing is run")
-        })+
-    };
-}
-
-impl Backend for TilingBackend {
-    fn describe(&self) -> String {
-        "plans only".to_owned()
-    }
-    fn tiling(&self, _: &Problem) -> Result<Tiling> {
-        Ok(self.0)
-    }
-
-    tilewright::for_each_operator!(refuse);
-    refuse!(attention: attention, AttentionRun;);
-}
 
 /// A random batch with its problem, tiling and split.
 #[derive(Debug, Clone)]
@@ -113,24 +89,11 @@ impl PlanCase {
 
     /// The plan of requests whose first `shared` pages are the same.
     fn plan_sharing(&self, shared: usize) -> Plan {
-        let mut indptr = (vec![0_i32], vec![0_i32]);
-        let mut last_page_len = Vec::new();
-        for &(qo, kv) in &self.lens {
-            let pages = kv.div_ceil(self.page_size);
-            indptr.0.push(indptr.0[indptr.0.len() - 1] + qo as i32);
-            indptr.1.push(indptr.1[indptr.1.len() - 1] + pages as i32);
-            last_page_len.push((kv - pages.saturating_sub(1) * self.page_size) as i32);
-        }
-        let mut indices: Vec<i32> = (0..indptr.1[indptr.1.len() - 1]).collect();
-        for bounds in indptr.1.windows(2) {
-            let pages = &mut indices[bounds[0] as usize..bounds[1] as usize];
-            pages.iter_mut().take(shared).zip(0..).for_each(|(page, number)| *page = number);
-        }
-        let table = PageTable::new(&indptr.1, &indices, &last_page_len, self.page_size);
-        let attention = Attention::new(self.problem, TilingBackend(self.tiling)).expect("it plans anything");
-        let batch = Batch::paged(&indptr.0, table);
+        let mut requests = PagedRequests::new(&self.lens, self.page_size);
+        requests.share(shared);
+        let batch = requests.batch();
         let batch = if shared > 0 { batch.with_shared_prefixes() } else { batch };
-        attention.plan_with(&batch, self.split).expect("the batch is sound")
+        Planner::new(self.problem, self.tiling).plan_with(&batch, self.split).expect("the batch is sound")
     }
 
     /// Query rows of request `r`, as indices into the batch.
@@ -414,10 +377,10 @@ fn rows_without_keys_in_a_shard_have_an_item() {
     let many = ManyRows { q_rows: 64, kv_tokens: 16, workers: 1, level_overhead: 0, ..MANY_ROWS };
     for many_rows in [None, Some(many)] {
         let tiling = Tiling { kv_tokens: 16, many_rows, ..draw.tiling };
-        let attention = Attention::new(draw.problem, TilingBackend(tiling)).unwrap();
+        let planner = Planner::new(draw.problem, tiling);
         let batch = Batch::ragged(&[0, 1], &[0, 64]).with_shard(shard);
         for split in [Split::Balanced, Split::Never, Split::Fixed { tokens: 32 }] {
-            let plan = attention.plan_with(&batch, split).unwrap();
+            let plan = planner.plan_with(&batch, split).unwrap();
             let [item] = &plan.schedule().items[..] else { panic!("one item: {:?}", plan.schedule()) };
             assert!(item.qo == (0..1) && item.kv.is_empty() && item.partial.is_none(), "{split}: {item:?}");
         }
@@ -430,10 +393,10 @@ fn more_runs_than_the_limit_are_refused() {
     tiling.many_rows = Some(ManyRows { level_overhead: 0, ..MANY_ROWS });
     let problem =
         Problem::builder(Heads { qo: 4, kv: 4 }, HeadDim::same(8)).mask(Mask::Full).build().unwrap();
-    let attention = Attention::new(problem, TilingBackend(tiling)).unwrap();
+    let planner = Planner::new(problem, tiling);
     // 32 query tiles of 2^18 pieces for each of 4 heads
     let (qo_indptr, kv_indptr) = ([0, 4096], [0, 1 << 24]);
-    let plan = attention.plan_with(&Batch::ragged(&qo_indptr, &kv_indptr), Split::Fixed { tokens: 64 });
+    let plan = planner.plan_with(&Batch::ragged(&qo_indptr, &kv_indptr), Split::Fixed { tokens: 64 });
     let why = plan.unwrap_err().to_string();
     assert!(why.starts_with("attention.plan: 33554432 work items, the most is 16777216"), "{why}");
 }

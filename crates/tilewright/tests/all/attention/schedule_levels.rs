@@ -1,8 +1,9 @@
 //! Schedules of rows with several segments: random batches with a level, problems and tilings.
 
+use super::schedule::{MANY_ROWS, TILING};
 use crate::generator::Generator;
 use tilewright::{
-    Batch, Dtype, HeadDim, Heads, Mask, PageTable, Plan, Problem,
+    Batch, HeadDim, Heads, Mask, PageTable, Plan, Problem,
     attention::{Level, ManyRows, Planner, Split, Tiling, WorkItem},
 };
 
@@ -18,10 +19,10 @@ fn draw(generator: &mut Generator) -> Plan {
     let many = ManyRows {
         min_rows: generator.pick(&[1, 5, 20]),
         q_rows: 64,
-        kv_tokens: 64,
         workers: generator.pick(&[1, 4]),
         resident_keys: generator.pick(&[1, 1000]),
         level_overhead: 0,
+        ..MANY_ROWS
     };
     let tiling = Tiling {
         q_rows: generator.pick(&[1, 16, 64]),
@@ -32,9 +33,8 @@ fn draw(generator: &mut Generator) -> Plan {
         tile_load: generator.below(9),
         workers: generator.pick(&[1, 3, 16]),
         shares: generator.pick(&[1, 3]),
-        scratch: 0,
-        weights: Dtype::F32,
         many_rows: generator.pick(&[None, Some(many)]),
+        ..TILING
     };
     let (requests, shared) = (1 + generator.below(5), 1 + generator.below(60));
     let (mut qo_indptr, mut indptr) = (vec![0], vec![0]);

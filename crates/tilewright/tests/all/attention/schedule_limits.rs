@@ -1,7 +1,8 @@
 //! Limits of the planner: each counts exactly, and refuses no smaller batch.
 
+use super::schedule::{self, MANY_ROWS};
 use tilewright::{
-    Batch, Dtype, HeadDim, Heads, Mask, PageTable, Problem,
+    Batch, HeadDim, Heads, Mask, PageTable, Problem,
     attention::{Level, ManyRows, Planner, Split, Tiling},
     kv::VariableBlockSparse,
 };
@@ -9,16 +10,13 @@ use tilewright::{
 /// Items of one query row and one KV head, and KV tiles of 16 keys.
 const TILING: Tiling = Tiling {
     q_rows: 1,
-    kv_heads: 1,
     kv_tokens: 16,
     segment_overhead: 1,
     cut_overhead: 1,
     tile_load: 1,
     workers: 4,
     shares: 4,
-    scratch: 0,
-    weights: Dtype::F32,
-    many_rows: None,
+    ..schedule::TILING
 };
 
 fn planner(heads: usize, tiling: Tiling) -> Planner {
@@ -29,8 +27,7 @@ fn planner(heads: usize, tiling: Tiling) -> Planner {
 /// The planner refuses units before it counts their pieces, whose number may overflow.
 #[test]
 fn too_many_units_are_refused_by_their_number() {
-    let many =
-        ManyRows { min_rows: 1, q_rows: 1, kv_tokens: 16, workers: 4, resident_keys: 1, level_overhead: 0 };
+    let many = ManyRows { q_rows: 1, kv_tokens: 16, level_overhead: 0, ..MANY_ROWS };
     let (kv_len, split) = (17, Split::Fixed { tokens: 16 }); // two pieces per unit
     let indptr = |len: i32| (0..=257).map(|r| r * len).collect::<Vec<_>>();
     for many_rows in [None, Some(many)] {
@@ -75,14 +72,7 @@ fn segments_of_one_head_have_the_items_of_one_head() {
 
 #[test]
 fn plans_show_the_part_of_runs() {
-    let many = ManyRows {
-        min_rows: 4,
-        q_rows: 128,
-        kv_tokens: 64,
-        workers: 132,
-        resident_keys: 1,
-        level_overhead: 0,
-    };
+    let many = ManyRows { min_rows: 4, workers: 132, level_overhead: 0, ..MANY_ROWS };
     let planner = planner(8, Tiling { many_rows: Some(many), ..TILING });
     // 64 decode steps at 1,024, and a chunk of 1,024 at 65,536
     let (mut rows, mut keys): (Vec<i32>, Vec<i32>) =

@@ -2,7 +2,7 @@
 
 use crate::{
     judge::Expected,
-    run::{Outcome, execute, execute_bound},
+    run::{Outcome, execute_bound, run_batch},
     sample::{Lens, Sample},
     storage::{Storage, Stored},
 };
@@ -56,9 +56,7 @@ fn judge<'a, B: Backend + Clone, V: Variant + Clone>(
         for backend in backends {
             let outcome = run(backend, (&sample, &stored), variant.clone(), split);
             let name = variant.name();
-            if let Err(text) = expected.check(&outcome) {
-                panic!("{}: {name}, {problem}, {split:?}: {text}", backend.describe());
-            }
+            expected.assert(backend, &outcome, format_args!("{name}, {problem}, {split:?}"));
             let recorded = ExpressionVariant::of(&variant).expect("it can be recorded");
             let again = run(backend, (&sample, &stored), recorded, split);
             assert_eq!(
@@ -77,10 +75,8 @@ fn run<B: Backend + Clone>(
     variant: impl Variant,
     split: Split,
 ) -> Outcome {
-    let attention =
-        Attention::with_variant(sample.problem, variant, backend.clone()).expect("the variant is sound");
-    let plan = attention.plan_with(&stored.batch(), split).expect("the batch is sound");
-    execute(&attention, &plan, (sample, stored.cache()), &mut Workspace::default())
+    let inputs = (sample, &stored.batch(), stored.cache());
+    run_batch((backend, variant), inputs, split, &mut Workspace::default())
 }
 
 fn wide(x: &[f32]) -> Vec<f64> {
@@ -178,9 +174,7 @@ fn rotary_embedding<B: Backend + Clone>(backends: &[B]) {
             for backend in backends {
                 let variant = RotaryEmbedding::new(&rope).expect("the rope is sound");
                 let outcome = run(backend, (&sample, &stored), variant, SPLITS[number]);
-                expected
-                    .check(&outcome)
-                    .unwrap_or_else(|text| panic!("{}: {problem}: {text}", backend.describe()));
+                expected.assert(backend, &outcome, format_args!("{problem}"));
             }
         }
     }
@@ -320,9 +314,7 @@ fn every_hook_is_called<B: Backend + Clone>(backends: &[B]) {
         let stored = Stored::new(&sample, storage, 2);
         for split in SPLITS {
             let outcome = run(backend, (&sample, &stored), AllHooks { table: table.clone() }, split);
-            expected
-                .check(&outcome)
-                .unwrap_or_else(|text| panic!("{}: {split:?}: {text}", backend.describe()));
+            expected.assert(backend, &outcome, format_args!("{split:?}"));
         }
     }
 }
