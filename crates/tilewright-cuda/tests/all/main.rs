@@ -69,6 +69,8 @@ mod device_pages;
 #[path = "../../../tilewright/tests/all/elements.rs"]
 mod elements;
 mod engine;
+#[path = "../../../tilewright-serve/tests/all/fixtures.rs"]
+mod fixtures;
 mod gemm;
 #[path = "../../../tilewright/tests/all/generator.rs"]
 mod generator;

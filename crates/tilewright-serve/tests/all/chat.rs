@@ -1,8 +1,8 @@
 //! Chat templates compared with Jinja2, and templates that exceed their budget.
 
-use serde_json::Value;
-use std::{path::Path, time::Instant};
-use tilewright_serve::model::{ChatTemplate, Message};
+use crate::fixtures::{folder, messages, read_json};
+use std::time::Instant;
+use tilewright_serve::model::ChatTemplate;
 
 /// Templates that Jinja2 renders and that are refused, because minijinja would render something else.
 const REFUSED: [&str; 24] = [
@@ -32,28 +32,15 @@ const REFUSED: [&str; 24] = [
     "{{ (range(3) if true else [])[1:] }}",
 ];
 
-fn expected() -> Value {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/chat/expected.json");
-    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
-}
-
 fn open(template: &str) -> Result<ChatTemplate, String> {
-    let dir = tempfile::tempdir().unwrap();
-    std::fs::write(dir.path().join("chat_template.jinja"), template).unwrap();
     let tokens = r#"{"bos_token": "<s>", "eos_token": "</s>"}"#;
-    std::fs::write(dir.path().join("tokenizer_config.json"), tokens).unwrap();
+    let dir = folder(&[("chat_template.jinja", template), ("tokenizer_config.json", tokens)]);
     ChatTemplate::open(dir.path()).map(Option::unwrap).map_err(|error| error.to_string())
-}
-
-fn messages(conversation: &Value) -> Vec<Message> {
-    let text = |message: &Value, key: &str| message[key].as_str().unwrap().to_owned();
-    let turns = conversation["messages"].as_array().unwrap();
-    turns.iter().map(|turn| Message::new(text(turn, "role"), text(turn, "content"))).collect()
 }
 
 #[test]
 fn templates_render_as_jinja2_or_are_refused() {
-    let table = expected();
+    let table = read_json("chat/expected.json");
     let conversations = table["conversations"].as_array().unwrap();
     let rows = table["templates"].as_array().unwrap();
     assert!(rows.len() >= 100 && conversations.len() == 10);
@@ -175,9 +162,8 @@ fn deeply_nested_templates_do_not_exhaust_the_stack() {
 
 #[test]
 fn an_error_names_the_file_that_holds_the_template() {
-    let dir = tempfile::tempdir().unwrap();
     let config = r#"{"chat_template": "{{ raise_exception('no') }}"}"#;
-    std::fs::write(dir.path().join("tokenizer_config.json"), config).unwrap();
+    let dir = folder(&[("tokenizer_config.json", config)]);
     let template = ChatTemplate::open(dir.path()).unwrap().unwrap();
     assert_eq!(
         template.render(&[], true).unwrap_err().to_string(),

@@ -2,11 +2,9 @@
 
 #![allow(dead_code, reason = "each binary that includes this file uses a part of it")]
 
+use crate::fixtures::{self, fixture, read_json, tokens};
 use serde_json::Value;
-use std::{
-    collections::BTreeMap,
-    path::{Path, PathBuf},
-};
+use std::collections::BTreeMap;
 use tilewright::Dtype;
 use tilewright_serve::model::{ModelConfig, Transformer, Weights};
 
@@ -16,17 +14,10 @@ pub(crate) struct Checkpoint {
     fixture: Value,
 }
 
-/// The fixtures of the source tree, or of the current folder: a bundle runs where there are no sources.
-fn folder() -> PathBuf {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap_or(Path::new("."));
-    let root = if root.join("tests/fixtures").is_dir() { root } else { Path::new(".") };
-    root.join("tests/fixtures/families")
-}
-
 impl Checkpoint {
     /// All checkpoints, sorted.
     pub(crate) fn names() -> Vec<String> {
-        let files = std::fs::read_dir(folder()).expect("the fixtures");
+        let files = std::fs::read_dir(fixture("families")).expect("the fixtures");
         let names = files.map(|file| file.expect("a file").file_name().into_string().expect("a name"));
         let mut names: Vec<_> =
             names.filter_map(|name| Some(name.strip_suffix(".json")?.to_owned())).collect();
@@ -35,8 +26,7 @@ impl Checkpoint {
     }
 
     pub(crate) fn open(name: &str) -> Self {
-        let text = std::fs::read_to_string(folder().join(format!("{name}.json"))).expect("a fixture");
-        Self { name: name.to_owned(), fixture: serde_json::from_str(&text).expect("JSON") }
+        Self { name: name.to_owned(), fixture: read_json(&format!("families/{name}.json")) }
     }
 
     pub(crate) fn config(&self) -> ModelConfig {
@@ -105,20 +95,13 @@ impl Checkpoint {
     }
 
     fn read_logits(&self, tensor: &str) -> Option<Vec<f32>> {
-        let bytes = std::fs::read(folder().join(format!("{}.safetensors", self.name))).expect("the logits");
-        let file = safetensors::SafeTensors::deserialize(&bytes).expect("safetensors");
-        let data = file.tensor(tensor).ok()?.data();
-        Some(data.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
+        fixtures::tensor(&format!("families/{}.safetensors", self.name), tensor)
     }
 }
 
 fn shape(tensor: &Value) -> Vec<usize> {
     let shape = tensor["shape"].as_array().expect("a shape");
     shape.iter().map(|extent| extent.as_u64().expect("an extent") as usize).collect()
-}
-
-fn tokens(value: &Value) -> Vec<u32> {
-    value.as_array().expect("an array").iter().map(|id| id.as_u64().expect("an id") as u32).collect()
 }
 
 /// Numbers of mean 0 and variance 1: SplitMix64 from the seed and the FNV-1a hash of the name.

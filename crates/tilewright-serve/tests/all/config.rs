@@ -1,13 +1,10 @@
 //! `config.json`: the three fixtures, accepted variants, and every error text.
 
+use crate::fixtures::fixture;
 use serde_json::{Value, json};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use tilewright::Dtype;
 use tilewright_serve::model::{Architecture, ModelConfig, QkNorm, RopeScaling};
-
-fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").join(name)
-}
 
 /// The configuration of a fixture with some fields replaced; `null` removes one.
 fn edited(name: &str, edits: &Value) -> tilewright::Result<ModelConfig> {

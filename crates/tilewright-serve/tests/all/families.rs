@@ -5,10 +5,12 @@
 #[path = "checkpoint.rs"]
 pub(crate) mod checkpoint;
 
-use crate::sentencepiece::stream;
+use crate::{
+    fixtures::{fixture, read_json, tokens},
+    sentencepiece::stream,
+};
 use checkpoint::{Checkpoint, relative_error};
-use serde_json::Value;
-use std::{collections::BTreeMap, path::Path};
+use std::collections::BTreeMap;
 use tilewright::{Cpu, Dtype, sampling::SamplingParams};
 use tilewright_serve::{
     Engine, EngineOptions, Event, GenerateOptions, RequestEdits,
@@ -60,9 +62,7 @@ fn bf16_logits_are_closer_to_f32_than_those_of_transformers_in_bf16() {
 
 #[test]
 fn the_engine_generates_the_same_64_greedy_tokens_and_text_as_transformers() {
-    let texts = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/texts");
-    let expected: Value =
-        serde_json::from_str(&std::fs::read_to_string(texts.join("expected.json")).unwrap()).unwrap();
+    let expected = read_json("texts/expected.json");
     for name in Checkpoint::names() {
         let checkpoint = Checkpoint::open(&name);
         let generated = greedy(&checkpoint);
@@ -71,10 +71,10 @@ fn the_engine_generates_the_same_64_greedy_tokens_and_text_as_transformers() {
         let expected = &expected[&name];
         let text = |field: &str| expected[field].as_str().expect("a text");
         let dir = tempfile::tempdir().unwrap();
-        let file = texts.join(format!("{}.json", text("tokenizer")));
+        let file = fixture(&format!("texts/{}.json", text("tokenizer")));
         std::fs::copy(file, dir.path().join("tokenizer.json")).unwrap();
         let tokenizer = Tokenizer::open(dir.path(), checkpoint.config().vocab_size).unwrap();
-        let prompt: Vec<u32> = serde_json::from_value(expected["prompt"].clone()).unwrap();
+        let prompt = tokens(&expected["prompt"]);
         let decoder = tokenizer.decoder_after(&prompt).unwrap();
         assert_eq!(stream(decoder, &generated), text("continuation"), "{name}");
         assert_eq!(stream(tokenizer.decoder(), &generated), text("alone"), "{name}");

@@ -1,11 +1,8 @@
 //! `generation_config.json`: the defaults that are taken, the fields that are not supported, and their effect in the engine.
 
-use std::path::{Path, PathBuf};
-use tilewright::{Cpu, sampling::SamplingParams};
-use tilewright_serve::{
-    Engine, EngineOptions, Event, GenerateOptions, RequestEdits,
-    model::{GenerationDefaults, ModelConfig, Transformer, Weights},
-};
+use crate::engine::session::Setup;
+use tilewright::sampling::SamplingParams;
+use tilewright_serve::{GenerateOptions, RequestEdits, model::GenerationDefaults};
 
 fn parse(text: &str) -> GenerationDefaults {
     GenerationDefaults::parse(text, 288).unwrap()
@@ -72,28 +69,14 @@ fn invalid_fields_are_rejected() {
     }
 }
 
-fn fixture() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/llama")
-}
-
 /// The greedy tokens of `count` continuations.
 fn greedy(edits: &RequestEdits, count: usize) -> Vec<Vec<u32>> {
-    let config = ModelConfig::open(&fixture()).unwrap();
-    let model = Transformer::new(config, &Weights::open(&fixture()).unwrap(), None).unwrap();
-    let options = EngineOptions { num_pages: 64, ..EngineOptions::default() };
-    let mut engine = Engine::new(model, Cpu::new(), options).unwrap();
+    let mut session = Setup::new("llama").start();
     let sampling = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
     let wanted = GenerateOptions { max_tokens: 24, sampling, stop: Vec::new(), edits: edits.clone() };
-    let ids = engine.submit(&[5, 6, 7, 8], &vec![wanted; count]).unwrap();
-    let mut texts = vec![Vec::new(); count];
-    while !engine.is_idle() {
-        for event in engine.step().unwrap() {
-            if let Event::Token { request, token } = event {
-                texts[ids.iter().position(|&id| id == request).unwrap()].push(token);
-            }
-        }
-    }
-    texts
+    let ids = session.submit_all(&[5, 6, 7, 8], &vec![wanted; count]);
+    session.finish();
+    ids.into_iter().map(|id| session.take_outcome(id).tokens).collect()
 }
 
 #[test]
@@ -115,9 +98,7 @@ fn suppressed_and_repeated_tokens_are_avoided() {
 
 #[test]
 fn edits_outside_the_vocabulary_are_rejected() {
-    let config = ModelConfig::open(&fixture()).unwrap();
-    let model = Transformer::new(config, &Weights::open(&fixture()).unwrap(), None).unwrap();
-    let mut engine = Engine::new(model, Cpu::new(), EngineOptions::default()).unwrap();
+    let mut session = Setup::new("llama").start();
     for (edits, expected) in [
         (
             RequestEdits { suppress: vec![288], ..RequestEdits::default() },
@@ -130,6 +111,6 @@ fn edits_outside_the_vocabulary_are_rejected() {
     ] {
         let wanted =
             GenerateOptions { max_tokens: 1, sampling: SamplingParams::default(), stop: Vec::new(), edits };
-        assert_eq!(engine.submit(&[1], &[wanted]).unwrap_err().to_string(), expected);
+        assert_eq!(session.engine.submit(&[1], &[wanted]).unwrap_err().to_string(), expected);
     }
 }

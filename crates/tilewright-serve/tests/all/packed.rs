@@ -1,17 +1,15 @@
 //! Packed and quantized weights: equal logits without rounding, bounded error with it, random weights, rejected requests.
 
-use crate::{families::checkpoint::relative_error, transformers::folder};
+use crate::{
+    families::checkpoint::relative_error,
+    fixtures::{FIXTURES, fixture, transformer},
+};
 use tilewright::{Cpu, Dtype, cpu::Isa, gemm::WeightFormat};
 use tilewright_serve::model::{ModelConfig, Transformer, Weights};
 
 /// A tied embedding with GQA, biases of q, k and v, and norms of q and k.
-const FIXTURES: [&str; 3] = ["llama", "qwen2", "qwen3"];
-
 fn model(name: &str) -> Transformer {
-    let dir = folder(name);
-    let config = ModelConfig::open(&dir).expect("a config.json");
-    Transformer::new(config, &Weights::open(&dir).expect("weights"), Some(Dtype::Bf16))
-        .expect("a whole model")
+    transformer(&fixture(name), Some(Dtype::Bf16))
 }
 
 fn score(model: &Transformer, cpu: &Cpu, rows: usize) -> Vec<f32> {
@@ -69,7 +67,7 @@ fn weights_are_quantized_once() {
 
 #[test]
 fn random_weights_are_a_whole_model() {
-    let config = ModelConfig::open(&folder("qwen3")).expect("a config.json");
+    let config = ModelConfig::open(&fixture("qwen3")).expect("a config.json");
     let cpu = Cpu::with_threads(2).unwrap();
     let load = |dtype, seed| {
         let weights = Weights::random(&config, dtype, seed).expect("memory");

@@ -1,27 +1,19 @@
 //! SentencePiece-style tokenizers compared with `transformers`: whole texts, and texts streamed after a prompt.
 
+use crate::fixtures::{fixture, folder, read_json, tokens};
 use serde_json::Value;
-use std::path::{Path, PathBuf};
 use tilewright_serve::model::{Decoder, Tokenizer};
 
 const KINDS: [&str; 2] = ["replace", "metaspace"];
 
-fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/sentencepiece").join(name)
-}
-
 fn expected() -> Value {
-    serde_json::from_str(&std::fs::read_to_string(fixture("expected.json")).unwrap()).unwrap()
+    read_json("sentencepiece/expected.json")
 }
 
 fn open(kind: &str, vocab_size: &Value) -> Tokenizer {
-    let dir = tempfile::tempdir().unwrap();
-    std::fs::copy(fixture(&format!("{kind}.json")), dir.path().join("tokenizer.json")).unwrap();
+    let dir = folder(&[]);
+    std::fs::copy(fixture(&format!("sentencepiece/{kind}.json")), dir.path().join("tokenizer.json")).unwrap();
     Tokenizer::open(dir.path(), vocab_size.as_u64().unwrap() as usize).unwrap()
-}
-
-fn ids(value: &Value) -> Vec<u32> {
-    value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
 }
 
 /// The concatenated pieces of `ids`.
@@ -37,7 +29,7 @@ fn ids_equal_those_of_transformers() {
         let tokenizer = open(kind, &expected[kind]["vocab_size"]);
         for case in expected[kind]["encode"].as_array().unwrap() {
             let text = case["text"].as_str().unwrap();
-            assert_eq!(tokenizer.encode(text, true).unwrap(), ids(&case["ids"]), "{kind}: {text:?}");
+            assert_eq!(tokenizer.encode(text, true).unwrap(), tokens(&case["ids"]), "{kind}: {text:?}");
         }
     }
 }
@@ -51,7 +43,7 @@ fn a_streamed_continuation_equals_the_text_of_transformers() {
         assert!(cases.len() > 60);
         let mut spaces = 0;
         for case in cases {
-            let (prompt, continuation) = (ids(&case["prompt"]), ids(&case["continuation"]));
+            let (prompt, continuation) = (tokens(&case["prompt"]), tokens(&case["continuation"]));
             let text = case["text"].as_str().unwrap();
             let decoder = tokenizer.decoder_after(&prompt).unwrap();
             assert_eq!(stream(decoder, &continuation), text, "{kind}: {prompt:?} {continuation:?}");

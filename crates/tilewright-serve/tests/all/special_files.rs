@@ -1,5 +1,6 @@
 //! Model folders whose files are FIFOs, devices, folders or endless: each is refused by kind or size, without blocking.
 
+use crate::fixtures::copy;
 use std::{
     os::unix::{fs::symlink, net::UnixListener},
     path::Path,
@@ -18,13 +19,8 @@ const FILES: [&str; 6] = [
 ];
 
 /// A copy of a fixture, with all files.
-fn copy() -> TempDir {
-    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/llama");
-    let dir = tempfile::tempdir().unwrap();
-    for entry in std::fs::read_dir(fixture).unwrap() {
-        let path = entry.unwrap().path();
-        std::fs::copy(&path, dir.path().join(path.file_name().unwrap())).unwrap();
-    }
+fn with_all_files() -> TempDir {
+    let dir = copy("llama");
     std::fs::write(dir.path().join("chat_template.jinja"), "x").unwrap();
     dir
 }
@@ -44,7 +40,7 @@ fn error(dir: &Path, file: &str) -> String {
 #[test]
 fn special_files_are_refused_by_kind() {
     for file in FILES {
-        let dir = copy();
+        let dir = with_all_files();
         let path = dir.path().join(file);
         let kinds: [(&str, &dyn Fn()); 4] = [
             ("a FIFO", &|| assert!(Command::new("mkfifo").arg(&path).status().unwrap().success())),
@@ -67,7 +63,7 @@ fn special_files_are_refused_by_kind() {
 #[test]
 fn endless_files_are_refused_by_size() {
     for file in &FILES[..5] {
-        let dir = copy();
+        let dir = with_all_files();
         // Sparse: it takes no space on the disk.
         let large = std::fs::File::create(dir.path().join(file)).unwrap();
         large.set_len(1 << 40).unwrap();

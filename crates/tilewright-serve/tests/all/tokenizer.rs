@@ -1,27 +1,20 @@
 //! Tokenizers and chat templates compared with `transformers`, and streaming compared with decoding at once.
 
+use crate::{
+    fixtures::{FIXTURES, fixture, folder, messages, read_json, tokens},
+    generator::Generator,
+};
 use serde_json::{Value, json};
-use std::path::{Path, PathBuf};
-use tempfile::TempDir;
+use std::path::Path;
 use tilewright_serve::model::{ChatTemplate, Message, ModelConfig, Tokenizer};
 
-const FAMILIES: [&str; 3] = ["llama", "qwen2", "qwen3"];
-
-fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").join(name)
-}
-
 fn expected(name: &str) -> Value {
-    serde_json::from_str(&std::fs::read_to_string(fixture(name).join("expected.json")).unwrap()).unwrap()
+    read_json(&format!("{name}/expected.json"))
 }
 
 fn open(name: &str) -> Tokenizer {
     let config = ModelConfig::open(&fixture(name)).unwrap();
     Tokenizer::open(&fixture(name), config.vocab_size).unwrap()
-}
-
-fn ids(value: &Value) -> Vec<u32> {
-    value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
 }
 
 /// The pieces of streaming detokenization, the last one included.
@@ -30,24 +23,6 @@ fn stream(tokenizer: &Tokenizer, ids: &[u32]) -> Vec<String> {
     let mut pieces: Vec<String> = ids.iter().map(|&id| decoder.push(id).unwrap()).collect();
     pieces.push(decoder.finish().unwrap());
     pieces
-}
-
-/// Pseudorandom numbers (SplitMix64).
-fn random(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mut z = *state;
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
-}
-
-/// A folder with these files.
-fn folder(files: &[(&str, &str)]) -> TempDir {
-    let dir = tempfile::tempdir().unwrap();
-    for (name, text) in files {
-        std::fs::write(dir.path().join(name), text).unwrap();
-    }
-    dir
 }
 
 /// A SentencePiece-style tokenizer: spaces as `▁`, unknown characters as byte tokens.
@@ -76,16 +51,20 @@ fn sentencepiece() -> Tokenizer {
 
 #[test]
 fn ids_equal_those_of_transformers() {
-    for name in FAMILIES {
+    for name in FIXTURES {
         let (tokenizer, expected) = (open(name), expected(name));
         for case in expected["encode"].as_array().unwrap() {
             let text = case["text"].as_str().unwrap();
             let plain = tokenizer.encode(text, false).unwrap();
-            assert_eq!(plain, ids(&case["ids"]), "{name}: {text:?}");
-            assert_eq!(tokenizer.encode(text, true).unwrap(), ids(&case["with_special"]), "{name}: {text:?}");
+            assert_eq!(plain, tokens(&case["ids"]), "{name}: {text:?}");
+            assert_eq!(
+                tokenizer.encode(text, true).unwrap(),
+                tokens(&case["with_special"]),
+                "{name}: {text:?}"
+            );
             assert_eq!(tokenizer.decode(&plain).unwrap(), case["decoded"].as_str().unwrap());
         }
-        let greedy = ids(&expected["greedy"]["tokens"]);
+        let greedy = tokens(&expected["greedy"]["tokens"]);
         assert_eq!(tokenizer.decode(&greedy).unwrap(), expected["decode_greedy"].as_str().unwrap());
     }
 }
@@ -135,21 +114,21 @@ fn byte_tokens_are_emitted_as_a_run() {
 
 #[test]
 fn concatenated_pieces_equal_the_text_decoded_at_once() {
-    let mut state = 7;
+    let mut generator = Generator::new(7);
     for tokenizer in [open("llama"), open("qwen2"), sentencepiece()] {
         for round in 0..300 {
-            let length = random(&mut state) % 100;
+            let length = generator.below(100);
             // Every other round uses few tokens, which makes runs of incomplete characters and of spaces likely.
             let among = if round % 2 == 0 { 264 } else { 12 };
-            let first = if round % 2 == 0 { 0 } else { random(&mut state) % 252 };
+            let first = if round % 2 == 0 { 0 } else { generator.below(252) };
             let ids: Vec<u32> =
-                (0..length).map(|_| (first + random(&mut state) % among) as u32).map(|id| id % 264).collect();
+                (0..length).map(|_| (first + generator.below(among)) as u32).map(|id| id % 264).collect();
             let pieces = stream(&tokenizer, &ids);
             assert_eq!(pieces.concat(), tokenizer.decode(&ids).unwrap(), "{tokenizer:?} {ids:?}");
         }
     }
-    for name in FAMILIES {
-        let greedy = ids(&expected(name)["greedy"]["tokens"]);
+    for name in FIXTURES {
+        let greedy = tokens(&expected(name)["greedy"]["tokens"]);
         assert_eq!(stream(&open(name), &greedy).concat(), expected(name)["decode_greedy"].as_str().unwrap());
     }
 }
@@ -251,12 +230,12 @@ fn truncation_and_padding_of_the_file_are_ignored() {
 fn corrupted_files_never_panic() {
     let whole = std::fs::read(fixture("llama").join("tokenizer.json")).unwrap();
     let dir = folder(&[]);
-    let mut state = 11;
+    let mut generator = Generator::new(11);
     for _ in 0..500 {
         let mut damaged = whole.clone();
-        for _ in 0..1 + random(&mut state) % 3 {
-            let at = random(&mut state) as usize % damaged.len();
-            damaged[at] = b"\"{}[]:,0129ax\\"[random(&mut state) as usize % 14];
+        for _ in 0..1 + generator.below(3) {
+            let at = generator.below(damaged.len());
+            damaged[at] = generator.pick(b"\"{}[]:,0129ax\\");
         }
         std::fs::write(dir.path().join("tokenizer.json"), damaged).unwrap();
         if let Ok(tokenizer) = Tokenizer::open(dir.path(), 288) {
@@ -266,15 +245,9 @@ fn corrupted_files_never_panic() {
     }
 }
 
-fn messages(case: &Value) -> Vec<Message> {
-    let text = |message: &Value, key: &str| message[key].as_str().unwrap().to_owned();
-    let list = case["messages"].as_array().unwrap();
-    list.iter().map(|message| Message::new(text(message, "role"), text(message, "content"))).collect()
-}
-
 #[test]
 fn prompts_equal_those_of_transformers() {
-    for name in FAMILIES {
+    for name in FIXTURES {
         let template = ChatTemplate::open(&fixture(name)).unwrap().unwrap();
         let file = if name == "qwen3" { "chat_template.jinja" } else { "tokenizer_config.json" };
         for case in expected(name)["chat"].as_array().unwrap() {

@@ -1,37 +1,24 @@
 //! The forward pass compared with `transformers`: logits and greedy tokens of random checkpoints of each architecture.
 
-use crate::families::{checkpoint::relative_error, greedy_tokens};
-use std::path::{Path, PathBuf};
+use crate::{
+    families::{checkpoint::relative_error, greedy_tokens},
+    fixtures::{FIXTURES, fixture, read_json, tensor, tokens, transformer},
+};
+use serde_json::Value;
 use tilewright::{Cpu, Dtype};
 use tilewright_serve::model::{ModelConfig, Precision, Transformer, Weights};
 
-const FIXTURES: [&str; 3] = ["llama", "qwen2", "qwen3"];
-
-pub(crate) fn folder(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").join(name)
-}
-
 fn model(name: &str, dtype: Dtype) -> Transformer {
-    let dir = folder(name);
-    let config = ModelConfig::open(&dir).expect("a config.json");
-    Transformer::new(config, &Weights::open(&dir).expect("weights"), Some(dtype)).expect("a whole model")
+    transformer(&fixture(name), Some(dtype))
 }
 
-fn expected(name: &str) -> serde_json::Value {
-    let text = std::fs::read_to_string(folder(name).join("expected.json")).expect("expected.json");
-    serde_json::from_str(&text).expect("JSON")
-}
-
-fn tokens(value: &serde_json::Value) -> Vec<u32> {
-    value.as_array().expect("an array").iter().map(|id| id.as_u64().expect("an id") as u32).collect()
+fn expected(name: &str) -> Value {
+    read_json(&format!("{name}/expected.json"))
 }
 
 /// A tensor of `expected.safetensors`, f32 `[37, vocab]`.
-fn expected_logits(name: &str, tensor: &str) -> Vec<f32> {
-    let bytes = std::fs::read(folder(name).join("expected.safetensors")).expect("expected.safetensors");
-    let file = safetensors::SafeTensors::deserialize(&bytes).expect("safetensors");
-    let view = file.tensor(tensor).expect("the tensor");
-    view.data().chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+fn expected_logits(name: &str, logits: &str) -> Vec<f32> {
+    tensor(&format!("{name}/expected.safetensors"), logits).expect("the tensor")
 }
 
 fn greedy(name: &str, dtype: Dtype, prompt: &[u32], count: usize) -> Vec<u32> {
@@ -91,7 +78,7 @@ fn bf16_weights_with_an_f32_cache_only_add_the_rounding_of_weights() {
 /// `transformers` warns about such a checkpoint and uses the matrix.
 #[test]
 fn an_output_matrix_that_differs_from_a_tied_embedding_is_used() {
-    let dir = folder("llama");
+    let dir = fixture("llama");
     let config = ModelConfig::open(&dir).expect("a config.json");
     let weights = Weights::open(&dir).expect("weights");
     let tied = ModelConfig { tie_word_embeddings: true, ..config };

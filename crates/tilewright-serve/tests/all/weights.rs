@@ -1,24 +1,11 @@
 //! Safetensors folders: the intact fixtures, and the error texts of damaged folders.
 
+use crate::fixtures::{copy, fixture};
 use safetensors::tensor::{Dtype as Stored, TensorView, serialize_to_file};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use tempfile::TempDir;
 use tilewright::Dtype;
 use tilewright_serve::model::{ModelConfig, QkNorm, Tensor, Weights};
-
-fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").join(name)
-}
-
-/// A copy of a fixture that a test may damage.
-fn copy(name: &str) -> TempDir {
-    let dir = tempfile::tempdir().unwrap();
-    for entry in std::fs::read_dir(fixture(name)).unwrap() {
-        let path = entry.unwrap().path();
-        std::fs::copy(&path, dir.path().join(path.file_name().unwrap())).unwrap();
-    }
-    dir
-}
 
 /// A folder with one file of one tensor `x`.
 fn folder(dtype: Stored, shape: &[usize], bytes: &[u8]) -> TempDir {

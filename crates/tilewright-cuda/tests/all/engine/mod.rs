@@ -4,7 +4,8 @@
 
 mod checkpoint;
 
-use checkpoint::{FAMILIES, FIXTURES, expected_logits, model, prompt, relative_error};
+use crate::fixtures::FIXTURES;
+use checkpoint::{FAMILIES, expected_logits, model, prompt, relative_error};
 use tilewright::{Backend, Cpu, Dtype, sampling::SamplingParams};
 use tilewright_cuda::{Device, Gpu, Simulated, Simulator};
 use tilewright_serve::{

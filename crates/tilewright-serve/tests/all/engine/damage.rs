@@ -1,16 +1,14 @@
 //! NaN weights: requests end with an error, never with a hang, a panic or an arbitrary token.
 
-use super::session::{Case, Session, Setup, case, folder, prompt, transformer};
+use super::session::{Case, Session, Setup, case, prompt};
+use crate::fixtures::{copy, transformer};
 use tempfile::TempDir;
 use tilewright::Cpu;
 use tilewright_serve::{Engine, FinishReason};
 
 /// The fixture `llama` with NaN in some elements of a tensor.
 fn damaged(tensor: &str, elements: std::ops::Range<usize>) -> TempDir {
-    let dir = tempfile::tempdir().expect("a folder");
-    for file in ["config.json", "generation_config.json", "model.safetensors"] {
-        std::fs::copy(folder("llama").join(file), dir.path().join(file)).expect("a copy");
-    }
+    let dir = copy("llama");
     let path = dir.path().join("model.safetensors");
     let mut bytes = std::fs::read(&path).expect("the weights");
     let file = safetensors::SafeTensors::deserialize(&bytes).expect("safetensors");

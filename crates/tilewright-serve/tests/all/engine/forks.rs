@@ -1,6 +1,7 @@
 //! Several continuations of a prompt: the prompt is computed once, and each output equals that of a separate request.
 
-use super::session::{Case, FIXTURES, Outcome, SHIPPED, Session, Setup, case, draws, prompt};
+use super::session::{Case, Outcome, SHIPPED, Session, Setup, case, draws, prompt};
+use crate::fixtures::FIXTURES;
 
 /// Compares `count` continuations of one prompt with separate requests in separate engines.
 fn compare(setup: Setup, len: usize, count: u64) -> Session {

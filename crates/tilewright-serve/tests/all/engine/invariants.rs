@@ -2,7 +2,8 @@
 //!
 //! Tokens are sampled with a seed; the unit tests of the engine compare logits bit for bit.
 
-use super::session::{Case, FIXTURES, SHIPPED, Setup, case, draws};
+use super::session::{Case, SHIPPED, Setup, case, draws};
+use crate::fixtures::FIXTURES;
 use tilewright::Dtype;
 use tilewright_serve::EngineOptions;
 

@@ -14,5 +14,5 @@ mod forks;
 mod invariants;
 mod requests;
 mod reuse;
-mod session;
+pub(crate) mod session;
 mod soak;

@@ -1,6 +1,7 @@
 //! Finish reasons, counters of the report, and error texts of the engine.
 
-use super::session::{Case, FIXTURES, SHIPPED, Setup, VOCAB, case, draws, folder, prompt, transformer};
+use super::session::{Case, SHIPPED, Setup, VOCAB, case, draws, folder, prompt};
+use crate::fixtures::{FIXTURES, transformer};
 use tilewright::{Cpu, Dtype, sampling::SamplingParams};
 use tilewright_serve::{
     Engine, EngineOptions, Event, FinishCounts, FinishReason, GenerateOptions,

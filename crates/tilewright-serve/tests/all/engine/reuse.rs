@@ -1,6 +1,7 @@
 //! Prefix reuse: a request with cached pages has the same output as one that computes them.
 
-use super::session::{Case, FIXTURES, Setup, case, draws, prompt};
+use super::session::{Case, Setup, case, draws, prompt};
+use crate::fixtures::FIXTURES;
 
 fn reusing(model: &'static str) -> Setup {
     Setup::new(model).with(|options| options.prefix_reuse = true)

@@ -1,18 +1,15 @@
 //! An engine under test: checks integrity after every step and records the output of each request.
 
-use crate::generator::Generator;
-use std::{
-    collections::BTreeMap,
-    path::{Path, PathBuf},
+use crate::{
+    fixtures::{fixture, transformer},
+    generator::Generator,
 };
+use std::{collections::BTreeMap, path::PathBuf};
 use tilewright::{Cpu, Dtype, sampling::SamplingParams};
 use tilewright_serve::{
     Engine, EngineOptions, Event, FinishReason, GenerateOptions, Report, RequestEdits, RequestId,
-    model::{ModelConfig, Transformer, Weights},
 };
 
-/// Random checkpoints, one for each architecture: 3 layers, 288 tokens or a few more, a context of 512.
-pub(crate) const FIXTURES: [&str; 3] = ["llama", "qwen2", "qwen3"];
 /// Vocabulary size common to all fixtures.
 pub(crate) const VOCAB: usize = 288;
 /// The bundled trained model: 8 layers, 4,096 tokens, bf16, a context of 2,048.
@@ -144,14 +141,9 @@ impl Session {
     }
 }
 
+/// The folder of a fixture, or of the shipped model.
 pub(crate) fn folder(model: &str) -> PathBuf {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    if model == SHIPPED { root.join("models").join(model) } else { root.join("tests/fixtures").join(model) }
-}
-
-pub(crate) fn transformer(dir: &Path, dtype: Option<Dtype>) -> Transformer {
-    let config = ModelConfig::open(dir).expect("a config.json");
-    Transformer::new(config, &Weights::open(dir).expect("weights"), dtype).expect("a whole model")
+    if model == SHIPPED { fixture("../../models").join(model) } else { fixture(model) }
 }
 
 /// `len` random tokens.

@@ -5,11 +5,10 @@ use super::{
     model, open, score,
     writer::{F32, GgufFile, Meta, Q4_0, Q4_K, Q6_K, Q8_0, TensorData, f32_bytes, quantize},
 };
-use crate::families::checkpoint::relative_error;
+use crate::{families::checkpoint::relative_error, fixtures::read_json};
 use half::{bf16, f16};
 use safetensors::tensor::TensorView;
 use serde_json::{Map, Value, json};
-use std::path::Path;
 use tilewright::{Cpu, Dtype, cpu::Isa, gemm::WeightFormat};
 use tilewright_serve::model::{ModelConfig, Transformer, Weights};
 
@@ -18,8 +17,7 @@ const OUTPUT: &str = "lm_head.weight";
 /// The package's blocks and values: `tests/fixtures/gguf/make.py`.
 #[test]
 fn dequantization_equals_that_of_the_gguf_package() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/gguf/blocks.json");
-    let golden: Value = serde_json::from_str(&std::fs::read_to_string(path).expect("blocks")).expect("JSON");
+    let golden = read_json("gguf/blocks.json");
     for (name, kind) in [("Q8_0", Q8_0), ("Q4_0", Q4_0), ("Q4_K", Q4_K), ("Q6_K", Q6_K)] {
         let bytes = |key: &str| hex(golden[name][key].as_str().expect("digits"));
         let expected = bytes("values");

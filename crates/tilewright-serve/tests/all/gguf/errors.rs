@@ -5,16 +5,15 @@ use super::{
     fields, open,
     writer::{GgufFile, Meta, Q4_0, Q4_K, Q8_0},
 };
-use crate::transformers::folder;
+use crate::fixtures::{fixture, read_json};
 use std::path::Path;
 use tilewright_serve::model::{Gguf, Transformer, Weights};
 
 /// A file of the fixture `name`, with its tokenizer.
 fn file(name: &str) -> GgufFile {
-    let (fields, weights) = (fields(name), Weights::open(&folder(name)).expect("weights"));
+    let (fields, weights) = (fields(name), Weights::open(&fixture(name)).expect("weights"));
     let mut file = Source { fields: &fields, weights: &weights }.to_gguf();
-    let text = std::fs::read_to_string(folder(name).join("tokenizer.json")).expect("a tokenizer");
-    add_tokenizer(&mut file, &serde_json::from_str(&text).expect("JSON"), Some("qwen2"));
+    add_tokenizer(&mut file, &read_json(&format!("{name}/tokenizer.json")), Some("qwen2"));
     file
 }
 

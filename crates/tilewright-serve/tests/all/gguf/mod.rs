@@ -9,7 +9,7 @@ mod writer;
 
 use crate::{
     families::checkpoint::{Checkpoint, relative_error},
-    transformers::folder,
+    fixtures::{fixture, read_json},
 };
 use convert::Source;
 use serde_json::{Map, Value, json};
@@ -40,8 +40,7 @@ fn score(model: &Transformer) -> Vec<f32> {
 
 /// The fields of a fixture's `config.json`.
 fn fields(name: &str) -> Map<String, Value> {
-    let text = std::fs::read_to_string(folder(name).join("config.json")).expect("a config");
-    serde_json::from_str(&text).expect("an object")
+    read_json(&format!("{name}/config.json")).as_object().expect("an object").clone()
 }
 
 /// Compares the configuration and the logits of a file with those of safetensors.
@@ -74,7 +73,7 @@ fn logits_equal_those_of_the_same_weights_in_safetensors() {
         let mut fields = fields(name);
         // the file has ends of its own, and no second file overrides them
         fields.remove("generation_config");
-        let weights = Weights::open(&folder(name)).expect("weights");
+        let weights = Weights::open(&fixture(name)).expect("weights");
         let source = Source { fields: &fields, weights: &weights };
         assert_equal(name, &source, &source.to_gguf());
     }

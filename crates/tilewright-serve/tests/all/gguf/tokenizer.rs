@@ -5,7 +5,7 @@ use super::{
     open,
     writer::{GgufFile, Meta},
 };
-use crate::transformers::folder;
+use crate::fixtures::{folder, read_json};
 use serde_json::{Value, json};
 use tilewright_serve::model::{Message, Tokenizer};
 
@@ -23,11 +23,9 @@ const TEXTS: [&str; 9] = [
 
 /// The `tokenizer.json` at `path` below the fixtures, and a file with the same tokenizer.
 fn pair(path: &str, pre: Option<&str>, edit: impl Fn(&mut Value)) -> (Tokenizer, Tokenizer, GgufFile) {
-    let text = std::fs::read_to_string(folder(path)).expect("a tokenizer");
-    let mut json: Value = serde_json::from_str(&text).expect("JSON");
+    let mut json = read_json(path);
     edit(&mut json);
-    let dir = tempfile::tempdir().expect("a folder");
-    std::fs::write(dir.path().join("tokenizer.json"), json.to_string()).expect("written");
+    let dir = folder(&[("tokenizer.json", &json.to_string())]);
     let mut file = GgufFile::default();
     file.set("general.architecture", Meta::Text("qwen3".to_owned()));
     add_tokenizer(&mut file, &json, pre);
