@@ -60,7 +60,8 @@ fn is_in(tree: &Tree, folder: &str, name: &str) -> bool {
     let files = [format!("{path}.rs"), format!("{path}/mod.rs"), format!("{path}/main.rs")];
     let Some(code) = files.iter().find_map(|file| tree.text(file)).map(code_only) else { return false };
     if judged {
-        let judged = ["judge_backends!(", "judge_bodies!("].iter().flat_map(|name| code.split(name).skip(1));
+        let macros = ["judge_backends!(", "judge_bodies!(", "judge_machines!("];
+        let judged = macros.iter().flat_map(|name| code.split(name).skip(1));
         let judged = judged.filter_map(|rest| rest.split(')').next());
         return judged.flat_map(words).any(|word| word == *test);
     }

@@ -14,28 +14,9 @@ use tilewright::{
     sampling::{Pipeline, Sampled, Stream},
     tensor::DeviceMemory,
 };
-use tilewright_cuda::{Device, Gpu, Simulator, machine::Machine};
+use tilewright_cuda::{Gpu, Simulator, machine::Machine};
 
-/// Instantiates each property as two tests: in the simulator, and on the GPU.
-macro_rules! judge_machines {
-    ($($property:ident),+) => {
-        mod simulated {
-            $(#[test] fn $property() {
-                super::$property(&super::Gpu::new(super::Simulator::new(80, 3)));
-            })+
-        }
-        mod gpu {
-            $(#[test] fn $property() {
-                match super::Device::open(0) {
-                    Ok(device) => super::$property(&super::Gpu::new(device)),
-                    Err(why) => println!("skipped: {why}"),
-                }
-            })+
-        }
-    };
-}
-
-judge_machines!(
+crate::judge_machines!(
     flags_on_the_device,
     operators_describe_their_kernel,
     segments_of_rows,

@@ -6,7 +6,7 @@ use tilewright::{
     kv::PageIndices,
     tensor::{DeviceMemory, Indices},
 };
-use tilewright_cuda::{Device, Gpu, Simulator, machine::Machine};
+use tilewright_cuda::{Gpu, Simulator, machine::Machine};
 
 const PAGE_SIZE: usize = 4;
 const PAGES: usize = 12;
@@ -270,24 +270,10 @@ fn other_uses_of_pages_on_the_device_are_refused<M: Machine>(gpu: &Gpu<M>) -> Re
     Ok(())
 }
 
-#[test]
-fn in_the_simulator() {
-    plans_read_pages_on_the_device(&Gpu::new(Simulator::new(80, 3))).unwrap();
-    plans_read_masks_on_the_device(&Gpu::new(Simulator::new(80, 3))).unwrap();
-    other_masks_are_refused(&Gpu::new(Simulator::new(80, 3))).unwrap();
-    levels_have_pages_on_the_device(&Gpu::new(Simulator::new(80, 3))).unwrap();
-    other_uses_of_pages_on_the_device_are_refused(&Gpu::new(Simulator::new(80, 3))).unwrap();
-}
-
-#[test]
-fn on_the_gpu() {
-    match Device::open(0) {
-        Ok(device) => {
-            let gpu = Gpu::new(device);
-            plans_read_pages_on_the_device(&gpu).unwrap();
-            levels_have_pages_on_the_device(&gpu).unwrap();
-            other_uses_of_pages_on_the_device_are_refused(&gpu).unwrap();
-        }
-        Err(why) => println!("skipped: {why}"),
-    }
-}
+crate::judge_machines!(
+    plans_read_pages_on_the_device,
+    plans_read_masks_on_the_device,
+    other_masks_are_refused,
+    levels_have_pages_on_the_device,
+    other_uses_of_pages_on_the_device_are_refused,
+);

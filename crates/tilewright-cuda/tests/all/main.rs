@@ -35,6 +35,26 @@ macro_rules! judge_backends {
 }
 pub(crate) use judge_backends;
 
+/// Makes two tests of each property of a backend: in the simulator, and on the GPU with a stream of its own, because a recording takes
+/// all work of its stream. An error of a property is printed and fails the test.
+macro_rules! judge_machines {
+    ($($property:ident),+ $(,)?) => {
+        mod simulated {
+            $(#[test] fn $property() -> impl std::process::Termination {
+                super::$property(&crate::staged::simulated().0)
+            })+
+        }
+        mod gpu {
+            $(#[test] fn $property() {
+                let Some(device) = crate::staged::device() else { return };
+                let outcome = super::$property(&tilewright_cuda::Gpu::new(device));
+                assert_eq!(std::process::Termination::report(outcome), std::process::ExitCode::SUCCESS);
+            })+
+        }
+    };
+}
+pub(crate) use judge_machines;
+
 /// Makes tests on the bodies of attention for Hopper and without tensor cores. Queries of f32 select the body `simt` on each
 /// architecture, so properties with such cases alone are not repeated here.
 macro_rules! judge_bodies {

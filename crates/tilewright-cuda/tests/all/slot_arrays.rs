@@ -9,7 +9,7 @@ use tilewright::{
     },
     tensor::DeviceMemory,
 };
-use tilewright_cuda::{Device, Gpu, Simulator, machine::Machine};
+use tilewright_cuda::{Gpu, Simulator, machine::Machine};
 
 const TOKENS: usize = 3;
 const PAGES: usize = 4;
@@ -214,20 +214,4 @@ fn the_checked_mode_names_tokens_without_a_slot() -> tilewright::Result<()> {
     Ok(())
 }
 
-#[test]
-fn in_the_simulator() {
-    replays_read_the_present_arrays(&Gpu::new(Simulator::new(80, 3))).unwrap();
-    some_arrays_are_on_the_host(&Gpu::new(Simulator::new(80, 3))).unwrap();
-}
-
-#[test]
-fn on_the_gpu() {
-    match Device::open(0) {
-        Ok(device) => {
-            let gpu = Gpu::new(device);
-            replays_read_the_present_arrays(&gpu).unwrap();
-            some_arrays_are_on_the_host(&gpu).unwrap();
-        }
-        Err(why) => println!("skipped: {why}"),
-    }
-}
+crate::judge_machines!(replays_read_the_present_arrays, some_arrays_are_on_the_host,);

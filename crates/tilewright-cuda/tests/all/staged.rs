@@ -62,16 +62,10 @@ pub(crate) fn without_tensor_cores() -> Staged<WithoutTensorCores> {
 /// The backend on the GPU of this machine, with a stream that tests share; without a GPU, prints the reason.
 pub(crate) fn gpu() -> Option<Staged<Device>> {
     static GPU: OnceLock<Option<Staged<Device>>> = OnceLock::new();
-    GPU.get_or_init(gpu_with_own_stream).clone()
+    GPU.get_or_init(|| device().map(|device| Staged(Gpu::new(device)))).clone()
 }
 
-/// The same with a stream of its own, for tests that record: a recording takes all work of its stream.
-pub(crate) fn gpu_with_own_stream() -> Option<Staged<Device>> {
-    match Device::open(0) {
-        Ok(device) => Some(Staged(Gpu::new(device))),
-        Err(why) => {
-            println!("skipped: {why}");
-            None
-        }
-    }
+/// The GPU of this machine, with a stream of its own; without a GPU, prints the reason.
+pub(crate) fn device() -> Option<Device> {
+    Device::open(0).inspect_err(|why| println!("skipped: {why}")).ok()
 }

@@ -7,7 +7,7 @@ mod checkpoint;
 use crate::fixtures::FIXTURES;
 use checkpoint::{FAMILIES, expected_logits, model, prompt, relative_error};
 use tilewright::{Backend, Cpu, Dtype, sampling::SamplingParams};
-use tilewright_cuda::{Device, Gpu, Simulated, Simulator};
+use tilewright_cuda::{Gpu, Simulated, Simulator};
 use tilewright_serve::{
     Engine, EngineOptions, Event, GenerateOptions, Report, RequestEdits, RequestId, model::Precision,
 };
@@ -15,11 +15,6 @@ use tilewright_serve::{
 /// A simulated GPU with four SMs and the tensor cores of Ampere.
 fn simulated() -> Simulated {
     Gpu::new(Simulator::new(80, 4))
-}
-
-/// The GPU, if there is one.
-fn gpu() -> Option<Gpu<Device>> {
-    Device::open(0).map_err(|why| println!("skipped: {why}")).ok().map(Gpu::new)
 }
 
 /// Relative errors of the logits of a fixture's first `count` tokens, computed in `dtype`: ours and that of `transformers` in
@@ -120,7 +115,7 @@ fn simulated_recordings_generate_the_tokens_of_the_cpu() {
 
 #[test]
 fn logits_on_the_gpu_agree_with_transformers() {
-    if let Some(gpu) = gpu() {
+    if let Some(gpu) = crate::staged::device().map(Gpu::new) {
         logits_agree(&gpu, &FIXTURES, 37);
         logits_agree(&gpu, &FAMILIES, 37);
     }
@@ -128,7 +123,7 @@ fn logits_on_the_gpu_agree_with_transformers() {
 
 #[test]
 fn recordings_on_the_gpu_generate_the_tokens_of_the_cpu() {
-    if let Some(gpu) = gpu() {
+    if let Some(gpu) = crate::staged::device().map(Gpu::new) {
         FIXTURES
             .iter()
             .chain(&FAMILIES)

@@ -18,7 +18,7 @@ use tilewright::{
     rope::{CosSinCache, Positions, Rope, apply_rope_with_cos_sin_cache},
     tensor::{Buffer, Indices, copy},
 };
-use tilewright_cuda::{Device, Gpu, Simulator, machine::Machine};
+use tilewright_cuda::{Gpu, Simulator, machine::Machine};
 use traffic::{Step, Traffic};
 
 /// The shape of a run.
@@ -301,10 +301,7 @@ fn in_the_simulator() {
 
 #[test]
 fn on_the_gpu() {
-    let device = match Device::open(0) {
-        Ok(device) => device,
-        Err(why) => return println!("skipped: {why}"),
-    };
+    let Some(device) = crate::staged::device() else { return };
     let shape = Shape {
         heads: Heads { qo: 8, kv: 2 },
         dim: 128,

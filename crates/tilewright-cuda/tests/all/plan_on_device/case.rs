@@ -1,5 +1,6 @@
 //! Batches with the problem, tiling and capacity to plan them for.
 
+use crate::{generator::Generator, paged_requests::PagedRequests};
 use tilewright::{
     Batch, Dtype, HeadDim, Heads, Mask, PageTable, Plan, Problem,
     attention::{Capacity, Planner, Split, Tiling},
@@ -8,23 +9,6 @@ use tilewright_kernels::attention::{
     params::{PlanArrays, UNLIMITED},
     plan_device::{KvLengths, PlanConfig, PlanDeviceParams},
 };
-
-/// Deterministic random numbers.
-pub(crate) struct Generator(pub(crate) u64);
-
-impl Generator {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) % end as u64) as usize
-    }
-
-    fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
-        choices[self.below(choices.len())]
-    }
-}
 
 /// A problem, a tiling, and a batch with its capacity.
 #[derive(Debug, Clone)]
@@ -44,13 +28,7 @@ pub(crate) struct Case {
 
 impl Case {
     pub(crate) fn new(lens: &[(usize, usize)], page_size: usize) -> Self {
-        let (mut qo_indptr, mut kv_indptr, mut last_page_len) = (vec![0], vec![0], Vec::new());
-        for &(qo, kv) in lens {
-            let pages = kv.div_ceil(page_size);
-            qo_indptr.push(qo_indptr[qo_indptr.len() - 1] + qo as i32);
-            kv_indptr.push(kv_indptr[kv_indptr.len() - 1] + pages as i32);
-            last_page_len.push((kv - pages.saturating_sub(1) * page_size) as i32);
-        }
+        let PagedRequests { qo_indptr, kv_indptr, last_page_len, .. } = PagedRequests::new(lens, page_size);
         let tiling = Tiling {
             q_rows: 64,
             kv_heads: 1,

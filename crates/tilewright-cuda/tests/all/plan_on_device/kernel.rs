@@ -1,22 +1,20 @@
 //! The planning kernel: word for word the plan of the host, and an empty plan for malformed batches.
 
-use super::{
-    case::{Case, Generator},
-    words::Arrays,
-};
+use super::{case::Case, words::Arrays};
+use crate::generator::Generator;
 use tilewright::{
     Heads, Mask,
     attention::{ArraySizes, Capacity},
     tensor::DeviceMemory,
 };
-use tilewright_cuda::{Gpu, Staged, machine::Machine};
+use tilewright_cuda::{Gpu, machine::Machine};
 use tilewright_kernels::attention::{
     items::{MergeItem, MergeSource, NONE, WorkItem},
     params::PlanArrays,
     plan_device::{LengthError, MAX_REQUESTS, plan_device},
 };
 
-super::judge_backends!(
+crate::judge_machines!(
     the_device_plans_as_the_host_does,
     one_long_request_is_divided_among_all_workers,
     equal_requests_stay_whole_where_that_costs_less_than_a_cut,
@@ -100,12 +98,12 @@ fn agrees<M: Machine>(gpu: &Gpu<M>, case: &Case) {
     assert_eq!(arrays, expected, "{case:?}");
 }
 
-fn the_device_plans_as_the_host_does<M: Machine>(Staged(gpu): &Staged<M>) {
-    let mut generator = Generator(1);
+fn the_device_plans_as_the_host_does<M: Machine>(gpu: &Gpu<M>) {
+    let mut generator = Generator::new(1);
     (0..150).for_each(|_| agrees(gpu, &Case::draw(&mut generator)));
 }
 
-fn one_long_request_is_divided_among_all_workers<M: Machine>(Staged(gpu): &Staged<M>) {
+fn one_long_request_is_divided_among_all_workers<M: Machine>(gpu: &Gpu<M>) {
     let mut case = Case::new(&[(1, 20_000)], 16);
     case.tiling.workers = 264;
     agrees(gpu, &case);
@@ -115,7 +113,7 @@ fn one_long_request_is_divided_among_all_workers<M: Machine>(Staged(gpu): &Stage
 }
 
 /// Equal requests: 2 units of 67 KV tiles each, so that the share of 132 workers is 2 tiles below a unit for 65 of them.
-fn equal_requests_stay_whole_where_that_costs_less_than_a_cut<M: Machine>(Staged(gpu): &Staged<M>) {
+fn equal_requests_stay_whole_where_that_costs_less_than_a_cut<M: Machine>(gpu: &Gpu<M>) {
     for (count, merges) in [(64, 0), (65, 0), (66, 0), (100, 1)] {
         let case = Case::new(&vec![(1, 4096); count], 16);
         agrees(gpu, &case);
@@ -140,7 +138,7 @@ fn equal_requests_stay_whole_where_that_costs_less_than_a_cut<M: Machine>(Staged
     assert!(!unequal.plan().schedule().merges.is_empty());
 }
 
-fn a_batch_may_use_its_capacity_up<M: Machine>(Staged(gpu): &Staged<M>) {
+fn a_batch_may_use_its_capacity_up<M: Machine>(gpu: &Gpu<M>) {
     let mut case = Case::new(&[(5, 40), (1, 32)], 16);
     case.capacity = Capacity::new(2, 6, 5).with_kv_len(40);
     case.capacity.qo_len = 5;
@@ -149,7 +147,7 @@ fn a_batch_may_use_its_capacity_up<M: Machine>(Staged(gpu): &Staged<M>) {
 }
 
 /// Shares that end one unit of cost before the end of a query tile, which is cut if the overhead is one KV tile.
-fn shares_may_end_before_the_last_tile<M: Machine>(Staged(gpu): &Staged<M>) {
+fn shares_may_end_before_the_last_tile<M: Machine>(gpu: &Gpu<M>) {
     for (workers, requests) in [(2, 4), (3, 4), (5, 4), (3, 1025)] {
         let mut case = Case::new(&[(2, 70), (1, 200), (1, 64), (2, 500)], 16);
         case.heads = Heads { qo: 2, kv: 2 };
@@ -160,7 +158,7 @@ fn shares_may_end_before_the_last_tile<M: Machine>(Staged(gpu): &Staged<M>) {
     }
 }
 
-fn costs_may_have_more_than_32_bits<M: Machine>(Staged(gpu): &Staged<M>) {
+fn costs_may_have_more_than_32_bits<M: Machine>(gpu: &Gpu<M>) {
     let mut case = Case::new(&[(1, 3000), (70, 900), (0, 20), (1, 2000), (9, 9)], 16);
     case.tiling.tile_load = 1 << 30;
     agrees(gpu, &case);
@@ -168,12 +166,12 @@ fn costs_may_have_more_than_32_bits<M: Machine>(Staged(gpu): &Staged<M>) {
     agrees(gpu, &case);
 }
 
-fn as_many_requests_as_there_are_threads<M: Machine>(Staged(gpu): &Staged<M>) {
+fn as_many_requests_as_there_are_threads<M: Machine>(gpu: &Gpu<M>) {
     let lens: Vec<_> = (0..1000).map(|r| (1, if r == 999 { 30_000 } else { 1 + r % 200 })).collect();
     agrees(gpu, &Case::new(&lens, 16));
 }
 
-fn more_requests_than_there_are_threads<M: Machine>(Staged(gpu): &Staged<M>) {
+fn more_requests_than_there_are_threads<M: Machine>(gpu: &Gpu<M>) {
     let most = MAX_REQUESTS as usize;
     let len = |r: usize| if r == 9 { (5, 60_000) } else { ((r + 1) % 4, 1 + r * 37 % 900) };
     let lens = |count: usize| (0..count).map(len).collect::<Vec<_>>();
@@ -200,7 +198,7 @@ fn more_requests_than_there_are_threads<M: Machine>(Staged(gpu): &Staged<M>) {
 }
 
 /// Few requests of many query tiles, whose windows begin after the first KV tile.
-fn large_plans_of_many_query_tiles<M: Machine>(Staged(gpu): &Staged<M>) {
+fn large_plans_of_many_query_tiles<M: Machine>(gpu: &Gpu<M>) {
     for mask in [Mask::Causal, Mask::Window { left: 70, right: Some(0) }] {
         let mut case = Case::new(&[(40, 500), (2, 270), (39, 441), (1, 900)], 16);
         (case.mask, case.tiling.q_rows, case.tiling.workers) = (mask, 4, 61);
@@ -210,7 +208,7 @@ fn large_plans_of_many_query_tiles<M: Machine>(Staged(gpu): &Staged<M>) {
     }
 }
 
-fn numbers_of_requests_and_workers_where_searches_and_warps_end<M: Machine>(Staged(gpu): &Staged<M>) {
+fn numbers_of_requests_and_workers_where_searches_and_warps_end<M: Machine>(gpu: &Gpu<M>) {
     let sizes = [
         (1, 1),
         (4, 30),
@@ -234,7 +232,7 @@ fn numbers_of_requests_and_workers_where_searches_and_warps_end<M: Machine>(Stag
     }
 }
 
-fn costs_of_requests_that_decode_may_be_high<M: Machine>(Staged(gpu): &Staged<M>) {
+fn costs_of_requests_that_decode_may_be_high<M: Machine>(gpu: &Gpu<M>) {
     let lens: Vec<_> = (0..1000).map(|r| (1, 1 + r % 200)).collect();
     let mut high = Case::new(&lens[..70], 16);
     high.tiling.tile_load = 1 << 19;
@@ -245,7 +243,7 @@ fn costs_of_requests_that_decode_may_be_high<M: Machine>(Staged(gpu): &Staged<M>
     agrees(gpu, &many);
 }
 
-fn malformed_lengths_are_told_and_planned_as_nothing<M: Machine>(Staged(gpu): &Staged<M>) {
+fn malformed_lengths_are_told_and_planned_as_nothing<M: Machine>(gpu: &Gpu<M>) {
     let pages = Case::new(&[(2, 40), (1, 17)], 16);
     let refused = |sound: &Case, change: &dyn Fn(&mut Case), refusal: LengthError| {
         let mut case = sound.clone();
@@ -281,7 +279,7 @@ fn malformed_lengths_are_told_and_planned_as_nothing<M: Machine>(Staged(gpu): &S
 }
 
 /// Engines pad decode batches with requests without pages whose last page has one token.
-fn padding_of_engines_is_a_request_without_keys<M: Machine>(Staged(gpu): &Staged<M>) {
+fn padding_of_engines_is_a_request_without_keys<M: Machine>(gpu: &Gpu<M>) {
     let sound = Case::new(&[(1, 0), (1, 40), (1, 0)], 16);
     let mut padded = sound.clone();
     (padded.last_page_len[0], padded.last_page_len[2]) = (1, 1);

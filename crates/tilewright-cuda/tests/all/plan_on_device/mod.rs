@@ -15,25 +15,7 @@ use tilewright::{
 use tilewright_cuda::{Gpu, Staged, machine::Machine};
 use tilewright_kernels::attention::plan_device::LengthError;
 
-/// Instantiates each property as two tests: in the simulator, and on the GPU if there is one.
-macro_rules! judge_backends {
-    ($($property:ident),+ $(,)?) => {
-        mod simulated {
-            $(#[test] fn $property() {
-                super::$property(&crate::staged::simulated());
-            })+
-        }
-        mod gpu {
-            $(#[test] fn $property() {
-                let Some(gpu) = crate::staged::gpu_with_own_stream() else { return };
-                super::$property(&gpu);
-            })+
-        }
-    };
-}
-use judge_backends;
-
-judge_backends!(
+crate::judge_machines!(
     plans_of_device_and_host_compute_equal_results,
     a_plan_is_bound_to_block_tables_one_after_another,
     unsupported_plans_are_rejected_with_all_reasons,
@@ -48,6 +30,11 @@ fn problem() -> Problem {
         .mask(Mask::Causal)
         .build()
         .expect("it is sound")
+}
+
+/// A batch without requests.
+fn empty() -> Batch<'static> {
+    Batch::paged(&[0], PageTable::new(&[0], &[0; 0], &[0; 0], 4))
 }
 
 fn upload<M: Machine>(gpu: &Gpu<M>, values: &[i32]) -> DeviceMemory {
@@ -69,12 +56,10 @@ fn run<M: Machine>(attention: &Attention<Staged<M>>, plan: &Plan) -> Result<Vec<
     Ok(o)
 }
 
-fn plans_of_device_and_host_compute_equal_results<M: Machine>(staged: &Staged<M>) {
-    let gpu = &staged.0;
-    let attention = Attention::new(problem(), staged.clone()).unwrap();
+fn plans_of_device_and_host_compute_equal_results<M: Machine>(gpu: &Gpu<M>) {
+    let attention = Attention::new(problem(), Staged(gpu.clone())).unwrap();
     let capacity = Capacity::new(4, ROWS, PAGES);
-    let none = PageTable::new(&[0], &[] as &[i32; 0], &[] as &[i32; 0], 4);
-    let empty = Batch::paged(&[0], none);
+    let empty = empty();
     let mut host = attention.plan_with_capacity(&capacity, &empty, Split::Balanced).unwrap();
     let indices: Vec<i32> = (0..PAGES as i32).rev().collect();
     // arrays with the length of the capacity; their contents are arbitrary
@@ -125,11 +110,9 @@ fn batch<M: Machine>(gpu: &Gpu<M>, requests: usize, indices: &[i32]) -> DeviceBa
 }
 
 /// The second binding uses the memory of the first, so it can be recorded; replays plan the lengths of their time.
-fn a_plan_is_bound_to_block_tables_one_after_another<M: Machine>(staged: &Staged<M>) {
-    let gpu = &staged.0;
-    let attention = Attention::new(problem(), staged.clone()).unwrap();
-    let none = PageTable::new(&[0], &[] as &[i32; 0], &[] as &[i32; 0], 4);
-    let empty = Batch::paged(&[0], none);
+fn a_plan_is_bound_to_block_tables_one_after_another<M: Machine>(gpu: &Gpu<M>) {
+    let attention = Attention::new(problem(), Staged(gpu.clone())).unwrap();
+    let empty = empty();
     let capacity = Capacity::new(3, ROWS, 0);
     let mut plan = attention.plan_with_capacity(&capacity, &empty, Split::Balanced).unwrap();
     let array = |values: &[i32]| Arc::new(upload(gpu, values));
@@ -178,11 +161,9 @@ fn table(columns: usize) -> [Vec<i32>; 3] {
     [0, 1, 2].map(|r: i32| (0..columns as i32).map(|page| (5 * r + 3 * page + 1) % PAGES as i32).collect())
 }
 
-fn too_small_arrays_are_rejected_by_name<M: Machine>(staged: &Staged<M>) {
-    let gpu = &staged.0;
-    let attention = Attention::new(problem(), staged.clone()).unwrap();
+fn too_small_arrays_are_rejected_by_name<M: Machine>(gpu: &Gpu<M>) {
+    let attention = Attention::new(problem(), Staged(gpu.clone())).unwrap();
     let capacity = Capacity::new(4, ROWS, PAGES);
-    let none = PageTable::new(&[0], &[] as &[i32; 0], &[] as &[i32; 0], 4);
     let short = || Arc::new(upload(gpu, &[0; 3]));
     let (right, nothing) = (batch(gpu, 4, &[0; PAGES]), Arc::new(gpu.allocate(1).unwrap()));
     let lists = |short_array: usize| {
@@ -208,16 +189,14 @@ fn too_small_arrays_are_rejected_by_name<M: Machine>(staged: &Staged<M>) {
             "block_tables: 4 rows of 1073741824 columns, the most is 2147483647 entries",
         ),
     ] {
-        let mut plan =
-            attention.plan_with_capacity(&capacity, &Batch::paged(&[0], none), Split::Balanced).unwrap();
+        let mut plan = attention.plan_with_capacity(&capacity, &empty(), Split::Balanced).unwrap();
         let why = attention.plan_on_device(&mut plan, batch).unwrap_err().to_string();
         assert!(why.starts_with("attention.plan_on_device: ") && why.contains(expected), "{why}");
     }
 }
 
-fn unsupported_plans_are_rejected_with_all_reasons<M: Machine>(staged: &Staged<M>) {
-    let gpu = &staged.0;
-    let attention = Attention::new(problem(), staged.clone()).unwrap();
+fn unsupported_plans_are_rejected_with_all_reasons<M: Machine>(gpu: &Gpu<M>) {
+    let attention = Attention::new(problem(), Staged(gpu.clone())).unwrap();
     let capacity = Capacity::new(5000, 3000, PAGES).with_levels(1);
     let ragged = Batch::ragged(&[0], &[0]);
     let mut plan = attention.plan_with_capacity(&capacity, &ragged, Split::Never).unwrap();

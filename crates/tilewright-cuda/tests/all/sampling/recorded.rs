@@ -8,7 +8,7 @@ use tilewright::{
     },
     tensor::{DeviceMemory, IndicesMut},
 };
-use tilewright_cuda::{Device, Gpu, Simulator, machine::Machine};
+use tilewright_cuda::{Gpu, machine::Machine};
 
 const TOKENS: usize = 3;
 const VOCAB: usize = 500;
@@ -191,22 +191,8 @@ fn masks_and_chains_read_arrays_on_the_device<M: Machine>(gpu: &Gpu<M>) -> tilew
     Ok(())
 }
 
-#[test]
-fn in_the_simulator() {
-    masks_and_chains_read_arrays_on_the_device(&Gpu::new(Simulator::new(80, 3))).unwrap();
-    selected_indices_are_in_the_memory_of_the_caller(&Gpu::new(Simulator::new(80, 3))).unwrap();
-    replays_read_the_present_parameters(&Gpu::new(Simulator::new(80, 3))).unwrap();
-}
-
-#[test]
-fn on_the_gpu() {
-    match Device::open(0) {
-        Ok(device) => {
-            let gpu = Gpu::new(device);
-            selected_indices_are_in_the_memory_of_the_caller(&gpu).unwrap();
-            replays_read_the_present_parameters(&gpu).unwrap();
-            masks_and_chains_read_arrays_on_the_device(&gpu).unwrap();
-        }
-        Err(why) => println!("skipped: {why}"),
-    }
-}
+crate::judge_machines!(
+    masks_and_chains_read_arrays_on_the_device,
+    selected_indices_are_in_the_memory_of_the_caller,
+    replays_read_the_present_parameters,
+);
