@@ -1,6 +1,7 @@
 """The machinery of all wrappers: attention settings to operators, plans in fixed memory, and runs."""
 
 import math
+from types import SimpleNamespace
 
 import torch
 
@@ -205,7 +206,7 @@ class BatchWrapper:
 
     @property
     def _plan_info(self):
-        """The last plan, or None. Engines assign the result of :meth:`HostPlanner.plan`, which is this one."""
+        """The last plan, or None. Engines assign the result of ``_cached_module.plan``, which is this one."""
         return None if self._attention is None else self._attention.batch
 
     @_plan_info.setter
@@ -214,8 +215,31 @@ class BatchWrapper:
 
     @property
     def _cached_module(self):
-        """The planner of engines that have lengths on the host, or None before the first plan."""
-        return None if self._settings is None else HostPlanner(self)
+        """The place of FlashInfer's compiled module, or None before the first plan. Engines call its ``plan`` in place of that of the
+        wrapper, whose buffers they have filled, with lengths on the host."""
+        return None if self._settings is None else SimpleNamespace(plan=self._plan_lengths)
+
+    def _plan_lengths(
+        self, float_workspace_buffer, int_workspace_buffer, pin_memory_int_workspace_buffer, qo_indptr, kv_indptr, kv_lens,
+        num_rows, batch_size, num_qo_heads, num_kv_heads, page_size, use_cuda_graph, head_dim_qk, head_dim_vo, causal, window_left,
+        fixed_split_size=-1, disable_split_kv=False, *hints,
+    ):
+        """Plans query rows ``qo_indptr`` over ``kv_lens`` ``[batch_size]`` tokens of pages ``kv_indptr``. The mask is that of the
+        last plan. Workspaces, ``num_rows`` and ``hints`` have no effect."""
+        settings, pages = self._settings, getattr(self, "_paged_kv_indices_buf", None)
+        function = f"{self._name}._cached_module.plan"
+        if pages is None or getattr(self, "_masked", False):
+            raise Unsupported(f"flashinfer.{function}: {'keys are ragged' if pages is None else 'the plan has a mask'}, expected a call "
+                              f"of {self._name}.plan")
+        found = (num_qo_heads, num_kv_heads), (head_dim_qk, head_dim_vo), len(kv_lens)
+        if found != (settings.heads, settings.dims, batch_size):
+            raise Error(f"flashinfer.{function}: heads, dims and kv_lens are {found}, expected those of the last plan "
+                        f"{settings.heads}, {settings.dims} and batch_size = {batch_size}")
+        split = split_of(function, fixed_split_size, disable_split_kv, page_size)
+        last = last_page_lens(function, kv_indptr, kv_lens, page_size)
+        self._begin_plan(None)
+        self._attention.plan_pages(settings, qo_indptr, (kv_indptr, pages, last, page_size), split)
+        return self._plan_info
 
     def end_forward(self):
         """Does nothing, as in FlashInfer."""
@@ -257,38 +281,6 @@ class BatchWrapper:
         except Error:
             return False
         return True
-
-
-class HostPlanner:
-    """The place of FlashInfer's compiled module: engines call its ``plan`` in place of that of a paged wrapper, whose buffers they
-    have filled, with lengths on the host."""
-
-    __slots__ = ("_wrapper",)
-
-    def __init__(self, wrapper: BatchWrapper):
-        self._wrapper = wrapper
-
-    def plan(
-        self, float_workspace_buffer, int_workspace_buffer, pin_memory_int_workspace_buffer, qo_indptr, kv_indptr, kv_lens,
-        num_rows, batch_size, num_qo_heads, num_kv_heads, page_size, use_cuda_graph, head_dim_qk, head_dim_vo, causal, window_left,
-        fixed_split_size=-1, disable_split_kv=False, *hints,
-    ):
-        """Plans query rows ``qo_indptr`` over ``kv_lens`` ``[batch_size]`` tokens of pages ``kv_indptr``. The mask is that of the
-        wrapper. Workspaces, ``num_rows`` and ``hints`` have no effect."""
-        wrapper, function = self._wrapper, f"{self._wrapper._name}._cached_module.plan"
-        settings, pages = wrapper._settings, getattr(wrapper, "_paged_kv_indices_buf", None)
-        if pages is None or getattr(wrapper, "_masked", False):
-            raise Unsupported(f"flashinfer.{function}: {'keys are ragged' if pages is None else 'the plan has a mask'}, expected a call "
-                              f"of {wrapper._name}.plan")
-        found = (num_qo_heads, num_kv_heads), (head_dim_qk, head_dim_vo), len(kv_lens)
-        if found != (settings.heads, settings.dims, batch_size):
-            raise Error(f"flashinfer.{function}: heads, dims and kv_lens are {found}, expected those of the last plan "
-                        f"{settings.heads}, {settings.dims} and batch_size = {batch_size}")
-        split = split_of(function, fixed_split_size, disable_split_kv, page_size)
-        last = last_page_lens(function, kv_indptr, kv_lens, page_size)
-        wrapper._begin_plan(None)
-        wrapper._attention.plan_pages(settings, qo_indptr, (kv_indptr, pages, last, page_size), split)
-        return wrapper._plan_info
 
 
 class PlannedAttention:

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from types import SimpleNamespace
 
 import numpy
 import torch
@@ -40,8 +41,20 @@ class BatchMLAPagedAttentionWrapper:
 
     @property
     def _cached_module(self):
-        """The planner of engines that have lengths on the host, or None before the first plan."""
-        return None if self._plan is None else _HostPlanner(self)
+        """The place of FlashInfer's compiled module, as of the other wrappers: it plans page indices that engines have filled."""
+        return None if self._plan is None else SimpleNamespace(plan=self._plan_lengths)
+
+    def _plan_lengths(
+        self, float_workspace_buffer, int_workspace_buffer, pin_memory_int_workspace_buffer, qo_indptr, kv_indptr, kv_len_arr,
+        num_heads, head_dim_ckv, causal, *hints,
+    ):
+        """Plans query rows ``qo_indptr`` over ``kv_len_arr`` ``[batch_size]`` tokens of pages ``kv_indptr``. Workspaces and ``hints``
+        have no effect."""
+        function = "BatchMLAPagedAttentionWrapper._cached_module.plan"
+        found, planned = (num_heads, head_dim_ckv, causal), (*self._key[:2], self._key[4])
+        if found != planned:
+            raise Error(f"flashinfer.{function}: num_heads, head_dim_ckv and causal are {found}, expected those of the last plan, {planned}")
+        self._plan_on_host(function, qo_indptr, kv_indptr, self._kv_indices_buf, kv_len_arr, self._key[3])
 
     def plan(
         self, qo_indptr, kv_indptr, kv_indices, kv_len_arr, num_heads, head_dim_ckv, head_dim_kpe, page_size, causal, sm_scale,
@@ -161,29 +174,6 @@ class BatchMLAPagedAttentionWrapper:
         if not return_lse:
             return out
         return out, lse.mul_(math.log(2.0)) if return_lse_base_on_e else lse
-
-
-class _HostPlanner:
-    """The place of FlashInfer's compiled module: engines call its ``plan`` in place of that of the wrapper, whose page indices they have
-    filled, with lengths on the host."""
-
-    __slots__ = ("_wrapper",)
-
-    def __init__(self, wrapper: BatchMLAPagedAttentionWrapper):
-        self._wrapper = wrapper
-
-    def plan(
-        self, float_workspace_buffer, int_workspace_buffer, pin_memory_int_workspace_buffer, qo_indptr, kv_indptr, kv_len_arr,
-        num_heads, head_dim_ckv, causal, *hints,
-    ):
-        """Plans query rows ``qo_indptr`` over ``kv_len_arr`` ``[batch_size]`` tokens of pages ``kv_indptr``. Workspaces and ``hints``
-        have no effect."""
-        wrapper, function = self._wrapper, "BatchMLAPagedAttentionWrapper._cached_module.plan"
-        planned = wrapper._key[0], wrapper._key[1], wrapper._key[4]
-        if (num_heads, head_dim_ckv, causal) != planned:
-            raise Error(f"flashinfer.{function}: num_heads, head_dim_ckv and causal are {(num_heads, head_dim_ckv, causal)}, expected "
-                        f"those of the last plan, {planned}")
-        wrapper._plan_on_host(function, qo_indptr, kv_indptr, wrapper._kv_indices_buf, kv_len_arr, wrapper._key[3])
 
 
 class BatchDecodeMlaWithPagedKVCacheWrapper:
