@@ -1,15 +1,10 @@
 //! `tilewright bench`, run as a process: rates, anatomy, files, errors.
 
-use std::process::{Command, Output};
+use crate::output::{text, tilewright};
+use std::process::Output;
 
 fn bench(arguments: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_tilewright"));
-    command.arg("bench").args(arguments).env("NO_COLOR", "1").current_dir(env!("CARGO_MANIFEST_DIR"));
-    command.output().unwrap()
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.to_vec()).unwrap()
+    tilewright(&[&["bench"], arguments].concat()).output().unwrap()
 }
 
 #[test]

@@ -1,31 +1,21 @@
 //! `tilewright doctor` and the top-level command line, run as processes.
 
+use crate::output::{printed, root, tilewright};
 use std::{
     path::Path,
-    process::{Command, Output},
+    process::{Output, Stdio},
 };
 
-fn tilewright(arguments: &[&str], folder: &Path) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_tilewright"));
-    command.args(arguments).current_dir(folder).env("NO_COLOR", "1").env_remove("LD_LIBRARY_PATH");
-    command.env_remove("TILEWRIGHT_CACHE").env("XDG_CACHE_HOME", folder);
-    command.output().unwrap()
-}
-
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-}
-
-#[track_caller]
-fn printed(output: &Output) -> &str {
-    assert_eq!(std::str::from_utf8(&output.stderr).unwrap(), "");
-    assert_eq!(output.status.code(), Some(0));
-    std::str::from_utf8(&output.stdout).unwrap()
+/// The program in `folder`, without the paths that the environment sets.
+fn tilewright_in(folder: &Path, arguments: &[&str]) -> Output {
+    let mut command = tilewright(arguments);
+    command.current_dir(folder).env_remove("LD_LIBRARY_PATH").env_remove("TILEWRIGHT_CACHE");
+    command.env("XDG_CACHE_HOME", folder).output().unwrap()
 }
 
 #[test]
 fn the_report_has_hardware_and_backend() {
-    let output = tilewright(&["doctor"], root());
+    let output = tilewright_in(root(), &["doctor"]);
     let report = printed(&output);
     let row = |name: &str| {
         let line = report.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{report}"));
@@ -50,7 +40,7 @@ fn the_report_has_hardware_and_backend() {
 
 #[test]
 fn json_has_the_same_findings() {
-    let output = tilewright(&["doctor", "--json"], root());
+    let output = tilewright_in(root(), &["doctor", "--json"]);
     let report: serde_json::Value = serde_json::from_str(printed(&output)).unwrap();
     let threads = std::thread::available_parallelism().unwrap().get();
     assert_eq!(report["threads"], threads);
@@ -76,7 +66,7 @@ fn missing_model_files_are_listed() {
     let model = folder.path().join("models/tilewright-small");
     std::fs::create_dir_all(&model).unwrap();
     std::fs::write(model.join("config.json"), "{}").unwrap();
-    let output = tilewright(&["doctor"], folder.path());
+    let output = tilewright_in(folder.path(), &["doctor"]);
     let line = "models/tilewright-small is not complete: no tokenizer.json, no model.safetensors\n";
     assert!(printed(&output).ends_with(line), "{}", printed(&output));
 }
@@ -86,11 +76,7 @@ fn the_driver_library_is_found_in_the_loader_path() {
     let folder = tempfile::tempdir().unwrap();
     let library = folder.path().join("libcuda.so.1");
     std::fs::write(&library, "").unwrap();
-    let output = Command::new(env!("CARGO_BIN_EXE_tilewright"))
-        .args(["doctor", "--json"])
-        .env("LD_LIBRARY_PATH", folder.path())
-        .output()
-        .unwrap();
+    let output = tilewright(&["doctor", "--json"]).env("LD_LIBRARY_PATH", folder.path()).output().unwrap();
     let report: serde_json::Value = serde_json::from_str(printed(&output)).unwrap();
     assert_eq!(report["gpu"]["driver"], library.to_str().unwrap());
     assert_eq!(report["gpu"]["backend"], false);
@@ -98,14 +84,14 @@ fn the_driver_library_is_found_in_the_loader_path() {
 
 #[test]
 fn help_lists_the_commands() {
-    let output = tilewright(&["--help"], root());
+    let output = tilewright_in(root(), &["--help"]);
     for command in ["generate", "plan", "kernels", "doctor"] {
         assert!(printed(&output).lines().any(|line| line.trim().starts_with(command)), "{command}");
     }
-    let version = tilewright(&["--version"], root());
+    let version = tilewright_in(root(), &["--version"]);
     assert_eq!(printed(&version), format!("tilewright {}\n", env!("CARGO_PKG_VERSION")));
     for arguments in [&[][..], &["no-such-command"], &["doctor", "--no-such-option"]] {
-        let output = tilewright(arguments, root());
+        let output = tilewright_in(root(), arguments);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");
         assert!(!output.stderr.is_empty(), "{arguments:?}");
     }
@@ -113,15 +99,8 @@ fn help_lists_the_commands() {
 
 #[test]
 fn a_closed_pipe_is_no_error() {
-    use std::process::Stdio;
-    let mut child = Command::new(env!("CARGO_BIN_EXE_tilewright"))
-        .arg("doctor")
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut command = tilewright(&["doctor"]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     drop(child.stdout.take()); // before the measurement ends
-    let output = child.wait_with_output().unwrap();
-    assert_eq!(std::str::from_utf8(&output.stderr).unwrap(), "");
-    assert_eq!(output.status.code(), Some(0));
+    printed(&child.wait_with_output().unwrap());
 }

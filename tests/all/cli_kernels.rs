@@ -1,27 +1,17 @@
 //! `tilewright kernels`, run as a process without a GPU; with ptxas if the gate has installed it.
 
-use crate::output::{error_text, printed};
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    process::{Command, Output},
-};
+use crate::output::{error_text, printed, root, tilewright};
+use std::{fs, path::PathBuf, process::Output};
 
 /// Runs `tilewright kernels` with `cache` as the cache and an empty PATH, so without ptxas.
 fn kernels(cache: &str, arguments: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_tilewright"));
-    command
-        .arg("kernels")
-        .args(arguments)
-        .env("TILEWRIGHT_CACHE", cache)
-        .env("NO_COLOR", "1")
-        .env("PATH", "");
-    command.output().unwrap()
+    let mut command = tilewright(&[&["kernels"], arguments].concat());
+    command.env("TILEWRIGHT_CACHE", cache).env("PATH", "").output().unwrap()
 }
 
 /// The ptxas installed by `cargo xtask gate`.
 fn ptxas() -> Option<PathBuf> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/cuda-tools/lib");
+    let folder = root().join("target/cuda-tools/lib");
     let pythons = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut found = pythons.map(|python| python.path().join("site-packages/nvidia/cu13/bin/ptxas"));
     let ptxas = found.find(|path| path.exists());
@@ -35,6 +25,13 @@ fn ptxas() -> Option<PathBuf> {
 fn kernel_with_prefix(prefix: &str) -> String {
     let known = tilewright_kernels::all().into_iter();
     known.map(|kernel| kernel.name).find(|name| name.starts_with(prefix)).unwrap()
+}
+
+/// The line of a report after this name.
+#[track_caller]
+fn row<'a>(report: &'a str, name: &str) -> &'a str {
+    let line = report.lines().find_map(|line| line.strip_prefix(&format!("  {name:15} ")));
+    line.unwrap_or_else(|| panic!("no {name} in {report}"))
 }
 
 /// Whether a GPU is usable; tests that need a machine without one are skipped then.
@@ -105,11 +102,7 @@ fn a_bundle_is_built_without_a_gpu_and_listed_like_a_cache() {
     let rmsnorm = entries.iter().find(|entry| entry["kernel"] == norm).unwrap();
     assert!(rmsnorm["registers"].as_u64() > Some(16) && rmsnorm["stack_bytes"] == 0, "{rmsnorm}");
 
-    let doctor = Command::new(env!("CARGO_BIN_EXE_tilewright"))
-        .args(["doctor", "--bundle", bundle])
-        .env("NO_COLOR", "1")
-        .output()
-        .unwrap();
+    let doctor = tilewright(&["doctor", "--bundle", bundle]).output().unwrap();
     let line = format!("bundle        {bundle}: 4 kernels for sm_80, sm_90 by ptxas 1");
     assert!(printed(&doctor).contains(&line), "{}", printed(&doctor));
 
@@ -129,10 +122,6 @@ fn a_bundle_is_built_without_a_gpu_and_listed_like_a_cache() {
 fn a_kernel_is_shown_as_far_as_it_is_known() {
     let folder = tempfile::tempdir().unwrap();
     let cache = folder.path().to_str().unwrap();
-    let row = |report: &str, name: &str| {
-        let line = report.lines().find_map(|line| line.strip_prefix(&format!("  {name:15} ")));
-        line.unwrap_or_else(|| panic!("no {name} in {report}")).to_owned()
-    };
     let norm = &kernel_with_prefix("rmsnorm_bf16");
     for arch in ["90", "sm_90"] {
         let output = kernels(cache, &["inspect", norm, "--arch", arch, "--ptx"]);
@@ -159,10 +148,6 @@ fn a_kernel_is_shown_as_far_as_it_is_known() {
 
 #[test]
 fn attention_times_are_over_one_decode_step() {
-    let row = |report: &str, name: &str| {
-        let line = report.lines().find_map(|line| line.strip_prefix(&format!("  {name:15} ")));
-        line.unwrap_or_else(|| panic!("no {name} in {report}")).to_owned()
-    };
     // K and V of 64 requests, 4096 keys and 8 heads of 128 in bf16 are 2^30 bytes, Q and O of 32 heads 2^20; 2 multiply-adds per
     // key, query head and element are 2^32 operations
     let inspect = ["inspect", "attention_bf16_bf16_d128_128_sm80", "--roofline"];
@@ -190,34 +175,24 @@ fn attention_times_are_over_one_decode_step() {
 
 #[test]
 fn unknown_kernels_and_architectures_are_rejected() {
-    let why = error_text(&kernels("off", &["inspect", "attention_bf16_bf16_d128_128_wgmna"]), 2);
+    const WGMMA: &str = "attention_bf16_bf16_d128_128_wgmma";
+    let inspect =
+        |arguments: &[&str], code| error_text(&kernels("off", &[&["inspect"], arguments].concat()), code);
+    let why = inspect(&["attention_bf16_bf16_d128_128_wgmna"], 2);
     assert!(why.contains("no kernel is named `attention_bf16_bf16_d128_128_wgmna`"), "{why}");
-    assert!(
-        why.contains(
-            "help: there is attention_bf16_bf16_d128_128_wgmma; `tilewright kernels list` names them all"
-        ),
-        "{why}"
-    );
-    let why = error_text(&kernels("off", &["inspect", "rmsnorm*"]), 1);
-    assert!(
-        why.contains("kernels inspect: rmsnorm* are ") && why.ends_with(" kernels, expected one"),
-        "{why}"
-    );
-    let why =
-        error_text(&kernels("off", &["inspect", "attention_bf16_bf16_d128_128_wgmma", "--arch", "80"]), 1);
+    let help = format!("help: there is {WGMMA}; `tilewright kernels list` names them all");
+    assert!(why.contains(&help), "{why}");
+    let why = inspect(&["rmsnorm*"], 1);
+    assert!(why.contains("kernels inspect: rmsnorm* are "), "{why}");
+    assert!(why.ends_with(" kernels, expected one"), "{why}");
+    let why = inspect(&[WGMMA, "--arch", "80"], 1);
     assert!(why.contains("sm_80 was asked for; it needs sm_90a alone"), "{why}");
     for arch in ["sm_hopper", "-90"] {
-        let why = error_text(
-            &kernels("off", &["inspect", "attention_bf16_bf16_d128_128_wgmma", "--arch", arch]),
-            2,
-        );
+        let why = inspect(&[WGMMA, "--arch", arch], 2);
         let expected = format!("'{arch}' for '--arch <ARCH>': expected an architecture, as in 90 or sm_90");
         assert!(why.contains(&expected), "{why}");
     }
-    let why = error_text(
-        &kernels("off", &["inspect", "attention_bf16_bf16_d128_128_wgmma", "--ptxas", "/no/ptxas"]),
-        1,
-    );
+    let why = inspect(&[WGMMA, "--ptxas", "/no/ptxas"], 1);
     assert!(why.contains("kernels: /no/ptxas: it does not start: "), "{why}");
 }
 

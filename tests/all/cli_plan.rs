@@ -1,10 +1,10 @@
 //! `tilewright plan`, run as a process: report, SVG and error messages.
 
-use crate::output::{error_text, printed, text};
+use crate::output::{error_text, printed, root, text, tilewright};
 use std::{
     io::Write as _,
     path::Path,
-    process::{Command, Output, Stdio},
+    process::{Output, Stdio},
 };
 
 /// Two decode requests and a prefill chunk, on a fixed machine.
@@ -12,10 +12,8 @@ const BATCH: [&str; 6] = ["--heads", "32/8", "--head-dim", "128", "--requests", 
 const MACHINE: [&str; 4] = ["--threads", "2", "--roofline", "20/100"];
 
 fn plan(arguments: &[&[&str]], input: &str) -> Output {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_tilewright"))
-        .arg("plan")
-        .args(arguments.concat())
-        .envs([("NO_COLOR", "1"), ("TERM", "xterm")])
+    let mut child = tilewright(&[&["plan"], arguments.concat().as_slice()].concat())
+        .env("TERM", "xterm")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -370,15 +368,10 @@ fn examples_in_help_work() {
 /// Files that `cargo xtask fuzz` mutates; those that once failed are among them.
 #[test]
 fn the_fuzz_corpus_is_planned_or_refused() {
-    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/plan");
+    let corpus = root().join("fuzz/corpus/plan");
     for entry in std::fs::read_dir(corpus).unwrap() {
         let path = entry.unwrap().path();
         let output = plan(&[&["--json", path.to_str().unwrap()]], "");
-        assert!(
-            matches!(output.status.code(), Some(0..=2)),
-            "{}: {}",
-            path.display(),
-            String::from_utf8_lossy(&output.stderr)
-        );
+        assert!(matches!(output.status.code(), Some(0..=2)), "{}: {}", path.display(), text(&output.stderr));
     }
 }

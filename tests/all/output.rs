@@ -1,6 +1,21 @@
-//! Checked output of a command: its report, or its error message.
+//! A command of the program, and its checked output: the report, or the error message.
 
-use std::process::Output;
+use std::{
+    path::Path,
+    process::{Command, Output},
+};
+
+/// The root of the source tree.
+pub(crate) fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The program with these arguments, in the root of the source tree, without colors.
+pub(crate) fn tilewright(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tilewright"));
+    command.args(arguments).env("NO_COLOR", "1").current_dir(root());
+    command
+}
 
 /// Output bytes as UTF-8.
 pub(crate) fn text(bytes: &[u8]) -> &str {

@@ -1,6 +1,7 @@
 //! Rejected input of `tilewright generate`: exit code and exact message, never a panic.
 
-use super::program::{copy, edit, fixture, generate, generate_from, root};
+use super::program::{copy, edit, fixture, generate, generate_from};
+use crate::output::root;
 use tempfile::TempDir;
 
 /// `generate` fails with exit code 1 and this message.

@@ -5,8 +5,9 @@ mod convert;
 #[path = "../../../crates/tilewright-serve/tests/all/gguf/writer.rs"]
 mod writer;
 
-use super::program::{fixture, generate, root};
-use std::{path::PathBuf, process::Command};
+use super::program::{fixture, generate};
+use crate::output::{text, tilewright};
+use std::path::PathBuf;
 use tempfile::TempDir;
 use tilewright_serve::model::Weights;
 use writer::{F32, GgufFile, Q8_0};
@@ -72,17 +73,9 @@ fn quantized_files_run_in_both_commands_and_are_not_quantized_again() {
     assert_eq!((run.code, run.error_line().as_str()), (1, expected));
     let bench = |more: &[&str]| {
         let quick = ["--steps", "2", "--repeats", "1", "--batch", "1", "--context", "5", "--prefill", "20"];
-        let mut command = Command::new(env!("CARGO_BIN_EXE_tilewright"));
-        command
-            .arg("bench")
-            .args(["--model", &path])
-            .args(quick)
-            .args(more)
-            .env("NO_COLOR", "1")
-            .current_dir(root());
-        let output = command.output().expect("the program starts");
-        let text = [output.stdout, output.stderr].concat();
-        (output.status.success(), String::from_utf8(text).expect("text"))
+        let mut command = tilewright(&["bench", "--model", &path]);
+        let output = command.args(quick).args(more).output().expect("the program starts");
+        (output.status.success(), text(&[output.stdout, output.stderr].concat()).to_owned())
     };
     let (succeeded, report) = bench(&[]);
     assert!(succeeded && report.contains("as stored") && report.contains("gemm.packed_linear"), "{report}");

@@ -6,7 +6,8 @@ mod model_files;
 mod output;
 mod program;
 
-use program::{Run, copy, edit, fixture, generate, generate_from, root};
+use crate::output::root;
+use program::{Run, copy, edit, fixture, generate, generate_from};
 use tilewright::{Cpu, Dtype, sampling::SamplingParams};
 use tilewright_serve::{
     Engine, EngineOptions, Event, GenerateOptions,

@@ -2,8 +2,9 @@
 
 use super::{
     NIGHT,
-    program::{Run, command, copy, edit, fixture, generate, generate_bytes, generate_from, root},
+    program::{Run, command, copy, edit, fixture, generate, generate_bytes, generate_from},
 };
+use crate::output::root;
 use std::{
     io::Read,
     process::{Child, Command},

@@ -1,8 +1,9 @@
 //! Runs `tilewright generate` and captures its output.
 
+use crate::output::{root, tilewright};
 use std::{
     io::Write,
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{Command, Stdio},
 };
 use tempfile::TempDir;
@@ -36,10 +37,6 @@ impl Run {
     }
 }
 
-pub(crate) fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-}
-
 pub(crate) fn fixture(name: &str) -> PathBuf {
     root().join("tests/fixtures").join(name)
 }
@@ -52,8 +49,7 @@ pub(crate) fn generate(arguments: &[&str]) -> Run {
 
 /// `tilewright generate` with `arguments` and captured output.
 pub(crate) fn command(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_tilewright"));
-    command.arg("generate").args(arguments).env("NO_COLOR", "1").current_dir(root());
+    let mut command = tilewright(&[&["generate"], arguments].concat());
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
