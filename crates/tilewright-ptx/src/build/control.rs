@@ -109,18 +109,6 @@ impl Builder {
             i.set(i.get() + Value::<u32>::new(self, step.into_operand()));
         });
     }
-
-    /// Runs `body` in one elected lane of a converged warp.
-    #[track_caller]
-    pub fn one_lane(&self, body: impl FnOnce()) {
-        self.when(self.elect(), body);
-    }
-
-    /// Aborts the kernel (`trap`) if `condition` is true.
-    #[track_caller]
-    pub fn trap_when(&self, condition: Value<'_, bool>) {
-        self.when(condition, || self.trap());
-    }
 }
 
 impl<'k, T: Scalar> Value<'k, T> {

@@ -70,7 +70,7 @@ fn lanes_reconverge_before_a_shuffle() {
 fn the_elected_lane_depends_on_the_seed() {
     let kernel = kernel(32, |k| {
         let out = k.global::<u32>("out");
-        k.one_lane(|| out.at(0).store(k.lane()));
+        k.when(k.elect(), || out.at(0).store(k.lane()));
     });
     let mut lanes: Vec<u32> = (0..SEEDS)
         .map(|seed| run(&kernel, 1, &[99], seed).unwrap_or_else(|fault| panic!("{fault}")).0[0])
@@ -127,7 +127,7 @@ fn a_loop_without_an_end() {
 
 #[test]
 fn a_trap() {
-    let trap = |limit| kernel(32, move |k| k.trap_when(k.thread().ge(limit)));
+    let trap = |limit| kernel(32, move |k| k.when(k.thread().ge(limit), || k.trap()));
     assert_eq!(assert_fault(FaultKind::Trap, &trap(31), 1).lanes, 1 << 31);
     assert_passes(&trap(32), 1);
 }

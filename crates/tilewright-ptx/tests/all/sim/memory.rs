@@ -33,7 +33,7 @@ fn a_misaligned_vector() {
         kernel(32, move |k| {
             let x = k.global::<u32>("x");
             let [a, b] = x.at(k.thread() * step).load_vector::<2>();
-            k.trap_when((a + b).ne(0));
+            k.when((a + b).ne(0), || k.trap());
         })
     };
     assert_eq!(assert_fault(FaultKind::Misaligned, &load(3), 1).lanes, 2);

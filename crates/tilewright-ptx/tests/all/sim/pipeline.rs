@@ -75,7 +75,7 @@ fn stages(k: &Builder, bug: Bug) -> Vec<Stage<'_>> {
 }
 
 fn produce(k: &Builder, stages: &[Stage<'_>], (a, b): (Value<'_, u64>, Value<'_, u64>), bug: Bug) {
-    k.one_lane(|| {
+    k.when(k.elect(), || {
         for tile in 0..TILES {
             let stage = &stages[(tile % STAGES) as usize];
             if bug != Bug::NoEmptyWait {

@@ -86,7 +86,7 @@ fn halves_of_a_word_are_separate() {
             x.at(k.thread()).store(1_u16);
             k.sync_threads();
             let word = x.cast::<u32>().at(k.thread() >> 1).load();
-            k.trap_when(word.ne(0x0001_0001));
+            k.when(word.ne(0x0001_0001), || k.trap());
         }),
         1,
     );
@@ -175,7 +175,8 @@ fn memory_that_is_declared_read_only() {
             let out = k.global::<u32>("out");
             out.at(k.thread() + apart).store(1);
             k.sync_warp();
-            k.trap_when(out.at(k.thread()).load_with(Access::ReadOnly).ne(apart.min(1) ^ 1));
+            let read = out.at(k.thread()).load_with(Access::ReadOnly);
+            k.when(read.ne(apart.min(1) ^ 1), || k.trap());
         })
     };
     assert_passes(&load(32), 1);
