@@ -216,6 +216,12 @@ impl AttentionParams {
     pub fn all_args(&self) -> Vec<Arg> {
         [self.args(self.pe.is_some()), self.variant.clone()].concat()
     }
+
+    /// Keys per box of a tensor map: the largest power of two that divides a page, or block, and a KV tile of `tile` keys.
+    pub(crate) fn box_rows(&self, tile: u32) -> u32 {
+        let page_size = if self.layout == KvLayout::Ragged { tile } else { self.page_size };
+        1 << page_size.trailing_zeros().min(tile.trailing_zeros())
+    }
 }
 
 impl<'k> AttentionParamRegs<'k> {

@@ -65,20 +65,26 @@ impl MlaConfig {
     /// Reasons why the configuration is unsupported; empty if it is supported.
     pub fn unsupported(&self) -> Vec<String> {
         let mut reasons: Vec<_> = self.device.unsupported_arch().into_iter().collect();
-        let HeadDim { qk, vo } = self.head_dim;
         if !matches!(self.dtype, Dtype::F16 | Dtype::Bf16) {
             reasons.push(format!("queries and the cache are {}, expected f16 or bf16", self.dtype));
         }
-        if !(128..=512).contains(&vo) || !vo.is_multiple_of(128) {
-            reasons.push(format!("head_dim ckv = {vo}, expected a multiple of 128 in 128..=512"));
-        }
-        if qk <= vo || !(qk - vo).is_multiple_of(64) {
-            let pe = qk.saturating_sub(vo);
-            reasons.push(format!("head_dim kpe = {pe}, expected a multiple of 64 above 0"));
-        }
+        reasons.extend(latent_dims(self.head_dim));
         if reasons.is_empty() && self.layout().is_none() {
             reasons.push(self.device.too_little_shared("two KV tiles"));
         }
         reasons
     }
+}
+
+/// Reasons why kernels of latent attention do not support these parts of a key.
+pub(crate) fn latent_dims(HeadDim { qk, vo }: HeadDim) -> Vec<String> {
+    let mut reasons = Vec::new();
+    if !(128..=512).contains(&vo) || !vo.is_multiple_of(128) {
+        reasons.push(format!("head_dim ckv = {vo}, expected a multiple of 128 in 128..=512"));
+    }
+    if qk <= vo || !(qk - vo).is_multiple_of(64) {
+        let pe = qk.saturating_sub(vo);
+        reasons.push(format!("head_dim kpe = {pe}, expected a multiple of 64 above 0"));
+    }
+    reasons
 }

@@ -21,6 +21,7 @@ mod config;
 mod layout;
 mod logits;
 
+pub(super) use config::latent_dims;
 pub use config::{MlaConfig, THREADS};
 
 use crate::attention::kernel::{cta::MmaCta, row_hooks::RowHooks};

@@ -1,17 +1,17 @@
 //! Kernel configuration: dtype and head dims, the division of rows among CTAs, and the arena.
 
 use crate::attention::{
-    body::accepts_copies,
+    body::{
+        accepts_copies,
+        mla::latent_dims,
+        wgmma::{CONSUMERS, SHARED},
+    },
     kernel::layout::SharedAllocator,
-    params::{AttentionParams, KvLayout, PeTensors},
+    params::{AttentionParams, PeTensors},
 };
 use std::ops::Range;
 use tilewright::{Dtype, HeadDim};
 
-/// MlaConsumer threads, two warpgroups.
-pub(super) const CONSUMERS: u32 = 256;
-/// Threads per CTA: the consumers and a producer warpgroup.
-pub(super) const THREADS: u32 = CONSUMERS + 128;
 /// Query rows per CTA.
 pub const Q_ROWS: usize = 64;
 /// Maximum query heads.
@@ -28,8 +28,6 @@ pub(super) const REGISTER_PANELS: usize = 2;
 const PANELS_PER_BARRIER: usize = 1;
 /// Bytes of shared memory for everything except tiles.
 const RESERVED: usize = 11 << 10;
-/// Bytes of shared memory per CTA on Hopper.
-const SHARED: usize = 227 << 10;
 
 /// Compile-time configuration of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -105,24 +103,18 @@ impl MlaWgmmaConfig {
     /// Reasons why the configuration is unsupported; empty if it is supported.
     pub fn unsupported(&self) -> Vec<String> {
         let mut reasons = Vec::new();
-        let HeadDim { qk, vo } = self.head_dim;
         if !matches!(self.dtype, Dtype::F16 | Dtype::Bf16) {
             reasons.push(format!("queries are {}, expected f16 or bf16", self.dtype));
         }
         if self.kv != self.dtype && !self.widens() {
             reasons.push(format!("the cache is {}, expected {} as queries, or 8 bits", self.kv, self.dtype));
         }
-        if !(128..=512).contains(&vo) || !vo.is_multiple_of(128) {
-            reasons.push(format!("head_dim ckv = {vo}, expected a multiple of 128 in 128..=512"));
-        }
-        if qk <= vo || !(qk - vo).is_multiple_of(PANEL) {
-            let pe = qk.saturating_sub(vo);
-            reasons.push(format!("head_dim kpe = {pe}, expected a multiple of {PANEL} above 0"));
-        }
+        reasons.extend(latent_dims(self.head_dim));
         if self.heads > MAX_HEADS {
             reasons.push(format!("there are {} query heads, the most is {MAX_HEADS}", self.heads));
         }
         if reasons.is_empty() && self.tile_bytes() > SHARED - RESERVED {
+            let qk = self.head_dim.qk;
             reasons.push(format!("head_dim = {qk} is too long for two KV tiles in shared memory"));
         }
         reasons
@@ -139,15 +131,12 @@ impl MlaWgmmaConfig {
             && params.pe.is_some_and(aligned)
     }
 
-    /// Keys per box of the tensor maps: the largest power of two that divides a page, or block, and a KV tile; 1 if no boxes are
-    /// loaded.
+    /// Keys per box of the tensor maps; 1 if no boxes are loaded.
     pub fn box_rows(&self, params: &AttentionParams) -> u32 {
         if self.widens() {
             return 1;
         }
-        let tile = KEYS as u32;
-        let page_size = if params.layout == KvLayout::Ragged { tile } else { params.page_size };
-        1 << page_size.trailing_zeros().min(tile.trailing_zeros())
+        params.box_rows(KEYS as u32)
     }
 
     /// Offsets of the body's part of the arena, after the common part.

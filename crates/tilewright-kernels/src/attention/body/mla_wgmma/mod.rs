@@ -44,7 +44,7 @@ mod widen;
 pub use config::{MlaWgmmaConfig, Q_ROWS};
 pub use large_merges::large_merges;
 
-use super::wgmma::{ARCH, SlotBarriers};
+use super::wgmma::{ARCH, BOTH_CONSUMERS, CONSUMERS, SlotBarriers, THREADS};
 use crate::{
     attention::{
         kernel::{
@@ -57,7 +57,7 @@ use crate::{
     params::{GlobalArray, each},
     tile::SharedTile,
 };
-use config::{CONSUMERS, KEYS, MlaArenaOffsets, REGISTER_PANELS, STAGES, THREADS};
+use config::{KEYS, MlaArenaOffsets, REGISTER_PANELS, STAGES};
 use consumer::MlaConsumer;
 use producer::MlaProducer;
 use tilewright_ptx::{
@@ -68,8 +68,7 @@ use tilewright_ptx::{
     verify::Invalid,
 };
 
-/// Named barriers: of both consumers, and the first of one per consumer.
-const BOTH_CONSUMERS: u32 = 1;
+/// The first named barrier of one per consumer.
 const ONE_CONSUMER: u32 = 2;
 /// The leader's weights are written; the follower's; the leader's have been read.
 const LEADER_WEIGHTS: u32 = 4;

@@ -5,6 +5,8 @@
 //! items. The queries of the first item are copied before its keys; those of other items after two tiles, which do not wait for the
 //! end of the item before.
 
+pub(super) use crate::attention::body::wgmma::producer::{PRESENT, THREADS, WARPS};
+
 use super::{
     CONSUMERS, MlaWgmmaCta,
     config::{KEYS, PANEL, Q_ROWS},
@@ -24,15 +26,10 @@ use tilewright_ptx::{
 
 /// Registers per thread.
 const REGISTERS: u32 = 40;
-/// Threads of the warpgroup.
-pub(super) const THREADS: u32 = 128;
-pub(super) const WARPS: u32 = THREADS / 32;
 /// Steps per iteration of a copy of rows, for lack of registers.
 pub(super) const UNROLLED: u32 = 2;
 /// Bytes of a cache line.
 const LINE: usize = 128;
-/// The word after an item's: 1 if there is an item.
-pub(super) const PRESENT: usize = WorkItem::WORDS;
 
 /// A warp of the producer warpgroup.
 pub(super) struct MlaProducer<'c, 'k> {

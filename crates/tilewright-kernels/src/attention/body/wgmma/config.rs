@@ -8,9 +8,9 @@ use crate::attention::{
 use tilewright::{Dtype, HeadDim};
 
 /// Consumer threads, two warpgroups.
-pub(super) const CONSUMERS: u32 = 256;
+pub(crate) const CONSUMERS: u32 = 256;
 /// Threads per CTA: the consumers and a producer warpgroup.
-pub(super) const THREADS: u32 = CONSUMERS + 128;
+pub(crate) const THREADS: u32 = CONSUMERS + 128;
 /// Query rows per item, 64 per consumer warpgroup.
 pub const Q_ROWS: usize = MAX_ROWS;
 /// Columns of a panel of a shared tile.
@@ -18,7 +18,7 @@ const PANEL: usize = 64;
 /// Bytes of shared memory for everything except tiles: row tables, masks, barriers, and per-row values of hooks.
 const RESERVED: usize = 18 << 10;
 /// Bytes of shared memory per CTA on Hopper.
-const SHARED: usize = 227 << 10;
+pub(crate) const SHARED: usize = 227 << 10;
 /// Maximum stages of a ring; more do not help.
 const MAX_STAGES: usize = 3;
 /// Stages of visible masks that the producers compute.
@@ -199,18 +199,12 @@ impl WgmmaConfig {
             && params.o.is_aligned(16, self.out.size())
     }
 
-    /// Keys per box of a tensor map: the largest power of two that divides a page, or block, and a KV tile; 1 if keys and values are
-    /// converted.
+    /// Keys per box of a tensor map; 1 if keys and values are converted.
     pub fn box_rows(&self, params: &AttentionParams) -> u32 {
         if self.is_converted() {
             return 1;
         }
-        let tile = self.kv_tokens() as u32;
-        let page_size = match params.layout {
-            KvLayout::Ragged => tile,
-            KvLayout::Paged | KvLayout::Blocks => params.page_size,
-        };
-        1 << page_size.trailing_zeros().min(tile.trailing_zeros())
+        params.box_rows(self.kv_tokens() as u32)
     }
 
     /// Offsets of the body's part of the arena, after the common part.

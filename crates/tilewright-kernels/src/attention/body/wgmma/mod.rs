@@ -33,11 +33,12 @@ mod fp8;
 mod kv_loads;
 mod mask_words;
 mod masks;
-mod producer;
+pub(super) mod producer;
 pub(super) mod rows;
 pub(super) mod softmax;
 mod transpose;
 
+pub(super) use config::{CONSUMERS, SHARED, THREADS};
 pub use config::{Q_ROWS, WgmmaConfig};
 
 use crate::{
@@ -53,7 +54,7 @@ use crate::{
     tile::{Ring, SharedTile, panel_map},
     variant::Hooks,
 };
-use config::{ArenaOffsets, CONSUMERS, ROW_MAJOR_STAGES, THREADS};
+use config::{ArenaOffsets, ROW_MAJOR_STAGES};
 use consumer::Consumer;
 use producer::Producer;
 use tilewright::attention::variant::{ExpressionVariant, Hook};
@@ -68,7 +69,7 @@ use tilewright_ptx::{
 /// Architecture of the kernel.
 pub(crate) const ARCH: u32 = 90;
 /// Named barriers: of both consumers, and the first of one per consumer, for the exponentials and for masks.
-const BOTH_CONSUMERS: u32 = 1;
+pub(super) const BOTH_CONSUMERS: u32 = 1;
 const EXPONENTIALS: u32 = 2;
 const ONE_CONSUMER: u32 = 4;
 /// Named barrier of the producers.

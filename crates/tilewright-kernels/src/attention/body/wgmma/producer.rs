@@ -30,10 +30,10 @@ use tilewright_ptx::{
 };
 
 /// Threads of the warpgroup.
-pub(super) const THREADS: u32 = 128;
-pub(super) const WARPS: u32 = THREADS / 32;
+pub(crate) const THREADS: u32 = 128;
+pub(crate) const WARPS: u32 = THREADS / 32;
 /// The word after an item's: 1 if there is an item.
-pub(super) const PRESENT: usize = WorkItem::WORDS;
+pub(crate) const PRESENT: usize = WorkItem::WORDS;
 /// The word after it: 1 if non-finite values of masked keys must be found.
 pub(super) const CAREFUL: usize = PRESENT + 1;
 /// The words after it, one per consumer warp: not 0 if its outputs are not finite. The item is then processed again, carefully.
