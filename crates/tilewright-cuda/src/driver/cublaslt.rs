@@ -23,7 +23,7 @@ use tilewright_kernels::gemm::GemmParams;
 
 /// Workspace bytes: NVIDIA's recommendation for Hopper.
 const WORKSPACE: usize = 32 << 20;
-/// CublasLt with at most this many rows use our own kernels.
+/// Products with at most this many rows use our own kernels.
 const MAX_OWN_ROWS: u32 = 16;
 /// `CUBLAS_OP_T` of cublas_api.h.
 const TRANSPOSE: i32 = 1;

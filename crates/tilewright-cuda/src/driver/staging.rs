@@ -53,7 +53,7 @@ struct SlotRing {
     waiting: usize,
 }
 
-/// PinnedMemory memory, and the event after its last copy.
+/// Page-locked memory, and the event after its last copy.
 #[derive(Debug)]
 pub(super) struct Slot {
     memory: Handle<u8>,
