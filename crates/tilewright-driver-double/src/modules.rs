@@ -42,7 +42,6 @@ driver_functions! {
     cuFuncSetAttribute(function: u64, number: i32, value: i32);
     cuOccupancyMaxActiveBlocksPerMultiprocessor(ctas: *mut i32, function: u64, threads: i32, shared: usize) =>
         put(ctas, 1);
-    cuOccupancyMaxActiveClusters(clusters: *mut i32, function: u64, config: *const c_void) => put(clusters, 66);
     cuTensorMapEncodeTiled(map: *mut c_void);
     cuGetErrorName(code: i32, name: *mut *const c_char) => put(name, ERROR.as_ptr());
     cuGetErrorString(code: i32, text: *mut *const c_char) => put(text, ERROR.as_ptr());

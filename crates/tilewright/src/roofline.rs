@@ -10,11 +10,6 @@ pub struct Roofline {
 }
 
 impl Roofline {
-    /// Arithmetic intensity (operations per byte) of the ridge point: work below it is memory-bound, above it compute-bound.
-    pub fn ridge(&self) -> f64 {
-        self.flops_per_second / self.bytes_per_second
-    }
-
     /// Lower bounds of the time for work that moves `bytes` and computes `flops`.
     pub fn estimate(&self, bytes: f64, flops: f64) -> Estimate {
         Estimate { memory: bytes / self.bytes_per_second, compute: flops / self.flops_per_second }

@@ -184,34 +184,6 @@ fn write_args(args: &[Arg], lines: &mut [Line], pointers: &mut [*mut c_void]) ->
     Ok(())
 }
 
-impl Function {
-    /// Occupancy: resident clusters on the whole GPU.
-    ///
-    /// # Errors
-    /// If its kernel is unknown, or has no clusters.
-    pub fn clusters_per_gpu(&self) -> Result<u32> {
-        let signature: &Signature = self.signature()?;
-        let mut attributes = [cluster(signature.cluster)];
-        let config = sys::CUlaunchConfig {
-            gridDimX: signature.cluster,
-            gridDimY: 1,
-            gridDimZ: 1,
-            blockDimX: signature.threads,
-            blockDimY: 1,
-            blockDimZ: 1,
-            sharedMemBytes: signature.shared,
-            hStream: null_mut(),
-            attrs: attributes.as_mut_ptr(),
-            numAttrs: 1,
-        };
-        let _current = self.context().enter()?;
-        let mut clusters = 0;
-        // SAFETY: the function exists, and `clusters` is valid.
-        unsafe { driver!(cuOccupancyMaxActiveClusters(&mut clusters, self.raw(), &raw const config)) }?;
-        Ok(clusters.cast_unsigned())
-    }
-}
-
 fn cluster(ctas: u32) -> sys::CUlaunchAttribute {
     attribute(
         sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,

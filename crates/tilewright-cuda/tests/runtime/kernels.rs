@@ -87,7 +87,6 @@ fn clusters_and_dependent_launches() -> Result<()> {
     let args = [Arg::U64(numbers.address()), Arg::U32(100_000), Arg::U32(1)];
     let (clusters, dependent) =
         (stream.load(&written::add_in_clusters())?, stream.load(&written::add_dependent())?);
-    assert!(clusters.clusters_per_gpu()? > 0);
     stream.launch(&clusters, grid, &args)?;
     (0..100).try_for_each(|_| stream.launch(&dependent, grid, &args))?;
     // this kernel does not wait for its predecessor, so it must not start early
