@@ -11,9 +11,12 @@
 //! | `device` | the planning kernel, per launch within a graph; median and minimum |
 //! | `device_stream` | the same kernel, launched by the host |
 
+#[path = "../../tilewright/benches/decode_batch/mod.rs"]
+mod decode_batch;
 mod gpu;
 
 use clap::Parser;
+use decode_batch::{DecodeBatch, LENGTHS, PAGE_SIZE};
 use std::{error::Error, fmt::Write, path::PathBuf, sync::Arc, time::Instant};
 use tilewright::{
     Attention, Batch, Dtype, HeadDim, Heads, Mask, PageTable, Plan, Problem,
@@ -21,7 +24,6 @@ use tilewright::{
 };
 use tilewright_cuda::{Cuda, Device, Gpu, machine::Machine};
 
-const PAGE_SIZE: usize = 16;
 /// Number of requests, and the target of a host plan in microseconds.
 const TARGETS: [(usize, f64); 4] = [(1, 5.0), (64, 10.0), (256, 20.0), (1024, 60.0)];
 /// The target of a device plan in microseconds.
@@ -61,8 +63,8 @@ fn main() -> Outcome<()> {
         .build()?;
     let attention = Attention::new(problem, gpu.clone())?;
     for (requests, target) in TARGETS {
-        for lengths in ["even", "one long", "random"] {
-            let case = Case::new(requests, lengths);
+        for lengths in LENGTHS {
+            let case = Case(DecodeBatch::new(requests, lengths));
             let line = case.time((&attention, &gpu), (target, rounds))?;
             println!("{line}");
             writeln!(table, "{line}")?;
@@ -76,51 +78,20 @@ fn main() -> Outcome<()> {
 }
 
 /// A batch of decode requests.
-struct Case {
-    lengths: &'static str,
-    qo_indptr: Vec<i32>,
-    indptr: Vec<i32>,
-    indices: Arc<Vec<i32>>,
-    last_page_len: Vec<i32>,
-}
+struct Case(DecodeBatch);
 
 impl Case {
-    fn new(requests: usize, lengths: &'static str) -> Self {
-        let mut state = 1_u64;
-        let mut random = || {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            1 + (state >> 33) as usize % 8192
-        };
-        let kv_len = |r: usize| match lengths {
-            "even" => 4096,
-            "one long" if r + 1 == requests => 65_536,
-            "one long" => 256,
-            _ => random(),
-        };
-        let kv_lens: Vec<usize> = (0..requests).map(kv_len).collect();
-        let mut indptr = vec![0_i32];
-        kv_lens.iter().for_each(|len| indptr.push(indptr[indptr.len() - 1] + len.div_ceil(PAGE_SIZE) as i32));
-        Self {
-            lengths,
-            qo_indptr: (0..=requests as i32).collect(),
-            indices: Arc::new((0..indptr[requests]).rev().collect()),
-            indptr,
-            last_page_len: kv_lens.iter().map(|len| ((len - 1) % PAGE_SIZE + 1) as i32).collect(),
-        }
-    }
-
     /// A line of the table.
     fn time(
         &self,
         (attention, gpu): (&Attention<Cuda>, &Cuda),
         (target, rounds): (f64, usize),
     ) -> Outcome<String> {
-        let requests = self.last_page_len.len();
-        let copied = PageTable::new(&self.indptr, &self.indices[..], &self.last_page_len, PAGE_SIZE);
-        let shared = PageTable::new(&self.indptr, &self.indices, &self.last_page_len, PAGE_SIZE);
-        let capacity = Capacity::decode(requests, self.indices.len());
-        let items = attention.plan(&Batch::paged(&self.qo_indptr, copied))?.schedule().items.len();
-        let mut line = format!("{requests},{},{},{items},{target}", self.lengths, self.indices.len());
+        let (requests, pages) = (self.0.requests(), self.0.indices.len());
+        let batches = self.0.copied_and_shared();
+        let capacity = Capacity::decode(requests, pages);
+        let items = attention.plan(&batches[0])?.schedule().items.len();
+        let mut line = format!("{requests},{},{pages},{items},{target}", self.0.lengths);
         let on_the_host = |work: &mut dyn FnMut() -> Outcome<()>| {
             times(rounds, || {
                 gpu.machine().synchronize()?;
@@ -129,8 +100,7 @@ impl Case {
                 Ok(start.elapsed().as_secs_f64())
             })
         };
-        for table in [copied, shared] {
-            let batch = Batch::paged(&self.qo_indptr, table);
+        for batch in batches {
             // the time includes dropping the previous plan, as in a serving engine
             let mut kept = None;
             let fresh = on_the_host(&mut || {
@@ -152,9 +122,10 @@ impl Case {
         (attention, gpu): (&Attention<Cuda>, &Cuda),
         rounds: usize,
     ) -> Outcome<((f64, f64), (f64, f64))> {
-        let requests = self.last_page_len.len();
-        let num_requests = [requests as i32];
-        let arrays = [&num_requests[..], &self.qo_indptr, &self.indptr, &self.last_page_len, &self.indices]
+        let DecodeBatch { qo_indptr, indptr, last_page_len, indices, .. } = &self.0;
+        let capacity = Capacity::decode(self.0.requests(), indices.len());
+        let num_requests = [self.0.requests() as i32];
+        let arrays = [&num_requests[..], qo_indptr, indptr, last_page_len, indices]
             .map(|values| gpu.upload(bytemuck::cast_slice(values)).map(Arc::new));
         let [num_requests, qo_indptr, kv_indptr, last_page_len, indices] = arrays;
         let batch = DeviceBatch {
@@ -167,7 +138,6 @@ impl Case {
             },
         };
         let none = PageTable::new(&[0], &[] as &[i32; 0], &[] as &[i32; 0], PAGE_SIZE);
-        let capacity = Capacity::decode(requests, self.indices.len());
         let mut plan: Plan =
             attention.plan_with_capacity(&capacity, &Batch::paged(&[0], none), Split::Balanced)?;
         attention.plan_on_device(&mut plan, batch)?;

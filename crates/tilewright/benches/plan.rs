@@ -5,13 +5,15 @@
 //! calls that allocate their result; a replan rewrites one plan. Both are also measured for plans that share the caller's page
 //! indices instead of copying them.
 
-use std::{error::Error, fmt::Write as _, hint::black_box, sync::Arc, time::Instant};
+mod decode_batch;
+
+use decode_batch::{DecodeBatch, LENGTHS};
+use std::{error::Error, fmt::Write as _, hint::black_box, time::Instant};
 use tilewright::{
-    Batch, Dtype, HeadDim, Heads, Mask, PageTable, Problem,
+    Dtype, HeadDim, Heads, Mask, Problem,
     attention::{Capacity, Planner, Split, Tiling},
 };
 
-const PAGE_SIZE: usize = 16;
 /// Timed plans; another tenth runs before as warm-up.
 const ROUNDS: usize = 2000;
 /// Target times in microseconds by number of requests.
@@ -26,9 +28,9 @@ fn main() -> Outcome<()> {
         vec![format!("# cpu: {}", cpu()), "# command: cargo bench -p tilewright --bench plan".to_owned()];
     lines.push(COLUMNS.to_owned());
     for (requests, target) in TARGETS {
-        for lengths in ["even", "one long", "random"] {
+        for lengths in LENGTHS {
             for (workers, q_rows) in [(132, 128), (264, 64)] {
-                let case = PlanCase { requests, lengths, workers, q_rows };
+                let case = PlanCase { batch: DecodeBatch::new(requests, lengths), workers, q_rows };
                 lines.push(case.time(target)?);
             }
         }
@@ -50,28 +52,12 @@ fn cpu() -> String {
 
 /// A batch and the device that it is planned for.
 struct PlanCase {
-    requests: usize,
-    lengths: &'static str,
+    batch: DecodeBatch,
     workers: usize,
     q_rows: usize,
 }
 
 impl PlanCase {
-    /// KV length of each request.
-    fn kv_lens(&self) -> Vec<usize> {
-        let long = |r: usize| if r + 1 == self.requests { 65_536 } else { 256 };
-        let mut state = 1_u64;
-        let mut random = || {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            1 + (state >> 33) as usize % 8192
-        };
-        match self.lengths {
-            "even" => vec![4096; self.requests],
-            "one long" => (0..self.requests).map(long).collect(),
-            _ => (0..self.requests).map(|_| random()).collect(),
-        }
-    }
-
     /// Measures one line of the record.
     fn time(&self, target: f64) -> Outcome<String> {
         let problem =
@@ -90,26 +76,17 @@ impl PlanCase {
             many_rows: None,
         };
         let planner = Planner::new(problem, tiling);
-        let kv_lens = self.kv_lens();
-        let qo_indptr: Vec<i32> = (0..=self.requests as i32).collect();
-        let mut indptr = vec![0_i32];
-        kv_lens.iter().for_each(|len| indptr.push(indptr[indptr.len() - 1] + len.div_ceil(PAGE_SIZE) as i32));
-        let last: Vec<i32> = kv_lens.iter().map(|len| ((len - 1) % PAGE_SIZE + 1) as i32).collect();
-        let pages = indptr[self.requests];
-        let indices: Arc<Vec<i32>> = Arc::new((0..pages).rev().collect());
-        let copied = PageTable::new(&indptr, &indices[..], &last, PAGE_SIZE);
-        let shared = PageTable::new(&indptr, &indices, &last, PAGE_SIZE);
-
-        let plan = planner.plan_with(&Batch::paged(&qo_indptr, copied), Split::Balanced)?;
-        let mut line = format!("{},{},{},{},{pages}", self.requests, self.lengths, self.workers, self.q_rows);
+        let (requests, pages) = (self.batch.requests(), self.batch.indices.len());
+        let batches = self.batch.copied_and_shared();
+        let plan = planner.plan_with(&batches[0], Split::Balanced)?;
+        let mut line = format!("{requests},{},{},{},{pages}", self.batch.lengths, self.workers, self.q_rows);
         write!(line, ",{},{},{target}", plan.schedule().items.len(), plan.schedule().merges.len())?;
-        for table in [copied, shared] {
-            let batch = Batch::paged(&qo_indptr, table);
+        for batch in batches {
             let fresh = times(|| {
                 black_box(planner.plan_with(black_box(&batch), Split::Balanced).map(drop))?;
                 Ok(())
             })?;
-            let capacity = Capacity::decode(self.requests, indices.len());
+            let capacity = Capacity::decode(requests, pages);
             let mut fixed = planner.plan_with_capacity(&capacity, &batch, Split::Balanced)?;
             let replanned = times(|| Ok(planner.replan(&mut fixed, black_box(&batch))?))?;
             write!(line, ",{:.2},{:.2},{:.2},{:.2}", fresh.0, fresh.1, replanned.0, replanned.1)?;
