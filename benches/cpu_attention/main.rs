@@ -59,7 +59,7 @@ fn run(arguments: &BenchArgs) -> Result<(), Box<dyn Error>> {
         Some(python) => Some(Peer::start(python, cpu.threads())?),
         None => None,
     };
-    let machine = Machine::of(&cpu, peer.as_ref().map(Peer::info), arguments.command());
+    let machine = Machine::of(&cpu, peer.as_ref().map(|peer| &peer.info), arguments.command());
     print!("{machine}");
     if peer.is_none() && cases.iter().any(|case| case.peer) {
         println!("# no --peer: what is expected beside torch is not measured, its columns stay empty");

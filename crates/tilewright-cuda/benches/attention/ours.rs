@@ -1,6 +1,9 @@
 //! A case on the device: sets of tensors of noise, pages in random order, a plan, and a recorded graph of calls.
 
-use super::case::{Case, Kv, VariantKind};
+use super::{
+    case::{Case, Kv, VariantKind},
+    contender::Shuffle,
+};
 use half::bf16;
 use std::{error::Error, time::Instant};
 use tilewright::{
@@ -68,17 +71,6 @@ fn noise(gpu: &Cuda, bytes: usize, kv: Kv) -> Result<DeviceMemory, Box<dyn Error
     Ok(memory)
 }
 
-/// 0..count in a fixed pseudo-random order.
-fn shuffled(count: usize) -> Vec<i32> {
-    let mut order: Vec<i32> = (0..count as i32).collect();
-    let mut state = 1_u64;
-    for at in (1..count).rev() {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        order.swap(at, (state >> 33) as usize % (at + 1));
-    }
-    order
-}
-
 /// The pages of requests with bounds `indptr`: the first `shared` ones for all, then others of their own.
 fn page_indices(indptr: &[i32], order: &[i32], shared: usize) -> Vec<i32> {
     let (of_all, mut rest) = order.split_at(shared);
@@ -121,7 +113,8 @@ impl Ours {
         let pages = indptr(kv_lens.iter().map(|len| len.div_ceil(page)));
         let shared = case.shared / page;
         let count = pages.last().copied().unwrap_or(0) as usize - shared * (kv_lens.len() - 1);
-        let indices = page_indices(&pages, &shuffled(count), shared);
+        let order: Vec<i32> = Shuffle(1).of(count).into_iter().map(|page| page as i32).collect();
+        let indices = page_indices(&pages, &order, shared);
         let last: Vec<i32> = kv_lens.iter().map(|len| ((len - 1) % page + 1) as i32).collect();
         let batch = match case.page_size {
             Some(page) => Batch::paged(&qo_indptr, PageTable::new(&pages, &indices, &last, page)),

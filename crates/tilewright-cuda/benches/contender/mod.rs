@@ -3,11 +3,11 @@
 
 #[path = "../gpu/mod.rs"]
 mod gpu;
-#[path = "../peer/mod.rs"]
-mod peer;
+#[path = "../../../../benches/peers/process.rs"]
+mod process;
 
 use clap::Parser;
-use peer::Peer;
+use process::PeerProcess;
 use serde::Deserialize;
 use std::{
     any::Any,
@@ -85,12 +85,13 @@ impl Bench {
         let Some(device) = gpu::or_skip(Device::open(0)) else { return Ok(()) };
         let gpu: Cuda = Gpu::new(device);
         let mut peer =
-            arguments.peer.as_deref().map(|python| Peer::start(python, self.script)).transpose()?;
+            arguments.peer.as_deref().map(|python| PeerProcess::start(python, self.script)).transpose()?;
         let context = gpu.machine().stream().context();
         let properties = context.properties();
         let mut table = format!("# device: {}, driver for CUDA {}\n", properties.name, properties.driver);
         if let Some(peer) = &mut peer {
-            table += &format!("# peers: {}\n", peer.about()?);
+            let About { about } = peer.request("{\"about\": true}")?;
+            table += &format!("# peers: {about}\n");
         }
         let Self { name, columns, .. } = self;
         let command = format!("cargo bench -p tilewright-cuda --bench {name} -- --peer PYTHON");
@@ -116,7 +117,7 @@ impl Bench {
         &self,
         gpu: &Cuda,
         case: &impl BenchCase,
-        peer: Option<&mut Peer>,
+        peer: Option<&mut PeerProcess>,
         arguments: &Arguments,
     ) -> Result<String, Box<dyn Error>> {
         let mut contenders = Contenders::new(case.graph(gpu)?, peer, &case.request())?;
@@ -156,6 +157,12 @@ impl Arguments {
     fn selects(&self, name: &str) -> bool {
         self.only.as_ref().is_none_or(|only| only.split(',').any(|only| name.contains(only)))
     }
+}
+
+/// The versions of a peer.
+#[derive(Deserialize)]
+struct About {
+    about: String,
 }
 
 #[derive(Deserialize)]
@@ -204,7 +211,7 @@ impl OurGraph {
         Ok(Self { graph, _owner: Box::new(owner), calls, stopwatch })
     }
 
-    fn sample(&self, protocol: Protocol, peer: Option<&mut Peer>) -> Result<Sample, Box<dyn Error>> {
+    fn sample(&self, protocol: Protocol, peer: Option<&mut PeerProcess>) -> Result<Sample, Box<dyn Error>> {
         let time = |times: usize| {
             self.stopwatch.time(|| (0..times).try_for_each(|_| self.graph.replay().map_err(driver_error)))
         };
@@ -227,14 +234,18 @@ impl OurGraph {
 /// Our contender and those of a peer, for one case.
 struct Contenders<'a> {
     ours: OurGraph,
-    peer: Option<&'a mut Peer>,
+    peer: Option<&'a mut PeerProcess>,
     names: Vec<String>,
     order: Shuffle,
 }
 
 impl<'a> Contenders<'a> {
     /// Builds the peer's contenders of the case in `request`.
-    fn new(ours: OurGraph, mut peer: Option<&'a mut Peer>, request: &str) -> Result<Self, Box<dyn Error>> {
+    fn new(
+        ours: OurGraph,
+        mut peer: Option<&'a mut PeerProcess>,
+        request: &str,
+    ) -> Result<Self, Box<dyn Error>> {
         let mut names = vec![OURS.to_owned()];
         if let Some(peer) = &mut peer {
             names.extend(peer.request::<Names>(request)?.names);
@@ -274,11 +285,11 @@ fn spread(samples: &[Sample]) -> [f64; 3] {
 }
 
 /// A generator of orders.
-struct Shuffle(u64);
+pub(crate) struct Shuffle(pub(crate) u64);
 
 impl Shuffle {
     /// 0..count in random order.
-    fn of(&mut self, count: usize) -> Vec<usize> {
+    pub(crate) fn of(&mut self, count: usize) -> Vec<usize> {
         let mut order: Vec<usize> = (0..count).collect();
         for at in (1..count).rev() {
             self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

@@ -1,5 +1,6 @@
 //! Cases of the sampling bench, and their launches on the device.
 
+use super::contender::{BenchCase, OurGraph};
 use serde_json::json;
 use std::error::Error;
 use tilewright::{
@@ -19,7 +20,7 @@ const BLOCK: usize = 16 << 20;
 
 /// Distribution of the logits.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Logits {
+enum Logits {
     /// Normal with this standard deviation: 1 is flat, 3 is wide.
     Normal(f32),
     /// Normal with standard deviation 1; one of 4,096 logits is 12 larger.
@@ -60,34 +61,14 @@ impl Case {
         of(false).into_iter().chain(of(true)).collect()
     }
 
-    /// Name in the table.
-    pub(crate) fn name(&self) -> String {
-        format!("{} b{} {}", self.label, self.rows, if self.cold { "cold" } else { "warm" })
-    }
-
     /// Bytes of one set of logits: each is read once at least.
-    pub(crate) fn bytes(&self) -> usize {
+    fn bytes(&self) -> usize {
         self.rows * VOCAB * 4
     }
 
     /// Sets of logits that calls use in turn.
-    pub(crate) fn sets(&self) -> usize {
+    fn sets(&self) -> usize {
         if self.cold { COLD_BYTES.div_ceil(self.bytes()).max(2) } else { 1 }
-    }
-
-    /// The request to the peer.
-    pub(crate) fn request(&self) -> String {
-        let (deviation, peaked) = match self.logits {
-            Logits::Normal(deviation) => (deviation, false),
-            Logits::Peaked => (1.0, true),
-        };
-        let SamplingParams { temperature, top_k, top_p, min_p, order, .. } = self.params;
-        json!({"case": {
-            "rows": self.rows, "vocab": VOCAB, "sets": self.sets(), "deviation": deviation, "peaked": peaked,
-            "greedy": temperature == 0.0, "top_k": top_k, "top_p": top_p, "min_p": min_p,
-            "joint": order == FilterOrder::Joint,
-        }})
-        .to_string()
     }
 
     /// A block of logits.
@@ -106,8 +87,37 @@ impl Case {
     }
 }
 
+impl BenchCase for Case {
+    fn name(&self) -> String {
+        format!("{} b{} {}", self.label, self.rows, if self.cold { "cold" } else { "warm" })
+    }
+
+    fn graph(&self, gpu: &Cuda) -> Result<OurGraph, Box<dyn Error>> {
+        let device = gpu.clone();
+        OurGraph::new(gpu, self.sets(), Launch::new(gpu, self)?, move |launch, set| launch.run(&device, set))
+    }
+
+    fn request(&self) -> String {
+        let (deviation, peaked) = match self.logits {
+            Logits::Normal(deviation) => (deviation, false),
+            Logits::Peaked => (1.0, true),
+        };
+        let SamplingParams { temperature, top_k, top_p, min_p, order, .. } = self.params;
+        json!({"case": {
+            "rows": self.rows, "vocab": VOCAB, "sets": self.sets(), "deviation": deviation, "peaked": peaked,
+            "greedy": temperature == 0.0, "top_k": top_k, "top_p": top_p, "min_p": min_p,
+            "joint": order == FilterOrder::Joint,
+        }})
+        .to_string()
+    }
+
+    fn columns(&self, _contender: &str, median: f64) -> String {
+        format!("{:.3}", self.bytes() as f64 / median * 1e-12)
+    }
+}
+
 /// The kernel of a case with its memory on the device.
-pub(crate) struct Launch {
+struct Launch {
     kernel: <Device as Machine>::Function,
     ctas: u32,
     rows: usize,
@@ -119,7 +129,7 @@ pub(crate) struct Launch {
 
 impl Launch {
     /// Loads the kernel that the backend uses for these rows, and uploads logits and requests.
-    pub(crate) fn new(gpu: &Cuda, case: &Case) -> Result<Self, Box<dyn Error>> {
+    fn new(gpu: &Cuda, case: &Case) -> Result<Self, Box<dyn Error>> {
         let limits = gpu.machine().limits();
         let of_row = RowCtas::choose([case.rows, VOCAB], limits.arch, limits.multiprocessors);
         let kernel = gpu.machine().load(&sample::<f32>("sample", RowKind::Logits, of_row)?)?;
@@ -143,7 +153,7 @@ impl Launch {
     }
 
     /// Samples each row of a set.
-    pub(crate) fn run(&self, gpu: &Cuda, set: usize) -> tilewright::Result<()> {
+    fn run(&self, gpu: &Cuda, set: usize) -> tilewright::Result<()> {
         let params = SampleParams {
             scores: self.sets[set].address(),
             stride: VOCAB as u64,

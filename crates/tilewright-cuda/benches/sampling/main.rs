@@ -8,10 +8,9 @@ mod case;
 #[path = "../contender/mod.rs"]
 mod contender;
 
-use case::{Case, Launch};
-use contender::{Bench, BenchCase, OurGraph, Protocol};
+use case::Case;
+use contender::{Bench, Protocol};
 use std::error::Error;
-use tilewright_cuda::Cuda;
 
 const BENCH: Bench = Bench {
     name: "sampling",
@@ -26,23 +25,4 @@ const BENCH: Bench = Bench {
 
 fn main() -> Result<(), Box<dyn Error>> {
     BENCH.run(&Case::all())
-}
-
-impl BenchCase for Case {
-    fn name(&self) -> String {
-        self.name()
-    }
-
-    fn request(&self) -> String {
-        self.request()
-    }
-
-    fn graph(&self, gpu: &Cuda) -> Result<OurGraph, Box<dyn Error>> {
-        let device = gpu.clone();
-        OurGraph::new(gpu, self.sets(), Launch::new(gpu, self)?, move |launch, set| launch.run(&device, set))
-    }
-
-    fn columns(&self, _contender: &str, median: f64) -> String {
-        format!("{:.3}", self.bytes() as f64 / median * 1e-12)
-    }
 }

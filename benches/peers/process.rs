@@ -8,7 +8,7 @@ use std::{
 };
 
 /// A running peer script.
-pub(crate) struct Peer {
+pub(crate) struct PeerProcess {
     process: Child,
     to: ChildStdin,
     from: BufReader<ChildStdout>,
@@ -19,16 +19,12 @@ struct Failure {
     error: String,
 }
 
-#[derive(Deserialize)]
-struct About {
-    about: String,
-}
-
-impl Peer {
+impl PeerProcess {
     /// Starts `script`, which is embedded in the binary.
     pub(crate) fn start(python: &str, script: &str) -> Result<Self, Box<dyn Error>> {
-        let mut process =
-            Command::new(python).args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let mut command = Command::new(python);
+        command.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = command.spawn().map_err(|why| format!("--peer {python} does not start: {why}"))?;
         let to = process.stdin.take().ok_or("the peer has no stdin")?;
         let from = BufReader::new(process.stdout.take().ok_or("the peer has no stdout")?);
         Ok(Self { process, to, from })
@@ -51,14 +47,9 @@ impl Peer {
             }
         }
     }
-
-    /// Its versions.
-    pub(crate) fn about(&mut self) -> Result<String, Box<dyn Error>> {
-        Ok(self.request::<About>("{\"about\": true}")?.about)
-    }
 }
 
-impl Drop for Peer {
+impl Drop for PeerProcess {
     fn drop(&mut self) {
         // it ends when its stdin closes; kill it in case it does not
         let _ = self.process.kill();
