@@ -23,15 +23,8 @@ pub(super) struct Target {
 
 impl Target {
     pub(super) const NAMES: [&str; 9] = [
-        "config",
-        "generation_config",
-        "tokenizer",
-        "tokenizer_config",
-        "chat_template",
-        "safetensors",
-        "safetensors_index",
-        "variant",
-        "plan",
+        "config", "generation_config", "tokenizer", "tokenizer_config", "chat_template", "safetensors",
+        "safetensors_index", "variant", "plan",
     ];
 
     /// The target `name`, which writes its input to a folder in `work`. Files beside the input come from `fixtures`.

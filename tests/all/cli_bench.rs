@@ -18,11 +18,7 @@ fn rates_and_anatomy_are_printed_and_written() {
     assert!(output.status.success(), "{}", text(&output.stderr));
     let report = text(&output.stdout);
     for case in [
-        "decode 1 x 5 ",
-        "decode 2 x 5 ",
-        "prefill 20 ",
-        "gemm.gated_linear",
-        "attention.run",
+        "decode 1 x 5 ", "decode 2 x 5 ", "prefill 20 ", "gemm.gated_linear", "attention.run",
         "between operators",
     ] {
         assert!(report.contains(case), "no {case} in {report}");

@@ -39,15 +39,9 @@ pub(crate) fn add(root: &Path, output: &Path, python: &Path, wheel: &Path) -> Re
     let unpacked = unpacked.ok_or_else(|| format!("{} is empty", folder.display()))?.path();
     let bundle = unpacked.join("tilewright").join(FOLDER);
     let mut command = cargo();
-    command.current_dir(root).args([
-        "run",
-        "--quiet",
-        "--package",
-        "tilewright-cli",
-        "--",
-        "kernels",
-        "bundle",
-    ]);
+    command
+        .current_dir(root)
+        .args(["run", "--quiet", "--package", "tilewright-cli", "--", "kernels", "bundle"]);
     command.arg(&bundle).args(["--arch", "90", "--ptxas"]).arg(&ptxas).arg("--").args(kernels());
     run(&mut command)?;
     let parent = wheel.parent().unwrap_or(root);

@@ -25,16 +25,8 @@ const GROUPS: [Group; 2] = [
         ],
         binaries: &["--test=all", "--test=team"],
         tests: &[
-            "schedule",
-            "mask",
-            "merge",
-            "cascade",
-            "invariants",
-            "lengths",
-            "edges",
-            "replan",
-            "shared_pages",
-            "errors",
+            "schedule", "mask", "merge", "cascade", "invariants", "lengths", "edges", "replan",
+            "shared_pages", "errors",
         ],
     },
     Group {

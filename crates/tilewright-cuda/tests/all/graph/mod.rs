@@ -176,11 +176,7 @@ impl Captured {
             tensors,
             pool: runner.pool()?,
             append: AppendPlan::with_capacity(
-                &runner.gpu,
-                requests,
-                &table,
-                &step.batch_indices,
-                &step.positions,
+                &runner.gpu, requests, &table, &step.batch_indices, &step.positions,
             )?,
             plan,
             positions: runner.gpu.allocate_indices(requests)?,

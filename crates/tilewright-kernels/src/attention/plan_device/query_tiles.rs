@@ -62,15 +62,7 @@ pub(super) struct QueryTileVars<'k>([Var<'k, u32>; 10]);
 impl<'k> QueryTileVars<'k> {
     pub(super) fn declare(k: &'k Builder) -> Self {
         let names = [
-            "request",
-            "head",
-            "begin",
-            "rows",
-            "offset",
-            "kv_start",
-            "kv_len",
-            "kv_end",
-            "first_tile",
+            "request", "head", "begin", "rows", "offset", "kv_start", "kv_len", "kv_end", "first_tile",
             "tiles",
         ];
         Self(names.map(|name| k.var(name, 0_u32)))

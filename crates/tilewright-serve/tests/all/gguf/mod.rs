@@ -82,17 +82,8 @@ fn logits_equal_those_of_the_same_weights_in_safetensors() {
 #[test]
 fn logits_of_each_architecture_equal_those_of_safetensors() {
     for name in [
-        "llama-biases",
-        "llama-yarn",
-        "qwen2-yarn",
-        "qwen3-yarn",
-        "gemma2-plain",
-        "gemma2",
-        "gemma3-pattern",
-        "granite",
-        "granite-biases",
-        "olmo2",
-        "smollm3",
+        "llama-biases", "llama-yarn", "qwen2-yarn", "qwen3-yarn", "gemma2-plain", "gemma2", "gemma3-pattern",
+        "granite", "granite-biases", "olmo2", "smollm3",
     ] {
         let checkpoint = Checkpoint::open(name);
         let mut fields = checkpoint.config_fields();
