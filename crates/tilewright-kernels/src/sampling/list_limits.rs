@@ -6,7 +6,7 @@ use super::{
     cta_sum::CtaSum,
     mass::{MassScale, Number},
     row_stats::RowStats,
-    weights::WeightRule,
+    weight_rule::WeightRule,
 };
 use tilewright_ptx::build::{Value, Var};
 

@@ -17,7 +17,7 @@
 //!
 //! 1. `row_stats`: first pass, maximum, validity and a lower bound of the candidates. For top-p of all elements and a large
 //!    top-k, it also counts a histogram (`row_histogram`), which estimates where the filter ends.
-//! 2. `list_limits`, `candidates`: second pass, fixed-point weights; the largest elements go to a list in shared memory, or
+//! 2. `list_limits`, `candidates`: second pass, fixed-point weights (`weight_rule`); the largest elements go to a list in shared memory, or
 //!    those around the estimate. If the total mass is not used, only the vectors with candidates are read again.
 //! 3. `weights`: filters become thresholds on the weights, found in the list if it suffices, otherwise in the row (`row_filters`).
 //! 4. The token is the first index whose running sum exceeds the random number; `ranking` orders elements exactly.
@@ -54,6 +54,7 @@ mod sample;
 mod short_list;
 mod top_k;
 mod weight_buckets;
+mod weight_rule;
 mod weights;
 
 pub use chain::{CHAIN_OUTCOME_WORDS, chain};

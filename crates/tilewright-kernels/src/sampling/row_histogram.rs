@@ -14,7 +14,7 @@ use super::{
     request::SamplingRequest,
     row_reader::RowReader,
     row_stats::{RowKind, RowStats},
-    weights::WeightRule,
+    weight_rule::WeightRule,
 };
 use tilewright_ptx::{
     build::{Shared, Value, Var},
