@@ -1,6 +1,6 @@
 //! Races on shared memory within a CTA or warp and on global memory between CTAs, and the operations that prevent them.
 
-use super::{assert_fault, assert_output, assert_passes, kernel};
+use super::{assert_fault, assert_fault_in, assert_output, assert_passes, kernel};
 use tilewright_ptx::{
     build::{Builder, Global},
     isa::{
@@ -36,26 +36,73 @@ fn a_missing_barrier_between_write_and_read() {
 
 #[test]
 fn a_missing_barrier_between_read_and_write() {
-    let overwrite = |barrier: bool| {
+    // one word, the words of a shadow cell, words of many cells; one vector, many vectors
+    let forms = [(false, 0), (false, 3), (false, 127), (true, 0), (true, 124)];
+    let overwrite = |(is_vector, mask): (bool, u32), barrier: bool, writes_word: bool| {
         kernel(64, move |k| {
-            let (x, out) = (k.shared::<u32>("x", 64, 4), k.global::<u32>("out"));
-            x.at(k.thread()).store(k.thread());
+            let (x, out) = (k.shared::<u32>("x", 128, 16), k.global::<u32>("out"));
+            x.at(k.thread() * 2).store_vector([k.thread(), k.thread()]);
             k.sync_threads();
-            out.at(k.thread()).store(x.at(k.thread() ^ 32).load());
+            k.when(k.warp_index().eq(0), || {
+                let from = x.at((k.lane() * 4 + (k.lane() & 3)) & mask);
+                let found = if is_vector { from.load_vector::<4>()[3] } else { from.load() };
+                out.at(k.lane()).store(found);
+            });
             if barrier {
                 k.sync_threads();
             }
-            x.at(k.thread()).store(0);
+            let write = || if writes_word { x.store(0) } else { x.store_vector([k.lane(); 4]) };
+            k.when(k.thread().eq(32), write);
         })
     };
-    let fault = assert_fault(FaultKind::Race, &overwrite(false), 1);
-    assert!(fault.message.contains("races.rs:"), "{fault}");
-    assert_passes(&overwrite(true), 1);
+    for (form, writes_word) in forms.iter().flat_map(|&form| [(form, false), (form, true)]) {
+        let fault = assert_fault(FaultKind::Race, &overwrite(form, false, writes_word), 1);
+        assert!(fault.message.contains("races.rs:"), "{fault}");
+        assert_passes(&overwrite(form, true, writes_word), 1);
+    }
+}
+
+#[test]
+fn one_lane_of_a_shared_read_is_unordered() {
+    // Warp 0 writes a word, warp 1 waits and reads it, and a thread of warp 2 waits and overwrites it. Lane 9 of warp 1 does not
+    // wait for the write or arrives before its read.
+    let exchange = |waits: bool, arrives_early: bool| {
+        kernel(96, move |k| {
+            let (x, out) = (k.shared::<u32>("x", 1, 4), k.global::<u32>("out"));
+            let (written, read) = (k.barriers("written", 1), k.barriers("read", 1));
+            k.when(k.thread().eq(0), || [written, read].iter().for_each(|barrier| barrier.init(32)));
+            k.sync_threads();
+            k.when(k.thread().eq(0), || x.store(7));
+            k.when(k.warp_index().eq(0), || written.arrive());
+            k.when(k.warp_index().eq(1), || {
+                let is_ninth = k.lane().eq(9);
+                if waits {
+                    written.wait(0);
+                } else {
+                    k.when_else(is_ninth, || read.wait(1), || written.wait(0));
+                }
+                if arrives_early {
+                    k.when(is_ninth, || read.arrive());
+                }
+                out.at(k.lane()).store(x.load());
+                k.when(if arrives_early { !is_ninth } else { k.lane().lt(32) }, || read.arrive());
+            });
+            k.when(k.thread().eq(64), || {
+                read.wait(0);
+                x.store(0);
+            });
+        })
+    };
+    assert_output(&exchange(true, false), 1, &[0; 32], &[7; 32]);
+    assert_fault_in(&[FaultKind::Race, FaultKind::Uninitialized], &exchange(false, false));
+    let fault = assert_fault(FaultKind::Race, &exchange(true, true), 1);
+    assert!(fault.message.contains("by thread 41 of"), "{fault}");
 }
 
 #[test]
 fn a_shuffle_orders_no_memory() {
-    let exchange = |sync: bool| {
+    // with a mask of 0, all lanes load one word
+    let exchange = |sync: bool, mask: u32| {
         kernel(32, move |k| {
             let (x, out) = (k.shared::<u32>("x", 32, 4), k.global::<u32>("out"));
             x.at(k.thread()).store(k.thread());
@@ -63,11 +110,14 @@ fn a_shuffle_orders_no_memory() {
             if sync {
                 k.sync_warp();
             }
-            out.at(k.thread()).store(x.at(other).load());
+            out.at(k.thread()).store(x.at(other & mask).load());
         })
     };
-    assert_fault(FaultKind::Race, &exchange(false), 1);
-    assert_output(&exchange(true), 1, &[0; 32], &(0..32).map(|i| i ^ 1).collect::<Vec<u32>>());
+    for mask in [31, 0] {
+        assert_fault(FaultKind::Race, &exchange(false, mask), 1);
+        let expected: Vec<u32> = (0..32).map(|i| (i ^ 1) & mask).collect();
+        assert_output(&exchange(true, mask), 1, &[0; 32], &expected);
+    }
 }
 
 #[test]
