@@ -5,7 +5,7 @@ use tilewright_ptx::{
     build::{Barrier, Builder, GlobalToShared},
     ir::Kernel,
     isa::sync::Fence,
-    sim::FaultKind,
+    sim::{Arg, FaultKind, Launch, Memory},
 };
 
 /// 128 threads copy 16 bytes each by `cp.async` and read those of another.
@@ -55,6 +55,65 @@ fn all_but_the_most_recent_group() {
     };
     assert_passes(&double(1), 1);
     assert_fault(FaultKind::InFlight, &double(2), 1);
+}
+
+#[test]
+fn a_wait_of_one_lane_orders_its_copy_for_no_other() {
+    let read = |synced: bool| {
+        kernel(32, move |k| {
+            let (x, tile) = (k.global::<u32>("x"), k.shared::<u32>("tile", 1, 4));
+            k.when(k.thread().eq(0), || {
+                k.copy_async(GlobalToShared::new(tile, x, 4), 4);
+                k.commit_copies();
+                k.wait_copies(0);
+            });
+            if synced {
+                k.sync_warp();
+            }
+            x.at(k.thread() + 1).store(tile.load());
+        })
+    };
+    assert_passes(&read(true), 1);
+    // diverged lanes may read the word before the copy
+    assert_fault_in(&[FaultKind::InFlight, FaultKind::Uninitialized], &read(false));
+}
+
+#[test]
+fn copies_of_uninitialized_bytes() {
+    // the first two of four words are initialized; `cp.async` reads three words and fills the last one with zeros
+    let read = |is_bulk: bool, at: u32| {
+        kernel(32, move |k| {
+            let (x, out) = (k.global::<u32>("x"), k.global::<u32>("out"));
+            let (tile, ready) = (k.shared::<u32>("tile", 4, 16), k.barriers("ready", 1));
+            k.when(k.thread().eq(0), || {
+                tile.store_vector([k.constant(1); 4]);
+                if is_bulk {
+                    ready.init(1);
+                    k.fence(Fence::MbarrierInit);
+                    k.fence(Fence::ProxyAsyncShared);
+                    ready.arrive_expecting(16);
+                    k.load_bulk(tile, x, 16, ready);
+                    ready.wait(0);
+                } else {
+                    k.copy_async(GlobalToShared::new(tile, x, 16), 12);
+                    k.commit_copies();
+                    k.wait_copies(0);
+                }
+                out.store(tile.at(at).load());
+            });
+        })
+    };
+    for (is_bulk, last) in [(false, Ok(0)), (true, Err(FaultKind::Uninitialized))] {
+        for (at, expected) in [(0, Ok(7)), (1, Ok(7)), (2, Err(FaultKind::Uninitialized)), (3, last)] {
+            let mut memory = Memory::new();
+            let (x, out) = (memory.alloc(16), memory.alloc(4));
+            memory.write(x, &[7, 0, 0, 0, 7, 0, 0, 0]).expect("inside the allocation");
+            let (kernel, args) = (read(is_bulk, at), [Arg::U64(x), Arg::U64(out)]);
+            let ran = Launch { kernel: &kernel, grid: [1, 1, 1], args: &args, seed: 0 }.run(&mut memory);
+            let found = ran.and_then(|_| memory.read::<u32>(out, 1));
+            assert_eq!(found.map(|words| words[0]).map_err(|fault| fault.kind), expected, "word {at}");
+        }
+    }
 }
 
 #[test]
