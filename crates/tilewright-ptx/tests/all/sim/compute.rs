@@ -112,17 +112,25 @@ fn lanes_at_two_different_aligned_instructions() {
 
 #[test]
 fn a_loop_without_an_end() {
-    let faulty = kernel(32, |k| {
-        let out = k.global::<u32>("out");
-        let i = k.var::<u32>("i", 0);
-        k.loop_(|| {
-            k.break_if(i.get().eq(1));
-            i.set(i.get() + 2);
+    // stores of the same value are no progress; the loop ends after more instructions than run without progress
+    for (barrier, kind) in [(false, FaultKind::RunsForever), (true, FaultKind::Deadlock)] {
+        let faulty = kernel(64, |k| {
+            let (x, out, i) = (k.shared::<u32>("x", 1, 4), k.global::<u32>("out"), k.var::<u32>("i", 0));
+            k.when(k.thread().eq(32), || {
+                k.loop_(|| {
+                    k.break_if(i.get().eq(1 << 20));
+                    x.store(1);
+                    out.at(0).store(1);
+                    i.set(i.get() + 1);
+                });
+            });
+            if barrier {
+                k.sync_threads();
+            }
         });
-        out.at(0).store(i.get());
-    });
-    let fault = run(&faulty, 1, &[0], 0).expect_err("runs forever");
-    assert_eq!(fault.kind, FaultKind::RunsForever, "{fault}");
+        let fault = run(&faulty, 1, &[0], 0).expect_err("runs forever");
+        assert_eq!(fault.kind, kind, "{fault}");
+    }
 }
 
 #[test]
