@@ -127,6 +127,10 @@ fn equal_requests_stay_whole_where_that_costs_less_than_a_cut<M: Machine>(gpu: &
     large.capacity.requests = 1025;
     agrees(gpu, &large);
     agrees(gpu, &large.in_block_table(1));
+    // half of a unit costs exactly as much as a cut
+    let halves = Case::new(&[(1, 576); 33], 16);
+    agrees(gpu, &halves);
+    assert!(halves.plan().schedule().merges.is_empty());
     let mut costly = Case::new(&[(1, 4096); 65], 16);
     costly.tiling.tile_load = 1 << 25;
     agrees(gpu, &costly);
