@@ -1,6 +1,7 @@
 //! Distributions equal those of the CPU backend.
 
 use super::{
+    long_rows::params_beyond_the_list,
     rows::{Both, Rows, bell, requests, run, ties_of_top_k},
     sample::params,
 };
@@ -8,7 +9,7 @@ use crate::real::{Real, assert_near};
 use half::{bf16, f16};
 use tilewright::{
     Cpu, ViewMut,
-    sampling::{SamplingParams, Scores, distribution as on_cpu},
+    sampling::{SamplingParams, Scores, TopKTies, distribution as on_cpu},
 };
 use tilewright_kernels::sampling::{RowKind, SampleConfig, distribution};
 use tilewright_ptx::sim::{Arg, Memory};
@@ -64,6 +65,9 @@ fn rows_of_all_lengths() {
     assert_distributed::<bf16, bf16>(&Rows::new((32, 5003), (5, 1), bell), LOGITS, &each, (128, 5));
     let falling = |_, i: usize| -(i as f32) * 1e-3;
     assert_distributed::<f32, f16>(&Rows::new((32, 5003), (5, 1), falling), LOGITS, &each, (64, 0));
+    // almost full last steps
+    assert_distributed::<f32, f32>(&Rows::new((16, 5116), (0, 0), bell), LOGITS, &each[..16], (64, 0));
+    assert_distributed::<bf16, f32>(&Rows::new((16, 5116), (0, 0), bell), LOGITS, &each[..16], (64, 0));
     let invalid = |row: usize, i: usize| if row + i == 3000 { f32::NAN } else { bell(row, i) };
     assert_distributed::<f32, f32>(&Rows::new((2, 3000), (0, 0), invalid), LOGITS, &each[..2], (64, 0));
 }
@@ -87,6 +91,60 @@ fn filters_that_need_other_passes() {
     assert_distributed::<f16, f32>(&Rows::new((1, 3000), (1, 0), weights), RowKind::Probs, &[half], (64, 0));
     let of_ties = SamplingParams { top_k: Some(150), top_p: 0.42, ..plain };
     assert_distributed::<f32, f32>(&Rows::new((1, 3100), (1, 0), ties_of_top_k), LOGITS, &[of_ties], (64, 0));
+}
+
+/// Ties at the end of top-k in all elements of a vector: in a list, and among more elements than a list holds.
+#[test]
+fn top_k_ends_anywhere_in_a_vector() {
+    let falling = |_, i: usize| (i / 16) as f32 * -0.125; // one warp holds all of the largest
+    let ties = |_, i: usize| if i == 0 { 1.0 } else { 0.25 };
+    let of = |row: usize, top_k: u32| SamplingParams {
+        top_k: Some(top_k + row as u32 / 2),
+        top_k_ties: [TopKTies::LowestIndex, TopKTies::HighestIndex][row % 2],
+        ..SamplingParams::default()
+    };
+    let each: Vec<_> = (0..16).map(|row| of(row, 33)).collect();
+    assert_distributed::<f32, f32>(&Rows::new((16, 5003), (0, 0), falling), LOGITS, &each, (64, 0));
+    assert_distributed::<bf16, f32>(&Rows::new((16, 5003), (0, 0), falling), LOGITS, &each, (64, 0));
+    let each: Vec<_> = (0..16).map(|row| of(row, 2050)).collect();
+    for vocab in [2100, 2600] {
+        let rows = Rows::<f32>::new((16, vocab), (0, 0), ties);
+        assert_distributed::<f32, f32>(&rows, LOGITS, &each, (64, 0));
+        assert_distributed::<f32, f32>(&rows, RowKind::Probs, &each, (64, 0));
+        assert_distributed::<bf16, f32>(&Rows::new((16, vocab), (0, 0), ties), LOGITS, &each, (64, 0));
+    }
+}
+
+#[test]
+fn top_k_beyond_the_list() {
+    let each = params_beyond_the_list(4);
+    assert_distributed::<f32, f32>(&Rows::new((4, 4000), (1, 2), bell), LOGITS, &each, (64, 1));
+    assert_distributed::<bf16, f32>(&Rows::new((4, 4000), (0, 0), bell), LOGITS, &each, (64, 0));
+}
+
+/// The largest element is far above those that each thread reads first, or all elements are in one bucket of the histogram.
+#[test]
+fn top_p_ends_outside_of_the_list() {
+    let spike = |row, i: usize| if i == 4500 { 16.0 } else { bell(row, i) / 6.0 };
+    let of = |top_p| SamplingParams { top_p, ..SamplingParams::default() };
+    let rows = Rows::<f32>::new((2, 5116), (0, 0), spike);
+    assert_distributed::<f32, f32>(&rows, LOGITS, &[0.9996, 0.9997].map(of), (64, 0));
+    let each = [0.002, 0.1, 0.5, 0.9, 0.998].map(of);
+    let rows = Rows::<f32>::new((5, 5116), (1, 0), |row, i| bell(row, i) / 400.0);
+    assert_distributed::<f32, f32>(&rows, LOGITS, &each, (64, 0));
+    let rows = Rows::<f32>::new((5, 5116), (0, 0), |row, i| 1.0 + bell(row, i) / 400.0);
+    assert_distributed::<f32, f32>(&rows, RowKind::Probs, &each, (64, 0));
+}
+
+/// Rows with an invalid value in each of the elements that a thread reads, with and without a histogram.
+#[test]
+fn an_invalid_probability_makes_its_row_invalid() {
+    for (value, top_p) in [(-1.0, 1.0), (-1.0, 0.9), (f32::INFINITY, 1.0), (f32::INFINITY, 0.9)] {
+        let place = |row: usize| 15 + row / 4 * 128 + row % 4;
+        let prob = |row, i| if i == place(row) { value } else { 0.5 };
+        let each = [SamplingParams { top_p, ..SamplingParams::default() }; 72];
+        assert_distributed::<f32, f32>(&Rows::new((72, 4500), (1, 0), prob), RowKind::Probs, &each, (64, 0));
+    }
 }
 
 #[test]

@@ -4,6 +4,7 @@
 //! not take.
 
 mod distribution;
+mod long_rows;
 mod rows;
 mod sample;
 mod sources;

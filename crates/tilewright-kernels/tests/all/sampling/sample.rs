@@ -29,19 +29,19 @@ pub(super) fn params(count: usize) -> Vec<SamplingParams> {
 
 /// The CTAs of a row and the seed of the simulator.
 #[derive(Clone, Copy)]
-struct Launch {
-    of_row: RowCtas,
-    seed: u64,
+pub(super) struct Launch {
+    pub(super) of_row: RowCtas,
+    pub(super) seed: u64,
 }
 
 impl Launch {
-    fn one_cta(threads: u32, seed: u64) -> Self {
+    pub(super) fn one_cta(threads: u32, seed: u64) -> Self {
         Self { of_row: RowCtas { ctas: 1, threads }, seed }
     }
 }
 
 /// Runs the kernel and returns the row outcomes.
-fn outcomes<T: Both>(
+pub(super) fn outcomes<T: Both>(
     rows: &Rows<T>,
     kind: RowKind,
     params: &[SamplingParams],
@@ -67,7 +67,7 @@ fn outcomes<T: Both>(
     memory.read(to, count * ROW_OUTCOME_WORDS).expect("verdicts")
 }
 
-fn assert_drawn<T: Both>(rows: &Rows<T>, params: &[SamplingParams], launch: Launch)
+pub(super) fn assert_drawn<T: Both>(rows: &Rows<T>, params: &[SamplingParams], launch: Launch)
 where
     for<'a> tilewright::tensor::Data<'a>: From<&'a [T]>,
 {

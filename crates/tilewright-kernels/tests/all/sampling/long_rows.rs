@@ -1,0 +1,70 @@
+//! Tokens of rows whose filters end outside of the list.
+
+use super::{
+    rows::{Rows, bell},
+    sample::{Launch, assert_drawn, outcomes, params},
+};
+use half::{bf16, f16};
+use tilewright::{
+    Cpu,
+    sampling::{FilterOrder, SamplingParams, TopKTies, sampling_from_probs},
+};
+use tilewright_kernels::sampling::{ROW_OUTCOME_WORDS, RowCtas, RowKind, VALID};
+
+/// Requests with top-k of more elements than a list holds.
+pub(super) fn params_beyond_the_list(count: usize) -> Vec<SamplingParams> {
+    let of = |i: usize| SamplingParams {
+        top_k: Some(2100),
+        top_k_ties: [TopKTies::Keep, TopKTies::LowestIndex, TopKTies::HighestIndex][i / 4 % 3],
+        top_p: [1.0, 0.5][i % 2],
+        order: [FilterOrder::TopKFirst, FilterOrder::Joint][i / 2 % 2],
+        seed: i as u64,
+        ..SamplingParams::default()
+    };
+    (0..count).map(of).collect()
+}
+
+#[test]
+fn top_k_beyond_the_list() {
+    let params = params_beyond_the_list(12);
+    let ties = |_, i: usize| if i == 0 { 1.0 } else { 0.25 };
+    for (ctas, threads) in [(1, 64), (2, 128)] {
+        let launch = Launch { of_row: RowCtas { ctas, threads }, seed: 0 };
+        assert_drawn(&Rows::<f32>::new((12, 4000), (1, 2), bell), &params, launch);
+        assert_drawn(&Rows::<bf16>::new((12, 4000), (0, 0), bell), &params, launch);
+        assert_drawn(&Rows::<bf16>::new((12, 4000), (0, 0), ties), &params, launch);
+    }
+}
+
+/// All elements are in one bucket of the histogram, and the last step over the row is almost full.
+#[test]
+fn top_p_ends_outside_of_the_list() {
+    let of = |row: usize| SamplingParams {
+        top_p: [0.002, 0.1, 0.5, 0.9, 0.998][row % 5],
+        seed: row as u64,
+        ..SamplingParams::default()
+    };
+    let each: Vec<_> = (0..15).map(of).collect();
+    let narrow = |row, i| bell(row, i) / 400.0;
+    assert_drawn(&Rows::<f32>::new((15, 5116), (0, 0), narrow), &each, Launch::one_cta(64, 0));
+    assert_drawn(&Rows::<f32>::new((30, 5116), (0, 0), bell), &params(30), Launch::one_cta(64, 0));
+    assert_drawn(&Rows::<bf16>::new((30, 5116), (0, 0), bell), &params(30), Launch::one_cta(64, 0));
+}
+
+/// Many are equal to others, or to a part of the maximum.
+#[test]
+fn probabilities_of_16_bits() {
+    let prob = |row: usize, i: usize| (bell(row, i) * 4.0).max(0.0).round() / 64.0;
+    let params: Vec<_> = params(40)
+        .into_iter()
+        .map(|request| SamplingParams { temperature: 1.0, min_p: request.min_p * 2.0, ..request })
+        .collect();
+    let rows = Rows::<f16>::new((40, 2500), (0, 0), prob);
+    let mut expected = vec![Ok(0); 40];
+    sampling_from_probs(&Cpu::with_threads(1).unwrap(), rows.view(), &params, &mut expected)
+        .expect("valid arguments");
+    let found = outcomes(&rows, RowKind::Probs, &params, Launch::one_cta(64, 0));
+    for (found, expected) in found.chunks(ROW_OUTCOME_WORDS).zip(expected) {
+        assert_eq!((found[0], Ok(found[1])), (VALID, expected));
+    }
+}
