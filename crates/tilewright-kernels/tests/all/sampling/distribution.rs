@@ -66,8 +66,10 @@ fn rows_of_all_lengths() {
     let falling = |_, i: usize| -(i as f32) * 1e-3;
     assert_distributed::<f32, f16>(&Rows::new((32, 5003), (5, 1), falling), LOGITS, &each, (64, 0));
     // almost full last steps
-    assert_distributed::<f32, f32>(&Rows::new((16, 5116), (0, 0), bell), LOGITS, &each[..16], (64, 0));
-    assert_distributed::<bf16, f32>(&Rows::new((16, 5116), (0, 0), bell), LOGITS, &each[..16], (64, 0));
+    let many = |row: u32| SamplingParams { top_k: Some(700 + row), ..SamplingParams::default() };
+    let each: Vec<_> = each.iter().copied().take(8).chain((0..4).map(many)).collect();
+    assert_distributed::<f32, f32>(&Rows::new((12, 5116), (0, 0), bell), LOGITS, &each, (64, 0));
+    assert_distributed::<bf16, f32>(&Rows::new((12, 5116), (0, 0), bell), LOGITS, &each, (64, 0));
     let invalid = |row: usize, i: usize| if row + i == 3000 { f32::NAN } else { bell(row, i) };
     assert_distributed::<f32, f32>(&Rows::new((2, 3000), (0, 0), invalid), LOGITS, &each[..2], (64, 0));
 }

@@ -47,8 +47,14 @@ fn top_p_ends_outside_of_the_list() {
     let each: Vec<_> = (0..15).map(of).collect();
     let narrow = |row, i| bell(row, i) / 400.0;
     assert_drawn(&Rows::<f32>::new((15, 5116), (0, 0), narrow), &each, Launch::one_cta(64, 0));
-    assert_drawn(&Rows::<f32>::new((30, 5116), (0, 0), bell), &params(30), Launch::one_cta(64, 0));
-    assert_drawn(&Rows::<bf16>::new((30, 5116), (0, 0), bell), &params(30), Launch::one_cta(64, 0));
+    let many = |row: usize| SamplingParams {
+        top_k: Some(700 + row as u32),
+        seed: row as u64,
+        ..SamplingParams::default()
+    };
+    let each: Vec<_> = params(15).into_iter().chain((0..15).map(many)).collect();
+    assert_drawn(&Rows::<f32>::new((30, 5116), (0, 0), bell), &each, Launch::one_cta(64, 0));
+    assert_drawn(&Rows::<bf16>::new((30, 5116), (0, 0), bell), &each, Launch::one_cta(64, 0));
 }
 
 /// Many are equal to others, or to a part of the maximum.
