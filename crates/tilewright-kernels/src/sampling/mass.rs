@@ -48,7 +48,7 @@ numbers! {
 /// Adding it rounds to an integer, which is in the low bits of the sum.
 const ROUND: f32 = 1.5 * (1 << 23) as f32;
 
-/// Scaled temperatures below it are as good as 0: the scaled maximum is at least 1 then, and other scores 2^-25 below it.
+/// Smaller scaled temperatures act as 0: the scaled maximum is at least 1 then, and other scores are at least 2^-25 below it.
 const MIN_DIVISOR: f32 = 1.0 / (1_u128 << 100) as f32;
 
 /// Errors of [`ScaledExp`] beside those of rounding.
@@ -56,7 +56,7 @@ const MIN_DIVISOR: f32 = 1.0 / (1_u128 << 100) as f32;
 pub(super) enum ExpAccuracy {
     /// None: for outputs.
     Full,
-    /// As if `log2(e) / temperature` were rounded to 24 bits: for draws. Saves three instructions per mass.
+    /// As if `log2(e) / temperature` were rounded to 24 bits: for draws, whose masses take three instructions less.
     RoundedTemperature,
 }
 
