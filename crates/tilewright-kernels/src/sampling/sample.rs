@@ -133,8 +133,9 @@ pub fn sample<T: Number>(name: &str, kind: RowKind, of_row: RowCtas) -> Result<K
             k.when_else(
                 drawn,
                 || {
-                    let weights = Weights::new(list, row, ExpAccuracy::RoundedTemperature, &stats, &request);
+                    // before the pass over the row: the stream takes twice the registers of its number
                     let fraction = request.stream.uniform(k);
+                    let weights = Weights::new(list, row, ExpAccuracy::RoundedTemperature, &stats, &request);
                     k.when_else(
                         weights.has_short_list(),
                         || token.set(weights.draw_from_short_list(fraction)),
