@@ -36,6 +36,22 @@ fn top_k_beyond_the_list() {
     }
 }
 
+/// Equal weights end in the middle of a vector, or of the row of a warp.
+#[test]
+fn top_k_of_ties_beyond_the_list() {
+    let ties = |_, i: usize| if i == 0 { 1.0 } else { 0.25 };
+    let of = |row: usize| SamplingParams {
+        top_k: Some(2050 + row as u32 / 2),
+        top_k_ties: [TopKTies::LowestIndex, TopKTies::HighestIndex][row % 2],
+        seed: row as u64,
+        ..SamplingParams::default()
+    };
+    let params: Vec<_> = (0..16).map(of).collect();
+    for vocab in [2100, 2600] {
+        assert_drawn(&Rows::<f32>::new((16, vocab), (0, 0), ties), &params, Launch::one_cta(64, 0));
+    }
+}
+
 /// All elements are in one bucket of the histogram, and the last step over the row is almost full.
 #[test]
 fn top_p_ends_outside_of_the_list() {

@@ -305,24 +305,32 @@ fn reports_the_first_invalid_value() {
     assert!(f32::from_bits(found[2]).is_nan() && f32::from_bits(found[6]) == f32::INFINITY);
 }
 
-/// Rows with one invalid value each, with and without a histogram: at the ends, and in all elements of the vectors of a lane.
-#[test]
-fn finds_an_invalid_value_anywhere() {
-    let ends = [0, 1, 2, 3, 2596, 2599, 2600];
-    let places: Vec<usize> =
-        ends.into_iter().chain((0..16).flat_map(|i| [0, 1, 2, 3].map(|e| 15 + 128 * i + e))).collect();
+/// Asserts that an invalid value is found at each of these places, with and without a histogram.
+fn assert_found(kind: RowKind, value: f32, places: &[usize], (vocab, threads): (usize, u32)) {
     let params: Vec<_> = (0..2 * places.len())
         .map(|row| SamplingParams { top_p: [0.9, 1.0][row % 2], ..SamplingParams::default() })
         .collect();
+    let of = |row: usize, i| if i == places[row / 2] { value } else { bell(row, i).abs() };
+    let rows = Rows::<f32>::new((params.len(), vocab), (1, 0), of);
+    let found = outcomes(&rows, kind, &params, Launch::one_cta(threads, 0));
+    let found: Vec<_> = found.chunks(ROW_OUTCOME_WORDS).map(|row| (row[0], row[1] as usize)).collect();
+    let expected: Vec<_> = (0..params.len()).map(|row| (INVALID_VALUE, places[row / 2])).collect();
+    assert_eq!(found, expected);
+}
+
+/// At the ends, and in all elements of the vectors of a lane, of its first loads and of a full step after them.
+#[test]
+fn finds_an_invalid_value_anywhere() {
+    let of_lane =
+        |first: usize, count| (0..count).flat_map(move |i| [0, 1, 2, 3].map(|e| first + 128 * i + e));
+    let ends = [0, 1, 2, 3, 2596, 2599, 2600];
+    let places: Vec<usize> = ends.into_iter().chain(of_lane(15, 16)).collect();
+    let later: Vec<usize> = of_lane(1024 + 15, 8).collect();
     for (kind, value) in
         [(RowKind::Logits, f32::NAN), (RowKind::Probs, -1.0), (RowKind::Probs, f32::INFINITY)]
     {
-        let of = |row: usize, i| if i == places[row / 2] { value } else { bell(row, i).abs() };
-        let rows = Rows::<f32>::new((params.len(), 2601), (1, 0), of);
-        let found = outcomes(&rows, kind, &params, Launch::one_cta(128, 0));
-        let found: Vec<_> = found.chunks(ROW_OUTCOME_WORDS).map(|row| (row[0], row[1] as usize)).collect();
-        let expected: Vec<_> = (0..params.len()).map(|row| (INVALID_VALUE, places[row / 2])).collect();
-        assert_eq!(found, expected);
+        assert_found(kind, value, &places, (2601, 128));
+        assert_found(kind, value, &later, (4500, 64));
     }
 }
 
