@@ -85,14 +85,19 @@ impl FmaFormat for bf16 {
     }
 }
 
+/// The rounded sum, and what rounding has taken from it (Knuth's TwoSum).
+#[inline(always)]
+fn sum_and_error(a: f64, b: f64) -> (f64, f64) {
+    let sum = a + b;
+    let back = sum - a;
+    (sum, (a - (sum - back)) + (b - back))
+}
+
 /// `a · b + c`, rounded once. The product is exact in f64. The sum is rounded to odd in f32: the last bit records inexactness,
 /// so the final rounding to 16 bits resolves ties correctly.
 #[inline(always)]
 pub(super) fn fma<T: FmaFormat>(a: T, b: T, c: T) -> T {
-    let (product, c) = (a.to_f64() * b.to_f64(), c.to_f64());
-    let sum = product + c;
-    let back = sum - product;
-    let error = (product - (sum - back)) + (c - back);
+    let (sum, error) = sum_and_error(a.to_f64() * b.to_f64(), c.to_f64());
     let near = sum as f32;
     if !near.is_finite() || near == 0.0 || (error == 0.0 && f64::from(near) == sum) {
         return T::from_f32(near);
@@ -108,13 +113,11 @@ pub(super) fn fma<T: FmaFormat>(a: T, b: T, c: T) -> T {
 pub(super) fn fma_down(a: f32, b: f32, c: f32) -> f32 {
     let near = a.mul_add(b, c);
     let (product, addend) = (f64::from(a) * f64::from(b), f64::from(c));
-    let sum = product + addend;
+    let (sum, error) = sum_and_error(product, addend);
     if sum == 0.0 {
         // exact: -0 unless both terms are +0
         return if product.is_sign_positive() && c.is_sign_positive() { 0.0 } else { -0.0 };
     }
-    let back = sum - product;
-    let error = (product - (sum - back)) + (addend - back);
     let is_above = f64::from(near) > sum || (f64::from(near) == sum && error < 0.0);
     if is_above && sum.is_finite() { near.next_down() } else { near }
 }
