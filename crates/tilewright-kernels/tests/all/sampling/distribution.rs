@@ -1,7 +1,7 @@
 //! Distributions equal those of the CPU backend.
 
 use super::{
-    long_rows::params_beyond_the_list,
+    long_rows::{coarse, params_beyond_the_list, params_of_coarse},
     rows::{Both, Rows, bell, requests, run, ties_of_top_k},
     sample::params,
 };
@@ -151,14 +151,9 @@ fn an_invalid_probability_makes_its_row_invalid() {
 
 #[test]
 fn rows_of_probabilities() {
-    // some are equal to others, or to a part of the maximum
-    let weights = |row: usize, i: usize| (bell(row, i) * 4.0).max(0.0).round() / 64.0;
-    let each: Vec<_> = params(20)
-        .into_iter()
-        .map(|request| SamplingParams { temperature: 1.0, min_p: request.min_p * 2.0, ..request })
-        .collect();
+    let each = params_of_coarse(20);
     for vocab in [50, 2500] {
-        let rows = Rows::<f32>::new((20, vocab), (1, 2), weights);
+        let rows = Rows::<f32>::new((20, vocab), (1, 2), coarse);
         assert_distributed::<f32, f32>(&rows, RowKind::Probs, &each, (64, 1));
     }
 }

@@ -73,15 +73,22 @@ fn top_p_ends_outside_of_the_list() {
     assert_drawn(&Rows::<bf16>::new((30, 5116), (0, 0), bell), &each, Launch::one_cta(64, 0));
 }
 
-/// Many are equal to others, or to a part of the maximum.
+/// Probabilities of which many are equal to others, or to a part of the maximum.
+pub(super) fn coarse(row: usize, i: usize) -> f32 {
+    (bell(row, i) * 4.0).max(0.0).round() / 64.0
+}
+
+/// Requests for [`coarse`] rows: temperature 1, and min-p of up to twice that of logits.
+pub(super) fn params_of_coarse(count: usize) -> Vec<SamplingParams> {
+    let of =
+        |request: SamplingParams| SamplingParams { temperature: 1.0, min_p: request.min_p * 2.0, ..request };
+    params(count).into_iter().map(of).collect()
+}
+
 #[test]
 fn probabilities_of_16_bits() {
-    let prob = |row: usize, i: usize| (bell(row, i) * 4.0).max(0.0).round() / 64.0;
-    let params: Vec<_> = params(40)
-        .into_iter()
-        .map(|request| SamplingParams { temperature: 1.0, min_p: request.min_p * 2.0, ..request })
-        .collect();
-    let rows = Rows::<f16>::new((40, 2500), (0, 0), prob);
+    let params = params_of_coarse(40);
+    let rows = Rows::<f16>::new((40, 2500), (0, 0), coarse);
     let mut expected = vec![Ok(0); 40];
     sampling_from_probs(&Cpu::with_threads(1).unwrap(), rows.view(), &params, &mut expected)
         .expect("valid arguments");
