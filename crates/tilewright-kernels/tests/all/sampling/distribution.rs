@@ -2,7 +2,7 @@
 
 use super::{
     long_rows::{coarse, params_beyond_the_list, params_of_coarse},
-    rows::{Both, Rows, bell, requests, run, ties_of_top_k},
+    rows::{Both, Rows, bell, positive, requests, run, ties_of_top_k},
     sample::params,
 };
 use crate::real::{Real, assert_near};
@@ -122,6 +122,7 @@ fn top_k_beyond_the_list() {
     let each = params_beyond_the_list(4);
     assert_distributed::<f32, f32>(&Rows::new((4, 4000), (1, 2), bell), LOGITS, &each, (64, 1));
     assert_distributed::<bf16, f32>(&Rows::new((4, 4000), (0, 0), bell), LOGITS, &each, (64, 0));
+    assert_distributed::<f32, f32>(&Rows::new((4, 4000), (0, 0), positive), RowKind::Probs, &each, (64, 0));
 }
 
 /// The largest element is far above those that each thread reads first, or all elements are in one bucket of the histogram.

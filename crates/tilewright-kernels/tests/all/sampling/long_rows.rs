@@ -1,7 +1,7 @@
 //! Tokens of rows whose filters end outside of the list.
 
 use super::{
-    rows::{Rows, bell},
+    rows::{Both, Rows, bell, positive},
     sample::{Launch, assert_drawn, outcomes, params},
 };
 use half::{bf16, f16};
@@ -33,6 +33,7 @@ fn top_k_beyond_the_list() {
         assert_drawn(&Rows::<f32>::new((12, 4000), (1, 2), bell), &params, launch);
         assert_drawn(&Rows::<bf16>::new((12, 4000), (0, 0), bell), &params, launch);
         assert_drawn(&Rows::<bf16>::new((12, 4000), (0, 0), ties), &params, launch);
+        assert_drawn_from_probs(&Rows::<f32>::new((12, 4000), (0, 0), positive), &params, launch);
     }
 }
 
@@ -85,15 +86,21 @@ pub(super) fn params_of_coarse(count: usize) -> Vec<SamplingParams> {
     params(count).into_iter().map(of).collect()
 }
 
+fn assert_drawn_from_probs<T: Both>(rows: &Rows<T>, params: &[SamplingParams], launch: Launch)
+where
+    for<'a> tilewright::tensor::Data<'a>: From<&'a [T]>,
+{
+    let mut expected = vec![Ok(0); params.len()];
+    sampling_from_probs(&Cpu::with_threads(1).unwrap(), rows.view(), params, &mut expected)
+        .expect("valid arguments");
+    let found = outcomes(rows, RowKind::Probs, params, launch);
+    for ((found, expected), params) in found.chunks(ROW_OUTCOME_WORDS).zip(expected).zip(params) {
+        assert_eq!((found[0], Ok(found[1])), (VALID, expected), "{:?}: {params:?}", rows.shape);
+    }
+}
+
 #[test]
 fn probabilities_of_16_bits() {
-    let params = params_of_coarse(40);
     let rows = Rows::<f16>::new((40, 2500), (0, 0), coarse);
-    let mut expected = vec![Ok(0); 40];
-    sampling_from_probs(&Cpu::with_threads(1).unwrap(), rows.view(), &params, &mut expected)
-        .expect("valid arguments");
-    let found = outcomes(&rows, RowKind::Probs, &params, Launch::one_cta(64, 0));
-    for (found, expected) in found.chunks(ROW_OUTCOME_WORDS).zip(expected) {
-        assert_eq!((found[0], Ok(found[1])), (VALID, expected));
-    }
+    assert_drawn_from_probs(&rows, &params_of_coarse(40), Launch::one_cta(64, 0));
 }
