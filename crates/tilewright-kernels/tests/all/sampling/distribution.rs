@@ -1,7 +1,7 @@
 //! Distributions equal those of the CPU backend.
 
 use super::{
-    long_rows::{coarse, params_beyond_the_list, params_of_coarse},
+    long_rows::{coarse, far_below_zero, params_beyond_the_list, params_far_below_zero, params_of_coarse},
     rows::{Both, Rows, bell, positive, requests, run, ties_of_top_k},
     sample::params,
 };
@@ -123,6 +123,12 @@ fn top_k_beyond_the_list() {
     assert_distributed::<f32, f32>(&Rows::new((4, 4000), (1, 2), bell), LOGITS, &each, (64, 1));
     assert_distributed::<bf16, f32>(&Rows::new((4, 4000), (0, 0), bell), LOGITS, &each, (64, 0));
     assert_distributed::<f32, f32>(&Rows::new((4, 4000), (0, 0), positive), RowKind::Probs, &each, (64, 0));
+}
+
+#[test]
+fn top_k_ends_outside_of_the_list() {
+    let rows = Rows::<f32>::new((1, 16_320), (0, 0), far_below_zero);
+    assert_distributed::<f32, f32>(&rows, LOGITS, &[params_far_below_zero()], (512, 0));
 }
 
 /// The largest element is far above those that each thread reads first, or all elements are in one bucket of the histogram.

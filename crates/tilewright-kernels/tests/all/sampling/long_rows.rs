@@ -53,6 +53,23 @@ fn top_k_of_ties_beyond_the_list() {
     }
 }
 
+/// Logits so far below 0 that the list, which the histogram bounds, lacks the last of the 890 largest.
+pub(super) fn far_below_zero(_: usize, i: usize) -> f32 {
+    -12_000.0 + (i * 7919 % 16_301 % 128) as f32 / 1024.0
+}
+
+/// A request for the 890 largest of [`far_below_zero`].
+pub(super) fn params_far_below_zero() -> SamplingParams {
+    SamplingParams { temperature: 0.6, top_k: Some(890), seed: 3, ..SamplingParams::default() }
+}
+
+#[test]
+fn top_k_ends_outside_of_the_list() {
+    let rows = Rows::<f32>::new((1, 16_320), (0, 0), far_below_zero);
+    let launch = Launch { of_row: RowCtas { ctas: 2, threads: 512 }, seed: 0 };
+    assert_drawn(&rows, &[params_far_below_zero()], launch);
+}
+
 /// All elements are in one bucket of the histogram, and the last step over the row is almost full.
 #[test]
 fn top_p_ends_outside_of_the_list() {
