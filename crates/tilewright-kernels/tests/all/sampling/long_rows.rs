@@ -53,6 +53,22 @@ fn top_k_of_ties_beyond_the_list() {
     }
 }
 
+/// Each row draws the element after the first tie that top-k drops. Rows differ in the place of this tie in a thread's step.
+#[test]
+fn draws_after_the_ties_of_top_k() {
+    let of = |(seed, top_k)| SamplingParams {
+        top_k: Some(top_k),
+        top_k_ties: TopKTies::LowestIndex,
+        seed,
+        ..SamplingParams::default()
+    };
+    let seeds = [82, 7, 10, 3, 42, 15, 9, 121];
+    let ends = [1843, 2751, 2905, 2195, 1691, 1297, 2279, 1949];
+    let each: Vec<_> = seeds.into_iter().zip(ends).map(of).collect();
+    let rows = Rows::<f32>::new((8, 3000), (0, 0), |_, i| [0.25, 0.25, 0.2501][i % 3]);
+    assert_drawn(&rows, &each, Launch::one_cta(64, 0));
+}
+
 /// Logits so far below 0 that the list, which the histogram bounds, lacks the last of the 890 largest.
 pub(super) fn far_below_zero(_: usize, i: usize) -> f32 {
     -12_000.0 + (i * 7919 % 16_301 % 128) as f32 / 1024.0
