@@ -132,6 +132,20 @@ where
     }
 }
 
+/// The largest probabilities are equal. All but one of a row are at the same place of a vector, in two vectors per thread.
+#[test]
+fn top_k_keeps_ties_of_all_threads() {
+    let ties = |row: usize, i: usize| match i {
+        0..480 if i % 8 == row => 1.0,
+        _ if i == 520 + (row + 1) % 8 => 1.0,
+        _ => 0.125,
+    };
+    let of = |seed| SamplingParams { top_k: Some(1), seed, ..SamplingParams::default() };
+    let each: Vec<_> = (0..8).map(of).collect();
+    assert_drawn_from_probs(&Rows::<f16>::new((8, 2500), (0, 0), ties), &each, Launch::one_cta(64, 0));
+    assert_drawn_from_probs(&Rows::<f32>::new((8, 2500), (0, 0), ties), &each, Launch::one_cta(64, 0));
+}
+
 #[test]
 fn probabilities_of_16_bits() {
     let rows = Rows::<f16>::new((40, 2500), (0, 0), coarse);
