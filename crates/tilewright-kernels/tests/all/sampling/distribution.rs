@@ -1,7 +1,9 @@
 //! Distributions equal those of the CPU backend.
 
 use super::{
-    long_rows::{coarse, far_below_zero, params_beyond_the_list, params_far_below_zero, params_of_coarse},
+    long_rows::{
+        coarse, far_below_zero, greedy_rows, params_beyond_the_list, params_far_below_zero, params_of_coarse,
+    },
     rows::{Both, Rows, bell, positive, requests, run, ties_of_top_k},
     sample::params,
 };
@@ -129,6 +131,13 @@ fn top_k_beyond_the_list() {
 fn top_k_ends_outside_of_the_list() {
     let rows = Rows::<f32>::new((1, 16_320), (0, 0), far_below_zero);
     assert_distributed::<f32, f32>(&rows, LOGITS, &[params_far_below_zero()], (512, 0));
+}
+
+#[test]
+fn the_largest_element_is_found_after_the_first_steps() {
+    for (rows, params) in greedy_rows() {
+        assert_distributed::<f32, f32>(&rows, LOGITS, &params, (64, 0));
+    }
 }
 
 /// The largest element is far above those that each thread reads first, or all elements are in one bucket of the histogram.

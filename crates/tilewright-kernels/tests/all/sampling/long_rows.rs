@@ -86,6 +86,24 @@ fn top_k_ends_outside_of_the_list() {
     assert_drawn(&rows, &[params_far_below_zero()], launch);
 }
 
+/// Rows with the largest element in each vector of an almost full last step, and one with it after 1,024 vectors of a warp.
+pub(super) fn greedy_rows() -> [(Rows<f32>, Vec<SamplingParams>); 2] {
+    let greedy = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
+    let of = |vocab, places: &[usize]| {
+        let rows = Rows::new((places.len(), vocab), (0, 0), |row, i| f32::from(i == places[row]));
+        (rows, vec![greedy; places.len()])
+    };
+    let last_step: Vec<usize> = (0..8).map(|i| 4 * (773 + 32 * i) + i % 4).collect();
+    [of(4080, &last_step), of(9000, &[4402])]
+}
+
+#[test]
+fn the_largest_element_is_found_after_the_first_steps() {
+    for (rows, params) in greedy_rows() {
+        assert_drawn(&rows, &params, Launch::one_cta(64, 0));
+    }
+}
+
 /// All elements are in one bucket of the histogram, and the last step over the row is almost full.
 #[test]
 fn top_p_ends_outside_of_the_list() {
