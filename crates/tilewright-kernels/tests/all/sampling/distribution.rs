@@ -101,7 +101,7 @@ fn filters_that_need_other_passes() {
 #[test]
 fn top_k_ends_anywhere_in_a_vector() {
     let falling = |_, i: usize| (i / 16) as f32 * -0.125; // one warp holds all of the largest
-    let ties = |_, i: usize| if i == 0 { 1.0 } else { 0.25 };
+    let ties = |row: usize, i: usize| [1.0, 0.25, 0.25][(i + row / 2) % 3];
     let of = |row: usize, top_k: u32| SamplingParams {
         top_k: Some(top_k + row as u32 / 2),
         top_k_ties: [TopKTies::LowestIndex, TopKTies::HighestIndex][row % 2],
