@@ -72,8 +72,20 @@ fn rows_of_all_lengths() {
     let each: Vec<_> = each.iter().copied().take(8).chain((0..4).map(many)).collect();
     assert_distributed::<f32, f32>(&Rows::new((12, 5116), (0, 0), bell), LOGITS, &each, (64, 0));
     assert_distributed::<bf16, f32>(&Rows::new((12, 5116), (0, 0), bell), LOGITS, &each, (64, 0));
+}
+
+/// Of two rows, the second is invalid. Results are aligned or not.
+#[test]
+fn invalid_rows_become_nan() {
     let invalid = |row: usize, i: usize| if row + i == 3000 { f32::NAN } else { bell(row, i) };
-    assert_distributed::<f32, f32>(&Rows::new((2, 3000), (0, 0), invalid), LOGITS, &each[..2], (64, 0));
+    let each = [SamplingParams::default(); 2];
+    let (single, half) = (Rows::new((2, 3000), (0, 0), invalid), Rows::new((2, 3000), (0, 0), invalid));
+    for gap in [0, 5] {
+        assert_distributed::<f32, f32>(&single, LOGITS, &each, (64, gap));
+        assert_distributed::<f32, f16>(&single, LOGITS, &each, (64, gap));
+        assert_distributed::<bf16, f32>(&half, LOGITS, &each, (64, gap));
+        assert_distributed::<bf16, bf16>(&half, LOGITS, &each, (64, gap));
+    }
 }
 
 /// A list whose bound is found by digits; one that overflows; a threshold below the counted buckets; weights at the
