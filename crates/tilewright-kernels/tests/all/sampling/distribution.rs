@@ -152,6 +152,15 @@ fn the_largest_element_is_found_after_the_first_steps() {
     }
 }
 
+/// The elements that each thread reads first are far below the others, so that few elements are listed for top-p.
+#[test]
+fn top_p_ends_in_a_short_list() {
+    let late = |row, i: usize| bell(row, i) - if i % 2304 < 1024 { 26.0 } else { 0.0 };
+    let of = |row: usize| SamplingParams { top_p: 0.05 + row as f32 * 0.055, ..SamplingParams::default() };
+    let each: Vec<_> = (0..16).map(of).collect();
+    assert_distributed::<f32, f32>(&Rows::new((16, 4500), (0, 0), late), LOGITS, &each, (64, 0));
+}
+
 /// The largest element is far above those that each thread reads first, or all elements are in one bucket of the histogram.
 #[test]
 fn top_p_ends_outside_of_the_list() {
