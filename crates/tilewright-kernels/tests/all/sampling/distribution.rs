@@ -88,7 +88,7 @@ fn invalid_rows_become_nan() {
     }
 }
 
-/// A list whose bound is found by digits; one that overflows; a threshold below the counted buckets; weights at the
+/// A list whose bound is found by digits; one that overflows; thresholds below the counted buckets; weights at the
 /// bound of min-p; top-p among more ties of top-k than the list holds.
 #[test]
 fn filters_that_need_other_passes() {
@@ -101,6 +101,9 @@ fn filters_that_need_other_passes() {
     let nearly_all = SamplingParams { top_p: 0.999, ..plain };
     let tail = |_, i: usize| if i == 4000 { 0.0 } else { -13.0 - (i % 7) as f32 * 1e-3 };
     assert_distributed::<f32, f32>(&Rows::new((1, 5003), (1, 1), tail), LOGITS, &[nearly_all], (128, 0));
+    let deep = |_, i: usize| if i == 40 { 0.0 } else { -17.5 - (i % 7) as f32 * 1e-3 };
+    let thousand = SamplingParams { top_k: Some(1000), ..plain };
+    assert_distributed::<f32, f32>(&Rows::new((1, 5003), (1, 1), deep), LOGITS, &[thousand], (64, 0));
     let half = SamplingParams { min_p: 0.5, ..plain };
     let weights =
         |_, i: usize| [0.0, 0.125, 0.25, 0.5, 1.0][i % 7 % 5] * if i % 50 < 10 { 1.0 } else { 0.25 };
