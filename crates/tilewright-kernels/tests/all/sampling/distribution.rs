@@ -112,6 +112,15 @@ fn filters_that_need_other_passes() {
     assert_distributed::<f32, f32>(&Rows::new((1, 3100), (1, 0), ties_of_top_k), LOGITS, &[of_ties], (64, 0));
 }
 
+/// As many elements are listed as can be ranked by counting.
+#[test]
+fn top_k_ends_in_a_full_ranking() {
+    let falling = |_, i: usize| if i.is_multiple_of(4) { i as f32 * -1e-3 } else { -50.0 };
+    let each =
+        [SamplingParams { top_k: Some(254), top_k_ties: TopKTies::LowestIndex, ..SamplingParams::default() }];
+    assert_distributed::<f32, f32>(&Rows::new((1, 4096), (0, 0), falling), LOGITS, &each, (1024, 0));
+}
+
 /// Ties at the end of top-k in all elements of a vector: in a list, and among more elements than a list holds.
 #[test]
 fn top_k_ends_anywhere_in_a_vector() {
