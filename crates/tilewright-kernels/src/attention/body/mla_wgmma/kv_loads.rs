@@ -11,7 +11,6 @@ use crate::attention::{
     items::{NONE, WorkItemRegs},
     params::KvLayout,
 };
-use crate::tile::SharedTile;
 use std::ops::Range;
 use tilewright_ptx::{build::Value, isa::sync::Fence};
 
@@ -70,19 +69,15 @@ impl<'k> MlaProducer<'_, 'k> {
             };
             barriers.iter().enumerate().for_each(expect);
         });
-        let load = |tile: SharedTile<'k>| {
+        k.when(self.has_part(), || {
             for (at, panels) in barriers.iter().enumerate() {
                 let full = shared.full(n, half, at);
                 for panel in panels.clone() {
                     let (map, column) = self.column(panel);
-                    let to = tile.panels(panel..panel + 1);
+                    let to = tile.panels(panel..panel + 1).with_policy(self.policy);
                     to.load_columns(k, shared.maps[map], (k.constant(column as u32), &corner), full);
                 }
             }
-        };
-        k.when(self.has_part(), || {
-            // a policy of normal evictions would be slower than none
-            k.when_else(item.partial.ne(NONE), || load(tile.with_policy(self.policy)), || load(tile));
         });
     }
 

@@ -54,7 +54,7 @@ pub(super) struct MlaProducer<'c, 'k> {
     pub(super) pending: Var<'k, bool>,
     /// This lane's word of the next item, in warp 0.
     words: Var<'k, u32>,
-    /// The L2 cache policy of keys of items with partial states, so that the states stay there until they are merged.
+    /// The L2 cache policy of keys, so that partial states stay there until they are merged.
     pub(super) policy: CachePolicy<'k>,
 }
 
