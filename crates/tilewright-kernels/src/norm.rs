@@ -252,8 +252,7 @@ impl<'k> RowNorm<'k> {
             k.repeat((k.thread(), chunks), LONG_ROW_THREADS, |i| {
                 sum.set(load(i).into_iter().fold(sum.get(), |sum, x| term(x, sum)));
             });
-            let memory = (memory, LONG_ROW_THREADS);
-            reduce::over_cta(k, memory, sum.get(), |x| reduce::warp_sum(x), |a, b| a + b)
+            reduce::over_cta(memory, LONG_ROW_THREADS, sum.get(), |x| reduce::warp_sum(x), |a, b| a + b)
         };
         let mean = self.mean_memory.map(|memory| reduce(memory, &|x, sum| x + sum) * self.params.inverse);
         let centered = |x: Value<'k, f32>| mean.map_or(x, |mean| x - mean);

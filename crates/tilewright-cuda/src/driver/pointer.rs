@@ -74,7 +74,8 @@ impl Context {
     pub unsafe fn memory_at(
         &self,
         what: &str,
-        (address, bytes): (u64, usize),
+        address: u64,
+        bytes: usize,
         owner: Option<Arc<dyn Any + Send + Sync>>,
     ) -> Result<DeviceMemory> {
         self.check_pointer(what, address, bytes)?;

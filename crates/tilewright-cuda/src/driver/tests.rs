@@ -106,19 +106,19 @@ fn memory_of_the_caller_is_checked_by_the_driver() {
     let Some(context) = context() else { return };
     let stream = context.stream().expect("a stream");
     let memory = stream.allocate(4096).expect("memory");
-    let at = |range| {
+    let at = |address, bytes| {
         // SAFETY: the driver finds `memory` there, which outlives the result.
-        unsafe { context.memory_at("q", range, None) }
+        unsafe { context.memory_at("q", address, bytes, None) }
     };
-    let found = at((memory.address() + 256, 3840)).expect("it is there");
+    let found = at(memory.address() + 256, 3840).expect("it is there");
     assert_eq!((found.address(), found.bytes()), (memory.address() + 256, 3840));
     assert_eq!(found.device() as usize, context.ordinal());
     let on_host = [0_u8; 64];
-    for (range, expected) in [
-        ((on_host.as_ptr() as u64, 64), "is not memory of GPU 0"),
-        ((memory.address() + 256, usize::MAX >> 1), "are needed"),
+    for (address, bytes, expected) in [
+        (on_host.as_ptr() as u64, 64, "is not memory of GPU 0"),
+        (memory.address() + 256, usize::MAX >> 1, "are needed"),
     ] {
-        let error = at(range).expect_err("no such memory").to_string();
+        let error = at(address, bytes).expect_err("no such memory").to_string();
         assert!(error.starts_with("q: pointer 0x") && error.contains(expected), "{error}");
     }
 }

@@ -144,13 +144,7 @@ impl<'k> PageUpdate<'k> {
             max_magnitude.set(max_magnitude.get().max(finite.select(magnitude, 0.0)));
         });
         let memory = self.k.shared("largest", THREADS as usize / 32, 4);
-        reduce::over_cta(
-            self.k,
-            (memory, THREADS),
-            max_magnitude.get(),
-            |x| reduce::warp_max(x),
-            |a, b| a.max(b),
-        )
+        reduce::over_cta(memory, THREADS, max_magnitude.get(), |x| reduce::warp_max(x), |a, b| a.max(b))
     }
 
     /// Requantizes the tokens in the page to another scale.

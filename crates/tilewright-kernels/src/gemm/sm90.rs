@@ -157,8 +157,8 @@ impl<'k> Sm90Cta<'k> {
                     let full = cursor.fill(self.x.bytes() + self.weight.bytes());
                     let depth = step * DEPTH as u32;
                     let [x_map, weight_map] = self.maps;
-                    self.x.stage(cursor.stage()).load_columns(k, x_map, (depth, &[row]), full);
-                    self.weight.stage(cursor.stage()).load_columns(k, weight_map, (depth, &[column]), full);
+                    self.x.stage(cursor.stage()).load_columns(x_map, depth, &[row], full);
+                    self.weight.stage(cursor.stage()).load_columns(weight_map, depth, &[column], full);
                     cursor.advance();
                 });
             });

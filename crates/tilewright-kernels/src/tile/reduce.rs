@@ -1,6 +1,6 @@
 //! Sums and maxima over lanes and warps.
 
-use tilewright_ptx::build::{Builder, Shared, Value};
+use tilewright_ptx::build::{Shared, Value};
 
 /// Maximum over four adjacent lanes; the same in all four.
 #[track_caller]
@@ -39,13 +39,13 @@ pub(crate) fn warp_max(x: Value<'_, f32>) -> Value<'_, f32> {
 /// all threads. `memory` holds one value per warp; synchronize before reusing it.
 #[track_caller]
 pub(crate) fn over_cta<'k>(
-    k: &'k Builder,
-    (memory, threads): (Shared<'k, f32>, u32),
+    memory: Shared<'k, f32>,
+    threads: u32,
     x: Value<'k, f32>,
     reduce_warp: impl Fn(Value<'k, f32>) -> Value<'k, f32>,
     combine: impl Fn(Value<'k, f32>, Value<'k, f32>) -> Value<'k, f32>,
 ) -> Value<'k, f32> {
-    let warp_value = reduce_warp(x);
+    let (k, warp_value) = (x.builder(), reduce_warp(x));
     let (thread, warps) = (k.thread(), threads / 32);
     if warps == 1 {
         return warp_value;

@@ -75,7 +75,7 @@ impl RowPartition {
             rows => (k.cta() * rows + k.thread() / self.threads, k.thread() % self.threads),
         };
         let (row, thread) = (row.named("row"), thread.named("thread_of_row"));
-        let place = |in_rows| RowPlace { k, rows: self, row, thread, in_rows, chunks };
+        let place = |in_rows| RowPlace { rows: self, row, thread, in_rows, chunks };
         match self.threads.is_multiple_of(32) {
             true => k.when(row.lt(rows), || body(place(k.constant(true)))),
             false => body(place(row.lt(rows))),
@@ -86,7 +86,6 @@ impl RowPartition {
 /// Row of a thread, and its chunks there.
 #[derive(Debug, Clone, Copy)]
 pub struct RowPlace<'k> {
-    k: &'k Builder,
     rows: RowPartition,
     /// Row index, may be out of range.
     pub row: Value<'k, u32>,
@@ -123,7 +122,7 @@ impl<'k> RowPlace<'k> {
     pub fn sum(self, memory: Shared<'k, f32>, x: Value<'k, f32>) -> Value<'k, f32> {
         let threads = self.rows.threads;
         if threads > 32 {
-            return reduce::over_cta(self.k, (memory, threads), x, |x| reduce::warp_sum(x), |a, b| a + b);
+            return reduce::over_cta(memory, threads, x, |x| reduce::warp_sum(x), |a, b| a + b);
         }
         let masks = (0..5).rev().map(|bit| 1 << bit).filter(|mask| *mask < threads);
         masks.fold(x, |x, mask: u32| x + x.shuffle_xor(mask))

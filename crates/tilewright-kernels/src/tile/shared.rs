@@ -75,20 +75,21 @@ impl<'k, T: Stored> SharedTile<'k, T> {
     /// Loads the tile through a tensor map in boxes of one panel. `corner` are the coordinates of its first row,
     /// without the innermost. The barrier must expect [`SharedTile::bytes`].
     #[track_caller]
-    pub fn load(self, k: &'k Builder, map: Value<'k, u64>, corner: &[Value<'k, u32>], barrier: Barrier<'k>) {
-        let _line = k.at_line(Location::caller());
-        self.load_columns(k, map, (k.constant(0), corner), barrier);
+    pub fn load(self, map: Value<'k, u64>, corner: &[Value<'k, u32>], barrier: Barrier<'k>) {
+        let _line = map.builder().at_line(Location::caller());
+        self.load_columns(map, map.builder().constant(0), corner, barrier);
     }
 
     /// [`SharedTile::load`] from tensor column `column` on.
     #[track_caller]
     pub fn load_columns(
         self,
-        k: &'k Builder,
         map: Value<'k, u64>,
-        (column, corner): (Value<'k, u32>, &[Value<'k, u32>]),
+        column: Value<'k, u32>,
+        corner: &[Value<'k, u32>],
         barrier: Barrier<'k>,
     ) {
+        let k = map.builder();
         let _line = k.at_line(Location::caller());
         for panel in 0..self.columns / PANEL {
             let coordinates = [&[column + (panel * PANEL) as u32], corner].concat();

@@ -27,7 +27,8 @@ impl Exec<'_, '_> {
     /// Checks a bulk copy's size and addresses and splits it into chunks.
     fn bulk_chunks(
         &mut self,
-        (shared, global): (u64, u64),
+        shared: u64,
+        global: u64,
         bytes: u64,
         lane: usize,
     ) -> Result<Vec<ChunkSpec>, FaultCause> {
@@ -55,7 +56,7 @@ impl Exec<'_, '_> {
         let barriers = self.addresses(operands, 5, false);
         for lane in self.active() {
             let bytes = self.operand(operands, 4)[lane];
-            let chunks = self.bulk_chunks((shared[lane], global[lane]), bytes, lane)?;
+            let chunks = self.bulk_chunks(shared[lane], global[lane], bytes, lane)?;
             let barrier = self.find_mbarrier(barriers[lane], lane)?;
             self.start_load(&chunks, barrier, lane)?;
         }

@@ -74,8 +74,9 @@ pub fn log_softmax(logits: &[f64]) -> Vec<f64> {
 /// Repetition, presence and frequency penalties of one row, token by token.
 pub fn penalised(
     logits: &[f64],
-    (prompt, output): (&[u32], &[u32]),
-    (repetition, presence, frequency): (f64, f64, f64),
+    prompt: &[u32],
+    output: &[u32],
+    [repetition, presence, frequency]: [f64; 3],
 ) -> Vec<f64> {
     let penalise = |(token, &logit): (usize, &f64)| {
         let of = |list: &[u32]| list.iter().filter(|&&t| t as usize == token).count();

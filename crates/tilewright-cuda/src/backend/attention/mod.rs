@@ -236,7 +236,7 @@ impl<M: Machine> RunContext<'_, M> {
         let selected = self.select_many_rows(params)?;
         Ok(selected.map(|(function, config)| {
             let box_rows = config.box_rows(params);
-            let map = |tensor, view| tensor_map((tensor, view), params, box_rows);
+            let map = |tensor, (view, _)| tensor_map(tensor, &view, params, box_rows);
             let maps = [map(params.k, self.inputs.k()), map(params.v, self.inputs.v())];
             let ctas = runs.count.min(self.gpu.limits.multiprocessors);
             let ticket = runs.ticket;
@@ -328,17 +328,13 @@ fn window(mask: Mask) -> (u32, u32) {
 
 /// The tensor maps of both parts of latent keys.
 fn mla_maps(inputs: &Inputs<'_>, params: &AttentionParams, box_rows: u32) -> [TensorMap; 2] {
-    let map = |tensor, view| tensor_map((tensor, view), params, box_rows);
+    let map = |tensor, (view, _): (View<'_>, KvStrides)| tensor_map(tensor, &view, params, box_rows);
     let (pe, view) = (params.pe.unwrap_or_default(), inputs.k_pe().unwrap_or_else(|| inputs.k()));
     [map(params.k, inputs.k()), map(pe.k, view)]
 }
 
 /// The tensor map of keys or values.
-fn tensor_map(
-    (tensor, (view, _)): (CacheTensor, (View<'_>, KvStrides)),
-    params: &AttentionParams,
-    box_rows: u32,
-) -> TensorMap {
+fn tensor_map(tensor: CacheTensor, view: &View<'_>, params: &AttentionParams, box_rows: u32) -> TensorMap {
     let dim = view.shape().last().copied().unwrap_or(1);
     let heads = (params.qo_heads / params.group.max(1)) as usize;
     // pages times slots, or the tokens of a ragged tensor

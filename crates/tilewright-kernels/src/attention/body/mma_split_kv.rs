@@ -323,7 +323,7 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
         let keys = self.key_range(stage);
         let item = self.current.load();
         let of_row = row.min(item.qo_len * self.cta.params.group.by - 1);
-        let word = visible_mask((self.cta, &item), of_row, self.rows.visible_range(row), keys);
+        let word = visible_mask(self.cta, &item, of_row, self.rows.visible_range(row), keys);
         let word = self.hooks.visible_mask((self.cta, &item), row, keys, word).low();
         let own = k.lane() >> 2;
         for (to, row) in words.iter().flatten().zip((0..).step_by(8)) {

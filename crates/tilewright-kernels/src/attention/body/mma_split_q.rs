@@ -302,8 +302,7 @@ impl<'c, 'k> SplitQBody<'c, 'k> {
             let item = self.current.load();
             let row =
                 (self.current.first_row().load() + thread).min(item.qo_len * self.cta.params.group.by - 1);
-            let word =
-                visible_mask((self.cta, &item), row, self.rows.visible_range(thread), key_range(first));
+            let word = visible_mask(self.cta, &item, row, self.rows.visible_range(thread), key_range(first));
             let word = self.hooks.visible_mask((self.cta, &item), thread, key_range(first), word);
             self.visible.at(thread).store(word);
         });

@@ -11,13 +11,15 @@ pub(crate) struct KeyRange<'k> {
     pub(crate) width: u32,
 }
 
-/// The visible mask of row `row` of the item, which sees keys, or positions in block-sparse attention, `from..to`.
+/// The visible mask of row `row` of the item, which sees keys, or positions in block-sparse attention, of `range`, without its end.
 pub(crate) fn visible_mask<'k>(
-    (cta, item): (&MmaCta<'k>, &WorkItemRegs<'k>),
+    cta: &MmaCta<'k>,
+    item: &WorkItemRegs<'k>,
     row: Value<'k, u32>,
-    (from, to): (Value<'k, i32>, Value<'k, i32>),
+    range: (Value<'k, i32>, Value<'k, i32>),
     keys: KeyRange<'k>,
 ) -> Value<'k, u64> {
+    let (from, to) = range;
     let (k, blocks) = (cta.k, cta.is_blocks());
     let first = keys.first.reinterpret::<i32>();
     let local = |at: Value<'k, i32>| low_bits(k, (at - first).max(0).reinterpret());

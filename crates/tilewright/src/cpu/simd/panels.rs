@@ -116,26 +116,26 @@ fn multiply_tile<S: Simd, F: PanelFormat>(simd: S, mut tile: TileTask<'_>) {
         }
         let mut row = 0;
         while row < tile.x.len() {
-            let (at, rest) = ((row, inputs.clone()), tile.x.len() - row);
+            let (inputs, rest) = (inputs.clone(), tile.x.len() - row);
             let block = &mut tile;
             // constant conditions: the compiler drops the forms of other sets
             row += if const { S::LANES == 16 } {
                 match rest {
-                    1 => multiply_blocks::<S, F, 1, 4>(simd, block, at),
-                    2 => multiply_blocks::<S, F, 2, 4>(simd, block, at),
-                    3 => multiply_blocks::<S, F, 3, 4>(simd, block, at),
-                    4 => multiply_blocks::<S, F, 4, 4>(simd, block, at),
-                    5 => multiply_blocks::<S, F, 5, 2>(simd, block, at),
-                    6 => multiply_blocks::<S, F, 6, 2>(simd, block, at),
-                    7 => multiply_blocks::<S, F, 7, 2>(simd, block, at),
-                    _ => multiply_blocks::<S, F, 8, 2>(simd, block, at),
+                    1 => multiply_blocks::<S, F, 1, 4>(simd, block, row, inputs),
+                    2 => multiply_blocks::<S, F, 2, 4>(simd, block, row, inputs),
+                    3 => multiply_blocks::<S, F, 3, 4>(simd, block, row, inputs),
+                    4 => multiply_blocks::<S, F, 4, 4>(simd, block, row, inputs),
+                    5 => multiply_blocks::<S, F, 5, 2>(simd, block, row, inputs),
+                    6 => multiply_blocks::<S, F, 6, 2>(simd, block, row, inputs),
+                    7 => multiply_blocks::<S, F, 7, 2>(simd, block, row, inputs),
+                    _ => multiply_blocks::<S, F, 8, 2>(simd, block, row, inputs),
                 }
             } else {
                 match rest {
-                    1 => multiply_blocks::<S, F, 1, 4>(simd, block, at),
-                    2 => multiply_blocks::<S, F, 2, 4>(simd, block, at),
-                    3 => multiply_blocks::<S, F, 3, 2>(simd, block, at),
-                    _ => multiply_blocks::<S, F, 4, 2>(simd, block, at),
+                    1 => multiply_blocks::<S, F, 1, 4>(simd, block, row, inputs),
+                    2 => multiply_blocks::<S, F, 2, 4>(simd, block, row, inputs),
+                    3 => multiply_blocks::<S, F, 3, 2>(simd, block, row, inputs),
+                    _ => multiply_blocks::<S, F, 4, 2>(simd, block, row, inputs),
                 }
             };
         }
@@ -161,7 +161,8 @@ fn add_unfused(tile: &mut TileTask<'_>, inputs: Range<usize>) {
 fn multiply_blocks<S: Simd, F: PanelFormat, const ROWS: usize, const REGISTERS: usize>(
     simd: S,
     tile: &mut TileTask<'_>,
-    (row, inputs): (usize, Range<usize>),
+    row: usize,
+    inputs: Range<usize>,
 ) -> usize {
     let vectors = PANEL_FEATURES / S::LANES;
     let (blocks, next) = (tile.weight.matrix.tile(tile.weight.index), tile.following);

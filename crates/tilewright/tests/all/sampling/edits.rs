@@ -105,8 +105,7 @@ const PENALTIES: [Penalties; 6] = [
 ];
 
 fn exactly(logits: &[f64], lists: &(Vec<u32>, Vec<u32>), p: &Penalties) -> Vec<f64> {
-    let numbers = (f64::from(p.repetition), f64::from(p.presence), f64::from(p.frequency));
-    penalised(logits, (&lists.0, &lists.1), numbers)
+    penalised(logits, &lists.0, &lists.1, [p.repetition, p.presence, p.frequency].map(f64::from))
 }
 
 fn penalties_follow_their_formulas_from_tokens_and_from_counts<B: Backend>(backends: &[B]) {

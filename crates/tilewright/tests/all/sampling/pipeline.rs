@@ -213,7 +213,7 @@ fn a_whole_pipeline_draws_from_the_exact_distribution<B: Backend>(backends: &[B]
         };
 
         let wide: Vec<f64> = values.iter().map(|&v| f64::from(v)).collect();
-        let mut exact = penalised(&wide, lists, (f64::from(1.3f32), f64::from(0.4f32), f64::from(0.2f32)));
+        let mut exact = penalised(&wide, lists.0, lists.1, [1.3_f32, 0.4, 0.2].map(f64::from));
         [5, 31, 39].iter().for_each(|&t: &usize| exact[t] = f64::NEG_INFINITY);
         let probs = exact_softmax(&exact, 1.2);
         let top_k = Filters { top_k: Some(20), ties: TopKTies::LowestIndex, ..Filters::default() };

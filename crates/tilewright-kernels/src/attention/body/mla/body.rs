@@ -223,7 +223,7 @@ impl<'c, 'k> MlaBody<'c, 'k> {
             let item = self.current.load();
             let row = (self.current.first_row().load() + thread).min(self.current.rows() - 1);
             let keys = KeyRange { first, width: self.layout.keys as u32 };
-            let word = visible_mask((self.cta, &item), row, self.rows.visible_range(thread), keys);
+            let word = visible_mask(self.cta, &item, row, self.rows.visible_range(thread), keys);
             self.visible.at(thread).store(word);
         });
     }

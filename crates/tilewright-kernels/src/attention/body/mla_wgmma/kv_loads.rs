@@ -75,7 +75,7 @@ impl<'k> MlaProducer<'_, 'k> {
                 for panel in panels.clone() {
                     let (map, column) = self.column(panel);
                     let to = tile.panels(panel..panel + 1).with_policy(self.policy);
-                    to.load_columns(k, shared.maps[map], (k.constant(column as u32), &corner), full);
+                    to.load_columns(shared.maps[map], k.constant(column as u32), &corner, full);
                 }
             }
         });

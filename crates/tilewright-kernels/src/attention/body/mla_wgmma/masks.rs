@@ -28,7 +28,7 @@ impl<'k> MlaConsumer<'_, 'k> {
                 let item = current.load();
                 let row = (self.shared.first_row() + thread).min(current.rows() - 1);
                 let keys = KeyRange { first, width: KEYS as u32 };
-                let word = visible_mask((cta, &item), row, self.rows.visible_range(thread), keys);
+                let word = visible_mask(cta, &item, row, self.rows.visible_range(thread), keys);
                 self.visible().at(thread).store(word);
             });
             self.sync(0);

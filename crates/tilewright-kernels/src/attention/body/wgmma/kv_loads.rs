@@ -74,7 +74,7 @@ impl<'k> Producer<'_, 'k> {
                 k.when(self.has_part(0), || {
                     let (page, slot) = self.location(item, at, 0);
                     let map = shared.maps[tensor as usize];
-                    stage.from_row(self.part_begin[0]).load(k, map, &[slot, item.kv_head, page], full);
+                    stage.from_row(self.part_begin[0]).load(map, &[slot, item.kv_head, page], full);
                 });
             },
         );

@@ -76,7 +76,7 @@ impl<'k> WgmmaCta<'k> {
         let word = self.k.var::<u64>("visible", 0);
         // the end of a tile may begin after the last key, where there are no mask bits
         self.k.when(keys.first.lt(item.kv_end), || {
-            word.set(hook(visible_mask((&self.cta, item), row, (from, to), keys)));
+            word.set(hook(visible_mask(&self.cta, item, row, (from, to), keys)));
         });
         word
     }
