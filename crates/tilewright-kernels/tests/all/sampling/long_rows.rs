@@ -150,7 +150,8 @@ where
     }
 }
 
-/// The largest probabilities are equal. All but one of a row are at the same place of a vector, in two vectors per thread.
+/// The largest probabilities are equal. All but one of a row are at the same place of a vector, in two vectors per thread; or a
+/// thread has another vector of them after 1,024 vectors of its warp.
 #[test]
 fn top_k_keeps_ties_of_all_threads() {
     let ties = |row: usize, i: usize| match i {
@@ -162,6 +163,8 @@ fn top_k_keeps_ties_of_all_threads() {
     let each: Vec<_> = (0..8).map(of).collect();
     assert_drawn_from_probs(&Rows::<f16>::new((8, 2500), (0, 0), ties), &each, Launch::one_cta(64, 0));
     assert_drawn_from_probs(&Rows::<f32>::new((8, 2500), (0, 0), ties), &each, Launch::one_cta(64, 0));
+    let distant = |_, i: usize| if i % 4096 < 4 { 1.0 } else { 0.125 };
+    assert_drawn_from_probs(&Rows::<f32>::new((8, 9000), (0, 0), distant), &each, Launch::one_cta(64, 0));
 }
 
 #[test]
