@@ -168,6 +168,14 @@ fn top_k_keeps_ties_of_all_threads() {
 }
 
 #[test]
+fn min_p_keeps_weights_at_its_bound() {
+    let weights = |_, i: usize| [1.0, 0.5, 0.25][i % 3];
+    let of = |seed| SamplingParams { min_p: 0.5, seed, ..SamplingParams::default() };
+    let each: Vec<_> = (0..8).map(of).collect();
+    assert_drawn_from_probs(&Rows::<f32>::new((8, 48), (0, 0), weights), &each, Launch::one_cta(64, 0));
+}
+
+#[test]
 fn probabilities_of_16_bits() {
     let rows = Rows::<f16>::new((40, 2500), (0, 0), coarse);
     assert_drawn_from_probs(&rows, &params_of_coarse(40), Launch::one_cta(64, 0));
