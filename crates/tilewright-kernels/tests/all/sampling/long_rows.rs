@@ -175,6 +175,30 @@ fn min_p_keeps_weights_at_its_bound() {
     assert_drawn_from_probs(&Rows::<f32>::new((8, 48), (0, 0), weights), &each, Launch::one_cta(64, 0));
 }
 
+/// Top-p ends among equal logits, at one place of the vectors of a warp's last step or of the step before, and each row draws one of
+/// them. The list has only the larger logits, all of another warp: the histogram misses them, because they are far above the first
+/// loads.
+fn assert_drawn_where_top_p_ends<T: Both>()
+where
+    for<'a> tilewright::tensor::Data<'a>: From<&'a [T]>,
+{
+    let size = 16 / size_of::<T>();
+    let logit = |row: usize, i: usize| match i {
+        1024.. if i < 1024 + 32 * size && i.is_multiple_of(size) => 0.0,
+        4608.. if i % 8 == row % 8 && (i < 4864) == (row < 8) => -0.0625,
+        _ => -20.0,
+    };
+    let of = |seed| SamplingParams { top_p: 0.99, seed, ..SamplingParams::default() };
+    let each = [1, 3, 5, 7, 9, 10, 11, 18, 19, 20, 22, 24, 29, 32, 33, 34].map(of);
+    assert_drawn(&Rows::<T>::new((16, 5112), (0, 8), logit), &each, Launch::one_cta(64, 0));
+}
+
+#[test]
+fn draws_where_top_p_ends() {
+    assert_drawn_where_top_p_ends::<f32>();
+    assert_drawn_where_top_p_ends::<bf16>();
+}
+
 #[test]
 fn probabilities_of_16_bits() {
     let rows = Rows::<f16>::new((40, 2500), (0, 0), coarse);
