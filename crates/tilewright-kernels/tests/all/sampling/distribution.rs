@@ -2,7 +2,8 @@
 
 use super::{
     long_rows::{
-        coarse, far_below_zero, greedy_rows, params_beyond_the_list, params_far_below_zero, params_of_coarse,
+        at_the_upper_limit, coarse, far_below_zero, greedy_rows, params_beyond_the_list,
+        params_far_below_zero, params_of_coarse,
     },
     rows::{Both, Rows, bell, positive, requests, run, ties_of_top_k},
     sample::params,
@@ -164,17 +165,11 @@ fn the_largest_element_is_found_after_the_first_steps() {
     }
 }
 
-/// Many weights are in the bucket of the threshold, and others equal the limit from which on weights are not listed.
 #[test]
 fn weights_at_the_upper_limit_of_the_list() {
-    const BUCKET: u32 = 360_448; // bits of f32
-    let weight = |_, i: usize| match i % 13 {
-        0..3 => f32::from_bits(2933 * BUCKET + i as u32 * 37 % 128 * 1024),
-        3 => f32::from_bits(2933 * BUCKET + BUCKET / 8 * 5),
-        _ => 0.001,
-    };
     let each = [0.5, 0.6].map(|top_p| SamplingParams { top_p, ..SamplingParams::default() });
-    assert_distributed::<f32, f32>(&Rows::new((2, 2800), (0, 0), weight), RowKind::Probs, &each, (64, 0));
+    let rows = Rows::<f32>::new((2, 2800), (0, 0), at_the_upper_limit);
+    assert_distributed::<f32, f32>(&rows, RowKind::Probs, &each, (64, 0));
 }
 
 /// The elements that each thread reads first are far below the others, so that few elements are listed for top-p.

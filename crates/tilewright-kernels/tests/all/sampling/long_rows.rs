@@ -175,6 +175,28 @@ fn min_p_keeps_weights_at_its_bound() {
     assert_drawn_from_probs(&Rows::<f32>::new((8, 48), (0, 0), weights), &each, Launch::one_cta(64, 0));
 }
 
+/// Weights of which many are in the bucket of the threshold; others equal the limit from which on weights are not listed.
+pub(super) fn at_the_upper_limit(_: usize, i: usize) -> f32 {
+    const BUCKET: u32 = 360_448; // bits of f32
+    match i % 13 {
+        0..3 => f32::from_bits(2933 * BUCKET + i as u32 * 37 % 128 * 1024),
+        3 => f32::from_bits(2933 * BUCKET + BUCKET / 8 * 5),
+        _ => 0.001,
+    }
+}
+
+#[test]
+fn weights_at_the_upper_limit_of_the_list() {
+    let of = |row: usize| SamplingParams {
+        top_p: [0.5, 0.6][row % 2],
+        seed: row as u64,
+        ..SamplingParams::default()
+    };
+    let each: Vec<_> = (0..8).map(of).collect();
+    let rows = Rows::<f32>::new((8, 2800), (0, 0), at_the_upper_limit);
+    assert_drawn_from_probs(&rows, &each, Launch::one_cta(64, 0));
+}
+
 /// Top-p ends among equal logits, at one place of the vectors of a warp's last step or of the step before, and each row draws one of
 /// them. The list has only the larger logits, all of another warp: the histogram misses them, because they are far above the first
 /// loads.
