@@ -3,7 +3,7 @@
 use super::{
     long_rows::{
         at_the_upper_limit, coarse, far_below_zero, greedy_rows, params_beyond_the_list,
-        params_far_below_zero, params_of_coarse,
+        params_far_below_zero, params_of_coarse, subnormal,
     },
     rows::{Both, Rows, bell, positive, requests, run, ties_of_top_k},
     sample::params,
@@ -169,6 +169,8 @@ fn the_largest_element_is_found_after_the_first_steps() {
 fn weights_at_the_upper_limit_of_the_list() {
     let each = [0.5, 0.6].map(|top_p| SamplingParams { top_p, ..SamplingParams::default() });
     let rows = Rows::<f32>::new((2, 2800), (0, 0), at_the_upper_limit);
+    assert_distributed::<f32, f32>(&rows, RowKind::Probs, &each, (64, 0));
+    let rows = Rows::<f32>::new((2, 2800), (0, 0), subnormal);
     assert_distributed::<f32, f32>(&rows, RowKind::Probs, &each, (64, 0));
 }
 

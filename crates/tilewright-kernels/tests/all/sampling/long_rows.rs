@@ -185,6 +185,11 @@ pub(super) fn at_the_upper_limit(_: usize, i: usize) -> f32 {
     }
 }
 
+/// Different weights below the normal numbers of f32.
+pub(super) fn subnormal(_: usize, i: usize) -> f32 {
+    f32::from_bits(0x40_0000 + i as u32 * 7919 % 4096 * 1024)
+}
+
 #[test]
 fn weights_at_the_upper_limit_of_the_list() {
     let of = |row: usize| SamplingParams {
@@ -193,8 +198,10 @@ fn weights_at_the_upper_limit_of_the_list() {
         ..SamplingParams::default()
     };
     let each: Vec<_> = (0..8).map(of).collect();
-    let rows = Rows::<f32>::new((8, 2800), (0, 0), at_the_upper_limit);
-    assert_drawn_from_probs(&rows, &each, Launch::one_cta(64, 0));
+    for weight in [at_the_upper_limit, subnormal] {
+        let rows = Rows::<f32>::new((8, 2800), (0, 0), weight);
+        assert_drawn_from_probs(&rows, &each, Launch::one_cta(64, 0));
+    }
 }
 
 /// Top-p ends among equal logits, at one place of the vectors of a warp's last step or of the step before, and each row draws one of
