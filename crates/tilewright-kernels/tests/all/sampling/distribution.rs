@@ -152,6 +152,19 @@ fn top_k_beyond_the_list() {
     assert_distributed::<f32, f32>(&Rows::new((4, 4000), (0, 0), positive), RowKind::Probs, &each, (64, 0));
 }
 
+/// Top-p ends among small equal logits at one place of the vectors of a warp's last step or of the step before.
+#[test]
+fn top_p_ends_anywhere_in_a_vector() {
+    let small = |row: usize, i: usize| match i {
+        0 => 0.0,
+        1792.. if i % 8 == row % 8 && (i < 2048) == (row < 8) => -14.5,
+        _ => -60.0,
+    };
+    let each = [SamplingParams { top_k: Some(2080), top_p: 0.999_998_5, ..SamplingParams::default() }; 16];
+    assert_distributed::<f32, f32>(&Rows::new((16, 2100), (0, 0), small), LOGITS, &each, (64, 0));
+    assert_distributed::<bf16, f32>(&Rows::new((16, 2100), (0, 0), small), LOGITS, &each, (64, 0));
+}
+
 #[test]
 fn top_k_ends_outside_of_the_list() {
     let rows = Rows::<f32>::new((1, 16_320), (0, 0), far_below_zero);
