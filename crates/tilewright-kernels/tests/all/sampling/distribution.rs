@@ -165,6 +165,15 @@ fn top_p_ends_anywhere_in_a_vector() {
     assert_distributed::<bf16, f32>(&Rows::new((16, 2100), (0, 0), small), LOGITS, &each, (64, 0));
 }
 
+/// The mass of the largest weights is exactly the target of top-p. Rows differ in the bucket of these weights.
+#[test]
+fn top_p_ends_exactly_at_a_bucket() {
+    let weight = |row: usize, i: usize| (1.0 + row as f32 / 128.0) * if i % 5 < 3 { 1.0 } else { 0.5 };
+    let each = [SamplingParams { top_p: 0.75, ..SamplingParams::default() }; 4];
+    let rows = Rows::<f32>::new((4, 3420), (0, 0), weight);
+    assert_distributed::<f32, f32>(&rows, RowKind::Probs, &each, (64, 0));
+}
+
 #[test]
 fn top_k_ends_outside_of_the_list() {
     let rows = Rows::<f32>::new((1, 16_320), (0, 0), far_below_zero);
