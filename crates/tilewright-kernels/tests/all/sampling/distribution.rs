@@ -12,7 +12,7 @@ use crate::real::{Real, assert_near};
 use half::{bf16, f16};
 use tilewright::{
     Cpu, ViewMut,
-    sampling::{SamplingParams, Scores, TopKTies, distribution as on_cpu},
+    sampling::{FilterOrder, SamplingParams, Scores, TopKTies, distribution as on_cpu},
 };
 use tilewright_kernels::sampling::{RowKind, SampleConfig, distribution};
 use tilewright_ptx::sim::{Arg, Memory};
@@ -163,6 +163,21 @@ fn top_p_ends_anywhere_in_a_vector() {
     let each = [SamplingParams { top_k: Some(2080), top_p: 0.999_998_5, ..SamplingParams::default() }; 16];
     assert_distributed::<f32, f32>(&Rows::new((16, 2100), (0, 0), small), LOGITS, &each, (64, 0));
     assert_distributed::<bf16, f32>(&Rows::new((16, 2100), (0, 0), small), LOGITS, &each, (64, 0));
+}
+
+/// Much of the mass that top-k lists is at one place of the vectors of a warp's last step or of the step before. All weights are just
+/// above the subnormal numbers of f32.
+#[test]
+fn top_p_of_all_ends_above_top_k() {
+    let weight = |row: usize, i: usize| {
+        let step = if row < 8 { 2560..2816 } else { 2816..3056 };
+        let is_large = i < 36 || step.contains(&i) && (i / 128 % 2, i % 4) == (row / 4 % 2, row % 4);
+        f32::from_bits(0x80_0000 + if is_large { 0x1_0000 + i as u32 } else { 0 })
+    };
+    let order = FilterOrder::Joint;
+    let each = [SamplingParams { top_k: Some(60), top_p: 0.0165, order, ..SamplingParams::default() }; 16];
+    let rows = Rows::<f32>::new((16, 3056), (0, 0), weight);
+    assert_distributed::<f32, f32>(&rows, RowKind::Probs, &each, (64, 0));
 }
 
 /// The mass of the largest weights is exactly the target of top-p. Rows differ in the bucket of these weights.
