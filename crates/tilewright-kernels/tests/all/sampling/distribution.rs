@@ -234,14 +234,14 @@ fn top_p_ends_outside_of_the_list() {
     assert_distributed::<f32, f32>(&rows, RowKind::Probs, &each, (64, 0));
 }
 
-/// Rows with an invalid value in each of the elements that a thread reads, with and without a histogram.
+/// Rows with an invalid value in each of the elements that a thread reads, and outside of vectors, with and without a histogram.
 #[test]
 fn an_invalid_probability_makes_its_row_invalid() {
     for (value, top_p) in [(-1.0, 1.0), (-1.0, 0.9), (f32::INFINITY, 1.0), (f32::INFINITY, 0.9)] {
-        let place = |row: usize| 15 + row / 4 * 128 + row % 4;
+        let place = |row: usize| if row == 72 { 0 } else { 15 + row / 4 * 128 + row % 4 };
         let prob = |row, i| if i == place(row) { value } else { 0.5 };
-        let each = [SamplingParams { top_p, ..SamplingParams::default() }; 72];
-        assert_distributed::<f32, f32>(&Rows::new((72, 4500), (1, 0), prob), RowKind::Probs, &each, (64, 0));
+        let each = [SamplingParams { top_p, ..SamplingParams::default() }; 73];
+        assert_distributed::<f32, f32>(&Rows::new((73, 4500), (1, 0), prob), RowKind::Probs, &each, (64, 0));
     }
 }
 
