@@ -32,7 +32,7 @@ impl WeightLoader<'_> {
     pub(in crate::model) fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
         let tensor = self.weights.get(name, shape)?;
         let dtype = self.dtype.or_else(|| self.weights.dtype(name));
-        Ok(dtype.map_or_else(|| tensor.clone(), |dtype| tensor.cast(dtype)))
+        dtype.map_or_else(|| Ok(tensor.clone()), |dtype| tensor.cast(dtype))
     }
 
     /// The matrix in panels, if the checkpoint stores integers that a packed matrix holds, and no dtype is requested.
@@ -44,7 +44,7 @@ impl WeightLoader<'_> {
     pub(in crate::model) fn norm(&self, name: &str, width: usize) -> Result<Tensor> {
         let weight = self.tensor(&format!("{name}.weight"), &[width])?;
         let offset = self.config.norm_offset;
-        Ok(if offset == 0.0 { weight } else { weight.plus(offset) })
+        if offset == 0.0 { Ok(weight) } else { weight.plus(offset) }
     }
 
     fn linear(&self, name: &str, shape: [usize; 2], bias: bool) -> Result<Linear> {
@@ -60,27 +60,28 @@ impl WeightLoader<'_> {
     fn bias(&self, name: &str, features: usize, present: bool) -> Result<Option<Tensor>> {
         let bias = present.then(|| self.tensor(&format!("{name}.bias"), &[features])).transpose()?;
         // f32 is exact, and GEMM libraries require the bias in the dtype of the accumulator
-        Ok(bias.map(|bias| bias.cast(Dtype::F32)))
+        bias.map(|bias| bias.cast(Dtype::F32)).transpose()
     }
 
     fn projections<const N: usize>(&self, group: &ProjectionGroup<'_, N>) -> Result<Projections<N>> {
         let ProjectionGroup { module, parts, fused, columns, bias } = *group;
-        let linear =
-            |name: &str, rows: usize| self.linear(&format!("{module}.{name}_proj"), [rows, columns], bias);
-        if !self.config.fused_projections {
-            let parts = parts.iter().map(|&(name, rows)| linear(name, rows)).collect::<Result<Vec<_>>>()?;
-            return Ok(Projections::Apart(parts.try_into().expect("one projection per part")));
-        }
-        let all_rows = parts.iter().map(|(_, rows)| rows).sum();
-        let name = format!("{module}.{fused}_proj");
-        let weight = self.tensor(&format!("{name}.weight"), &[all_rows, columns])?;
-        let all_biases = self.bias(&name, all_rows, bias)?;
-        let mut end = 0;
-        Ok(Projections::Apart(parts.map(|(_, rows)| {
-            end += rows;
-            let bias = all_biases.as_ref().map(|bias| bias.rows(end - rows..end));
-            Linear { weight: Weight::Rows(weight.rows(end - rows..end)), bias }
-        })))
+        let linears: Result<Vec<Linear>> = if self.config.fused_projections {
+            let all_rows = parts.iter().map(|(_, rows)| rows).sum();
+            let name = format!("{module}.{fused}_proj");
+            let weight = self.tensor(&format!("{name}.weight"), &[all_rows, columns])?;
+            let biases = self.bias(&name, all_rows, bias)?;
+            let mut end = 0;
+            let part = |(_, rows)| {
+                end += rows;
+                let bias = biases.as_ref().map(|biases| biases.rows(end - rows..end)).transpose()?;
+                Ok(Linear { weight: Weight::Rows(weight.rows(end - rows..end)?), bias })
+            };
+            parts.into_iter().map(part).collect()
+        } else {
+            let linear = |(name, rows)| self.linear(&format!("{module}.{name}_proj"), [rows, columns], bias);
+            parts.into_iter().map(linear).collect()
+        };
+        Ok(Projections::Apart(linears?.try_into().expect("one projection per part")))
     }
 
     pub(in crate::model) fn layer(&self, index: usize) -> Result<Layer> {

@@ -40,7 +40,7 @@ pub(super) struct Source<'a> {
 
 /// The values of a tensor in f32.
 pub(super) fn values(weights: &Weights, name: &str, shape: &[usize]) -> Vec<f32> {
-    let tensor = weights.get(name, shape).expect("a tensor").cast(Dtype::F32);
+    let tensor = weights.get(name, shape).expect("a tensor").cast(Dtype::F32).expect("memory");
     tensor.view().as_slice::<f32>().expect("f32").to_vec()
 }
 
