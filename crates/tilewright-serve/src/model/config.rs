@@ -26,30 +26,6 @@ const OPERATOR: &str = "model.config";
 /// Maximum number of layers: a description of each is held in memory.
 const MAX_LAYERS: usize = 1 << 16;
 
-/// The family that defines tensor names and defaults. The forward pass depends only on the terms of
-/// [`ModelConfig`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Architecture {
-    /// Llama 1 to 3, and Mistral.
-    Llama,
-    /// Qwen 2 and 2.5.
-    Qwen2,
-    /// Qwen 3, dense.
-    Qwen3,
-    /// Gemma 2.
-    Gemma2,
-    /// Gemma 3, text only.
-    Gemma3,
-    /// Phi-3, 3.5 and 4-mini.
-    Phi3,
-    /// Granite 3, dense.
-    Granite,
-    /// OLMo 2.
-    Olmo2,
-    /// SmolLM3.
-    SmolLm3,
-}
-
 /// Position of the norms of a block (attention or MLP).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum NormPlacement {
@@ -74,8 +50,6 @@ pub enum QkNorm {
 /// (`down(activation(gate(x)) * up(x))`).
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelConfig {
-    /// The family.
-    pub architecture: Architecture,
     /// Channels of the residual stream.
     pub hidden_size: usize,
     /// Channels inside the MLP.
@@ -184,7 +158,6 @@ impl ModelConfig {
         let tied =
             fields.get("tie_word_embeddings").map(|_| fields.flag("tie_word_embeddings")).transpose()?;
         Ok(Self {
-            architecture: family.architecture,
             hidden_size,
             intermediate_size: fields.required_size("intermediate_size")?,
             num_hidden_layers: fields.required_size("num_hidden_layers")?,

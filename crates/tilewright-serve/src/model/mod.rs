@@ -21,8 +21,7 @@ mod weights;
 
 pub use chat::{ChatTemplate, Message};
 pub use config::{
-    Architecture, GenerationDefaults, LayerKind, ModelConfig, NormPlacement, Parameter, QkNorm, Rope,
-    RopeScaling,
+    GenerationDefaults, LayerKind, ModelConfig, NormPlacement, Parameter, QkNorm, Rope, RopeScaling,
 };
 pub use gguf::Gguf;
 pub use score::Precision;

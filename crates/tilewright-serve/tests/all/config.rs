@@ -4,7 +4,7 @@ use crate::fixtures::fixture;
 use serde_json::{Value, json};
 use std::path::Path;
 use tilewright::Dtype;
-use tilewright_serve::model::{Architecture, ModelConfig, QkNorm, RopeScaling};
+use tilewright_serve::model::{ModelConfig, QkNorm, RopeScaling};
 
 /// The configuration of a fixture with some fields replaced; `null` removes one.
 fn edited(name: &str, edits: &Value) -> tilewright::Result<ModelConfig> {
@@ -33,7 +33,6 @@ pub(crate) fn check_rejections(list: &str, edited: impl Fn(&str, &Value) -> tile
 #[test]
 fn llama_with_scaled_rope() {
     let config = ModelConfig::open(&fixture("llama")).unwrap();
-    assert_eq!(config.architecture, Architecture::Llama);
     assert_eq!((config.hidden_size, config.intermediate_size, config.num_hidden_layers), (64, 96, 3));
     assert_eq!((config.num_attention_heads, config.num_key_value_heads, config.head_dim), (4, 2, 16));
     assert_eq!((config.vocab_size, config.max_position_embeddings), (288, 512));
@@ -59,7 +58,6 @@ fn llama_with_scaled_rope() {
 #[test]
 fn qwen2_with_biases_and_tied_embedding() {
     let config = ModelConfig::open(&fixture("qwen2")).unwrap();
-    assert_eq!(config.architecture, Architecture::Qwen2);
     assert_eq!((config.num_attention_heads, config.num_key_value_heads, config.head_dim), (2, 1, 32));
     assert_eq!((config.ropes[0].theta, &config.ropes[0].scaling), (1_000_000.0, &RopeScaling::None));
     assert!(config.tie_word_embeddings && config.qkv_bias && !config.output_bias && config.qk_norm.is_none());
@@ -70,7 +68,6 @@ fn qwen2_with_biases_and_tied_embedding() {
 #[test]
 fn qwen3_with_wide_heads_and_head_norms() {
     let config = ModelConfig::open(&fixture("qwen3")).unwrap();
-    assert_eq!(config.architecture, Architecture::Qwen3);
     assert_eq!((config.num_attention_heads, config.num_key_value_heads, config.head_dim), (4, 2, 32));
     assert_eq!(config.rms_norm_eps, 1e-6);
     assert!(
@@ -110,16 +107,6 @@ fn accepted_spellings() {
     );
     let ends = edited("llama", &json!({ "eos_token_id": [5, 7, 5] })).unwrap();
     assert_eq!(ends.eos_token_ids, [5, 7]);
-    let mistral = json!({ "model_type": "mistral", "architectures": ["MistralForCausalLM"] });
-    // The last has no `sliding_window`, which means 4096.
-    for window in [Some(Value::Null), Some(json!(512)), None] {
-        let text = std::fs::read_to_string(fixture("llama").join("config.json")).unwrap();
-        let mut config: serde_json::Map<String, Value> = serde_json::from_str(&text).unwrap();
-        config.extend(mistral.as_object().unwrap().clone());
-        config.extend(window.map(|window| ("sliding_window".to_owned(), window)));
-        let config = ModelConfig::parse(&Value::Object(config).to_string()).unwrap();
-        assert_eq!(config.architecture, Architecture::Llama);
-    }
     for unused in [
         json!({ "use_sliding_window": true, "sliding_window": 32, "max_window_layers": 3, "layer_types": null }),
         json!({ "use_sliding_window": true, "sliding_window": 32, "layer_types": null }),

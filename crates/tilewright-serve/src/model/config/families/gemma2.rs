@@ -3,14 +3,13 @@
 
 use super::{Family, LLAMA};
 use crate::model::config::{
-    Architecture, ModelConfig, NormPlacement,
+    ModelConfig, NormPlacement,
     fields::Fields,
     layers::{alternating_windows, window},
 };
 use tilewright::{Result, activation::Activation};
 
 pub(super) const FAMILY: Family = Family {
-    architecture: Architecture::Gemma2,
     model_type: "gemma2",
     class: "Gemma2ForCausalLM",
     tied: true,

@@ -3,7 +3,7 @@
 
 use super::{Family, LLAMA, gemma2};
 use crate::model::config::{
-    Architecture, LayerKind, ModelConfig, OPERATOR, QkNorm, Rope,
+    LayerKind, ModelConfig, OPERATOR, QkNorm, Rope,
     fields::Fields,
     layers::{alternating_windows, window},
     rope::rope_object,
@@ -14,7 +14,6 @@ const FULL: usize = 0;
 const SLIDING: usize = 1;
 
 pub(super) const FAMILY: Family = Family {
-    architecture: Architecture::Gemma3,
     model_type: "gemma3_text",
     class: "Gemma3ForCausalLM",
     theta: 1_000_000.0,

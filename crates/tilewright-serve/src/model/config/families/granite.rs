@@ -1,10 +1,8 @@
 //! Granite 3: multipliers of embeddings, attention, blocks and logits.
 
 use super::{Family, LLAMA};
-use crate::model::config::Architecture;
 
 pub(super) const FAMILY: Family = Family {
-    architecture: Architecture::Granite,
     model_type: "granite",
     class: "GraniteForCausalLM",
     reads: &[

@@ -14,8 +14,7 @@ mod qwen3;
 mod smollm3;
 
 use super::{
-    Architecture, LayerKind, ModelConfig, OPERATOR, Rope, fields::Fields, layers::full_attention,
-    rope::RopeDefaults,
+    LayerKind, ModelConfig, OPERATOR, Rope, fields::Fields, layers::full_attention, rope::RopeDefaults,
 };
 use serde_json::json;
 use tilewright::{Error, Result, activation::Activation, ensure};
@@ -23,7 +22,6 @@ use tilewright::{Error, Result, activation::Activation, ensure};
 /// How a family reads `config.json`.
 #[derive(Clone, Copy)]
 pub(super) struct Family {
-    pub(super) architecture: Architecture,
     model_type: &'static str,
     /// The class that `architectures` must name.
     class: &'static str,
@@ -51,7 +49,6 @@ pub(super) struct Family {
 
 /// The family that the others are described against.
 const LLAMA: Family = Family {
-    architecture: Architecture::Llama,
     model_type: "llama",
     class: "LlamaForCausalLM",
     theta: 10_000.0,

@@ -1,10 +1,9 @@
 //! OLMo 2: norms after each block instead of before, and an RMSNorm over the whole q and k projections.
 
 use super::{Family, LLAMA};
-use crate::model::config::{Architecture, NormPlacement, QkNorm};
+use crate::model::config::{NormPlacement, QkNorm};
 
 pub(super) const FAMILY: Family = Family {
-    architecture: Architecture::Olmo2,
     model_type: "olmo2",
     class: "Olmo2ForCausalLM",
     eps: 1e-5,

@@ -1,13 +1,9 @@
 //! Phi-3, 3.5 and 4-mini: fused projections, partial rotation, LongRoPE, an optional window in every layer.
 
 use super::{Family, LLAMA};
-use crate::model::config::{
-    Architecture,
-    layers::{same_window, window},
-};
+use crate::model::config::layers::{same_window, window};
 
 pub(super) const FAMILY: Family = Family {
-    architecture: Architecture::Phi3,
     model_type: "phi3",
     class: "Phi3ForCausalLM",
     eps: 1e-5,

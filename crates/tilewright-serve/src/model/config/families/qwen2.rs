@@ -1,10 +1,9 @@
 //! Qwen 2 and 2.5: biases on the q, k and v projections, optional windows in the upper layers.
 
 use super::{Family, LLAMA};
-use crate::model::config::{Architecture, layers::upper_windows};
+use crate::model::config::layers::upper_windows;
 
 pub(super) const FAMILY: Family = Family {
-    architecture: Architecture::Qwen2,
     model_type: "qwen2",
     class: "Qwen2ForCausalLM",
     reads: &["attention_bias", "use_sliding_window"],

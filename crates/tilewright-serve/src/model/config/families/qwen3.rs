@@ -1,10 +1,9 @@
 //! Qwen 3, dense: an RMSNorm on each head of q and k, optional windows in the upper layers.
 
 use super::{Family, LLAMA};
-use crate::model::config::{Architecture, QkNorm, layers::upper_windows};
+use crate::model::config::{QkNorm, layers::upper_windows};
 
 pub(super) const FAMILY: Family = Family {
-    architecture: Architecture::Qwen3,
     model_type: "qwen3",
     class: "Qwen3ForCausalLM",
     reads: &["attention_bias", "use_sliding_window"],

@@ -2,14 +2,13 @@
 
 use super::{Family, LLAMA};
 use crate::model::config::{
-    Architecture, LayerKind, ModelConfig, OPERATOR,
+    LayerKind, ModelConfig, OPERATOR,
     fields::Fields,
     layers::{alternating_windows, enabled_window},
 };
 use tilewright::{Error, Result, ensure};
 
 pub(super) const FAMILY: Family = Family {
-    architecture: Architecture::SmolLm3,
     model_type: "smollm3",
     class: "SmolLM3ForCausalLM",
     theta: 2_000_000.0,
