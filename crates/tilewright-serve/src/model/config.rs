@@ -13,7 +13,7 @@ mod rope;
 pub use generation::GenerationDefaults;
 pub use layers::LayerKind;
 pub use parameters::Parameter;
-pub use rope::{Rope, RopeScaling};
+pub use rope::{PairDivisors, Rope};
 
 use super::{parse_object, read_optional, read_required};
 use families::Family;

@@ -21,7 +21,7 @@ mod weights;
 
 pub use chat::{ChatTemplate, Message};
 pub use config::{
-    GenerationDefaults, LayerKind, ModelConfig, NormPlacement, Parameter, QkNorm, Rope, RopeScaling,
+    GenerationDefaults, LayerKind, ModelConfig, NormPlacement, PairDivisors, Parameter, QkNorm, Rope,
 };
 pub use gguf::Gguf;
 pub use score::Precision;

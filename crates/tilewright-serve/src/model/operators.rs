@@ -1,11 +1,11 @@
 //! Attention operators and RoPE tables of a model: one per distinct window and rotation of its layers.
 
-use super::{LayerKind, ModelConfig, Rope, RopeScaling, Transformer};
+use super::{LayerKind, ModelConfig, Transformer};
 use crate::cache::KvPool;
 use tilewright::{
     Attention, Backend, Dtype, HeadDim, Heads, Mask, Problem, Result,
     attention::variant::SoftCap,
-    rope::{self, CosSinCache, RopeStyle},
+    rope::{CosSinCache, RopeStyle},
 };
 
 impl ModelConfig {
@@ -79,65 +79,5 @@ impl Transformer {
             tables.push(CosSinCache::from_frequencies(&[0.0], 1.0, context as u32, RopeStyle::Neox)?);
         }
         Ok(tables)
-    }
-}
-
-impl Rope {
-    /// Cosines and sines for positions below `context`.
-    fn table(&self, context: usize) -> Result<CosSinCache> {
-        let rope = rope::Rope::new(self.rotary_dim, self.theta)?.with_scaling(self.engine_scaling())?;
-        let mut frequencies = rope.frequencies();
-        let mut amplitude = 1.0;
-        match &self.scaling {
-            RopeScaling::Yarn { attention_factor, .. } => amplitude = *attention_factor,
-            RopeScaling::LongRope {
-                short_factor,
-                long_factor,
-                original_max_position_embeddings: original,
-                attention_factor,
-            } => {
-                let factors = if context > *original { long_factor } else { short_factor };
-                frequencies.iter_mut().zip(factors).for_each(|(frequency, factor)| *frequency /= factor);
-                amplitude = *attention_factor;
-            }
-            _ => {}
-        }
-        CosSinCache::from_frequencies(&frequencies, amplitude, context as u32, RopeStyle::Neox)
-    }
-
-    /// The scaling of frequencies by a rule that the engine has.
-    fn engine_scaling(&self) -> rope::RopeScaling {
-        match self.scaling {
-            // dynamic scaling begins beyond the context; LongRoPE's divisors are applied to the frequencies
-            RopeScaling::None | RopeScaling::Dynamic { .. } | RopeScaling::LongRope { .. } => {
-                rope::RopeScaling::None
-            }
-            RopeScaling::Linear { factor } => rope::RopeScaling::Linear { factor },
-            RopeScaling::Llama3 {
-                factor,
-                low_freq_factor,
-                high_freq_factor,
-                original_max_position_embeddings,
-            } => rope::RopeScaling::Llama31 {
-                factor,
-                low_freq_factor,
-                high_freq_factor,
-                original_context: original_max_position_embeddings as u32,
-            },
-            RopeScaling::Yarn {
-                factor,
-                beta_fast,
-                beta_slow,
-                original_max_position_embeddings,
-                truncate,
-                ..
-            } => rope::RopeScaling::Yarn {
-                factor,
-                beta_fast,
-                beta_slow,
-                original_context: original_max_position_embeddings as u32,
-                truncate,
-            },
-        }
     }
 }

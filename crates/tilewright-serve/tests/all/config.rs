@@ -3,8 +3,8 @@
 use crate::fixtures::fixture;
 use serde_json::{Value, json};
 use std::path::Path;
-use tilewright::Dtype;
-use tilewright_serve::model::{ModelConfig, QkNorm, RopeScaling};
+use tilewright::{Dtype, rope::RopeScaling};
+use tilewright_serve::model::{ModelConfig, QkNorm};
 
 /// The configuration of a fixture with some fields replaced; `null` removes one.
 fn edited(name: &str, edits: &Value) -> tilewright::Result<ModelConfig> {
@@ -38,11 +38,11 @@ fn llama_with_scaled_rope() {
     assert_eq!((config.vocab_size, config.max_position_embeddings), (288, 512));
     assert_eq!(config.rms_norm_eps, 1e-5);
     assert_eq!(config.ropes[0].theta, 10_000.0);
-    let scaling = RopeScaling::Llama3 {
+    let scaling = RopeScaling::Llama31 {
         factor: 8.0,
         low_freq_factor: 1.0,
         high_freq_factor: 4.0,
-        original_max_position_embeddings: 64,
+        original_context: 64,
     };
     assert_eq!(config.ropes[0].scaling, scaling);
     assert!(

@@ -2,8 +2,8 @@
 
 use crate::{config::check_rejections, families::checkpoint::Checkpoint};
 use serde_json::{Value, json};
-use tilewright::activation::Activation;
-use tilewright_serve::model::{ModelConfig, NormPlacement, QkNorm, RopeScaling};
+use tilewright::{activation::Activation, rope::RopeScaling};
+use tilewright_serve::model::{ModelConfig, NormPlacement, QkNorm, Rope};
 
 /// The configuration of a checkpoint with some fields replaced; an edit of `null` sets null.
 fn edited(name: &str, edits: &Value) -> tilewright::Result<ModelConfig> {
@@ -149,30 +149,25 @@ fn terms_of_the_other_families() {
 fn rope_scalings() {
     let rope = |name: &str, scaling: Value| {
         let edits = json!({ "rope_parameters": scaling });
-        edited(name, &edits).map(|config| config.ropes[0].scaling.clone())
+        edited(name, &edits).map(|config| config.ropes[0].clone())
     };
-    let yarn = |factor: f64, truncate, attention_factor| RopeScaling::Yarn {
-        factor,
-        beta_fast: 32.0,
-        beta_slow: 1.0,
-        original_max_position_embeddings: 64,
-        truncate,
-        attention_factor,
+    let plain = rope("llama-yarn", json!({ "rope_theta": 1e4 })).unwrap();
+    let yarn = |factor, truncate, attention_factor| {
+        let (beta_fast, beta_slow, original_context) = (32.0, 1.0, 64);
+        let scaling = RopeScaling::Yarn { factor, beta_fast, beta_slow, original_context, truncate };
+        Rope { scaling, attention_factor, ..plain.clone() }
     };
-    assert_eq!(config_of("llama-yarn").ropes[0].scaling, yarn(4.0, true, 0.1 * 4f64.ln() + 1.0));
+    assert_eq!(config_of("llama-yarn").ropes[0], yarn(4.0, true, 0.1 * 4f64.ln() + 1.0));
     // DeepSeek's factor is the ratio of two
     let published = json!({ "rope_type": "yarn", "rope_theta": 1e4, "original_max_position_embeddings": 64, "mscale": 2.0,
         "mscale_all_dim": 1.0, "truncate": false });
     let ratio = (0.2 * 8f64.ln() + 1.0) / (0.1 * 8f64.ln() + 1.0);
     assert_eq!(rope("llama-yarn", published).unwrap(), yarn(8.0, false, ratio));
     let dynamic = rope("llama-yarn", json!({ "rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4 }));
-    assert_eq!(dynamic.unwrap(), RopeScaling::Dynamic { factor: 2.0 });
-    let RopeScaling::LongRope { attention_factor, original_max_position_embeddings: 32, .. } =
-        config_of("phi3-long").ropes[0].scaling
-    else {
-        panic!("LongRoPE from an original context of 32")
-    };
-    assert!((attention_factor - (1.0 + 16f64.ln() / 32f64.ln()).sqrt()).abs() < 1e-12);
+    assert_eq!(dynamic.unwrap(), plain, "it begins beyond the context");
+    let long = &config_of("phi3-long").ropes[0];
+    assert_eq!(long.divisors.as_ref().unwrap().original_context, 32);
+    assert!((long.attention_factor - (1.0 + 16f64.ln() / 32f64.ln()).sqrt()).abs() < 1e-12);
 
     let error = |name: &str, scaling: Value| rope(name, scaling).unwrap_err().to_string();
     assert_eq!(

@@ -4,11 +4,12 @@
 
 mod scaling;
 
-pub use scaling::RopeScaling;
-
 use super::{OPERATOR, fields::Fields};
 use serde_json::Value;
-use tilewright::{Error, Result, ensure};
+use tilewright::{
+    Error, Result, ensure,
+    rope::{self, CosSinCache, RopeScaling, RopeStyle},
+};
 
 /// Rotary position embedding of the first `rotary_dim` elements of a head, in the half-split order of Hugging Face: element
 /// `i` pairs with element `i + rotary_dim / 2` and rotates by `position * frequency[i]`.
@@ -20,6 +21,22 @@ pub struct Rope {
     pub rotary_dim: usize,
     /// Scaling of the frequencies.
     pub scaling: RopeScaling,
+    /// Divisors of the scaled frequencies (LongRoPE).
+    pub divisors: Option<PairDivisors>,
+    /// Factor of all cosines and sines: 1, except for YaRN and LongRoPE.
+    pub attention_factor: f64,
+}
+
+/// LongRoPE: each pair has a divisor of its own, one for contexts up to the original one and one beyond. The choice depends on
+/// the engine's context, not on each text: cached keys keep one rotation.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PairDivisors {
+    /// Divisors for contexts up to the original one, one per pair.
+    pub short: Vec<f64>,
+    /// Divisors beyond.
+    pub long: Vec<f64>,
+    /// The training context before extension, in tokens.
+    pub original_context: usize,
 }
 
 /// Parameters of a rotation that come from elsewhere in the configuration.
@@ -61,13 +78,30 @@ impl Rope {
             current: defaults.max_position_embeddings,
             original: fields.size(original)?.or(config.size(original)?),
         };
-        let scaling = RopeScaling::read(fields, contexts, rotary_dim)?;
-        Ok(Self { theta: theta.unwrap_or(defaults.theta), rotary_dim, scaling })
+        let theta = theta.unwrap_or(defaults.theta);
+        scaling::read(fields, contexts, Self { theta, rotary_dim, ..Self::unscaled(defaults) })
     }
 
     /// The rotation of the whole head with the default base.
     pub(super) fn unscaled(defaults: RopeDefaults) -> Self {
-        Self { theta: defaults.theta, rotary_dim: defaults.head_dim, scaling: RopeScaling::None }
+        Self {
+            theta: defaults.theta,
+            rotary_dim: defaults.head_dim,
+            scaling: RopeScaling::None,
+            divisors: None,
+            attention_factor: 1.0,
+        }
+    }
+
+    /// Cosines and sines for positions below `context`.
+    pub(in crate::model) fn table(&self, context: usize) -> Result<CosSinCache> {
+        let rope = rope::Rope::new(self.rotary_dim, self.theta)?.with_scaling(self.scaling)?;
+        let mut frequencies = rope.frequencies();
+        if let Some(PairDivisors { short, long, original_context }) = &self.divisors {
+            let divisors = if context > *original_context { long } else { short };
+            frequencies.iter_mut().zip(divisors).for_each(|(frequency, divisor)| *frequency /= divisor);
+        }
+        CosSinCache::from_frequencies(&frequencies, self.attention_factor, context as u32, RopeStyle::Neox)
     }
 }
 
