@@ -154,9 +154,8 @@ impl ModelConfig {
         let hidden_size = fields.required_size("hidden_size")?;
         let heads = fields.required_size("num_attention_heads")?;
         let vocab_size = fields.required_size("vocab_size")?;
-        let bias = fields.flag("attention_bias")?;
-        let tied =
-            fields.get("tie_word_embeddings").map(|_| fields.flag("tie_word_embeddings")).transpose()?;
+        let bias = fields.flag("attention_bias")?.unwrap_or(false);
+        let tied = fields.flag("tie_word_embeddings")?;
         Ok(Self {
             hidden_size,
             intermediate_size: fields.required_size("intermediate_size")?,
@@ -174,7 +173,7 @@ impl ModelConfig {
             tie_word_embeddings: tied.unwrap_or(family.tied),
             qkv_bias: bias,
             output_bias: bias,
-            mlp_bias: fields.flag("mlp_bias")?,
+            mlp_bias: fields.flag("mlp_bias")?.unwrap_or(false),
             fused_projections: false,
             qk_norm: None,
             activation: activation(fields, family.activation_key, family.activation)?,

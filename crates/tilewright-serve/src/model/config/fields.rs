@@ -22,26 +22,38 @@ impl<'a> Fields<'a> {
         self.values.get(key).filter(|value| !value.is_null())
     }
 
-    pub(in crate::model) fn invalid(&self, key: &str, value: &Value, expected: &str) -> Error {
+    fn invalid(&self, key: &str, value: &Value, expected: &str) -> Error {
         Error::new(OPERATOR, format!("{}{key} = {value}, expected {expected}", self.prefix))
+    }
+
+    /// The value as `read` converts it; `None` if absent.
+    ///
+    /// # Errors
+    /// When `read` returns `None`; the text says that `expected` was.
+    pub(in crate::model) fn read<T>(
+        &self,
+        key: &str,
+        expected: &str,
+        read: impl FnOnce(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        read(value).map(Some).ok_or_else(|| self.invalid(key, value, expected))
     }
 
     /// A positive integer.
     pub(in crate::model) fn size(&self, key: &str) -> Result<Option<usize>> {
-        let Some(value) = self.get(key) else { return Ok(None) };
-        match value.as_u64() {
-            Some(size @ 1..=MAX_SIZE) => Ok(Some(size as usize)),
-            _ => Err(self.invalid(key, value, &format!("an integer in 1..={MAX_SIZE}"))),
-        }
+        self.integer(key, 1)
     }
 
     /// An integer that may be 0.
     pub(in crate::model) fn count(&self, key: &str) -> Result<Option<usize>> {
-        let Some(value) = self.get(key) else { return Ok(None) };
-        match value.as_u64() {
-            Some(count @ 0..=MAX_SIZE) => Ok(Some(count as usize)),
-            _ => Err(self.invalid(key, value, &format!("an integer in 0..={MAX_SIZE}"))),
-        }
+        self.integer(key, 0)
+    }
+
+    fn integer(&self, key: &str, min: u64) -> Result<Option<usize>> {
+        self.read(key, &format!("an integer in {min}..={MAX_SIZE}"), |value| {
+            value.as_u64().filter(|size| (min..=MAX_SIZE).contains(size)).map(|size| size as usize)
+        })
     }
 
     /// A required positive integer.
@@ -51,11 +63,7 @@ impl<'a> Fields<'a> {
 
     /// A positive number.
     pub(in crate::model) fn positive(&self, key: &str) -> Result<Option<f64>> {
-        let Some(value) = self.get(key) else { return Ok(None) };
-        match value.as_f64() {
-            Some(number) if number > 0.0 && number.is_finite() => Ok(Some(number)),
-            _ => Err(self.invalid(key, value, "a number above 0")),
-        }
+        self.read(key, "a number above 0", positive)
     }
 
     /// A required positive number.
@@ -63,19 +71,13 @@ impl<'a> Fields<'a> {
         self.positive(key)?.ok_or_else(|| self.missing(key))
     }
 
-    /// A boolean; absent is false.
-    pub(in crate::model) fn flag(&self, key: &str) -> Result<bool> {
-        match self.get(key) {
-            None => Ok(false),
-            Some(value) => value.as_bool().ok_or_else(|| self.invalid(key, value, "true or false")),
-        }
+    /// A boolean.
+    pub(in crate::model) fn flag(&self, key: &str) -> Result<Option<bool>> {
+        self.read(key, "true or false", Value::as_bool)
     }
 
     pub(in crate::model) fn text(&self, key: &str) -> Result<Option<&'a str>> {
-        match self.get(key) {
-            None => Ok(None),
-            Some(value) => value.as_str().map(Some).ok_or_else(|| self.invalid(key, value, "a string")),
-        }
+        self.read(key, "a string", Value::as_str)
     }
 
     /// Token ids: one or a list, each below `vocab_size`; `None` if absent.
@@ -96,20 +98,18 @@ impl<'a> Fields<'a> {
 
     /// Rejects any value except `allowed`; absent is accepted.
     pub(in crate::model) fn require(&self, key: &str, allowed: &Value) -> Result<()> {
-        match self.get(key) {
-            Some(value) if value != allowed => Err(Error::new(
-                OPERATOR,
-                format!("{}{key} = {value} is not supported, expected {allowed}", self.prefix),
-            )),
-            _ => Ok(()),
-        }
+        self.require_that(key, &allowed.to_string(), |value| value == allowed)
     }
 
     /// Rejects any factor except 1, integer or float; absent is accepted.
     pub(in crate::model) fn require_one(&self, key: &str) -> Result<()> {
+        self.require_that(key, "1", |value| value.as_f64() == Some(1.0))
+    }
+
+    fn require_that(&self, key: &str, expected: &str, allowed: impl FnOnce(&Value) -> bool) -> Result<()> {
         match self.get(key) {
-            Some(value) if value.as_f64() != Some(1.0) => {
-                let message = format!("{}{key} = {value} is not supported, expected 1", self.prefix);
+            Some(value) if !allowed(value) => {
+                let message = format!("{}{key} = {value} is not supported, expected {expected}", self.prefix);
                 Err(Error::new(OPERATOR, message))
             }
             _ => Ok(()),
@@ -118,29 +118,18 @@ impl<'a> Fields<'a> {
 
     /// A list; absent is empty.
     pub(in crate::model) fn list(&self, key: &str) -> Result<&'a [Value]> {
-        match self.get(key) {
-            None => Ok(&[]),
-            Some(value) => {
-                value.as_array().map(Vec::as_slice).ok_or_else(|| self.invalid(key, value, "a list"))
-            }
-        }
+        Ok(self.read(key, "a list", |value| value.as_array().map(Vec::as_slice))?.unwrap_or(&[]))
     }
 
     /// A required list of positive numbers.
     pub(in crate::model) fn required_positives(&self, key: &str) -> Result<Vec<f64>> {
-        let Some(value) = self.get(key) else { return Err(self.missing(key)) };
-        let positive = |number: &Value| number.as_f64().filter(|&number| number > 0.0 && number.is_finite());
-        let numbers = value.as_array().and_then(|list| list.iter().map(positive).collect());
-        numbers.ok_or_else(|| self.invalid(key, value, "a list of numbers above 0"))
+        let numbers = |value: &Value| value.as_array()?.iter().map(positive).collect();
+        self.read(key, "a list of numbers above 0", numbers)?.ok_or_else(|| self.missing(key))
     }
 
     /// An object, whose fields have `prefix` in errors; `None` if absent.
     pub(in crate::model) fn object(&self, key: &str, prefix: &'static str) -> Result<Option<Fields<'a>>> {
-        match self.get(key) {
-            None => Ok(None),
-            Some(Value::Object(values)) => Ok(Some(Fields { prefix, values })),
-            Some(value) => Err(self.invalid(key, value, "an object or null")),
-        }
+        self.read(key, "an object or null", |value| Some(Fields { prefix, values: value.as_object()? }))
     }
 
     /// Rejects the field if it is present.
@@ -152,4 +141,8 @@ impl<'a> Fields<'a> {
     fn missing(&self, key: &str) -> Error {
         Error::new(OPERATOR, format!("{}{key} is missing", self.prefix))
     }
+}
+
+fn positive(value: &Value) -> Option<f64> {
+    value.as_f64().filter(|&number| number > 0.0 && number.is_finite())
 }

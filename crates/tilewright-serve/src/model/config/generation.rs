@@ -84,7 +84,7 @@ impl GenerationDefaults {
         let fields = Fields { prefix: "generation_config.json: ", values: &values };
         let ids = |key: &str| Ok(fields.ids(key, vocab_size)?.unwrap_or_default());
         let mut defaults = Self {
-            do_sample: fields.get("do_sample").map(|_| fields.flag("do_sample")).transpose()?,
+            do_sample: fields.flag("do_sample")?,
             temperature: number(&fields, "temperature", 0.0..=f32::MAX)?,
             top_k: fields.count("top_k")?.map(|count| (count > 0).then_some(count as u32)),
             top_p: number(&fields, "top_p", f32::MIN_POSITIVE..=1.0)?,
@@ -164,19 +164,14 @@ impl GenerationDefaults {
 }
 
 fn number(fields: &Fields<'_>, key: &str, range: RangeInclusive<f32>) -> Result<Option<f32>> {
-    let Some(value) = fields.get(key) else { return Ok(None) };
-    match value.as_f64().map(|number| number as f32) {
-        Some(number) if range.contains(&number) => Ok(Some(number)),
-        _ => {
-            let expected = match (*range.start(), *range.end()) {
-                (0.0, f32::MAX) => "a number of at least 0",
-                (0.0, _) => "a number in [0, 1]",
-                (_, f32::MAX) => "a number above 0",
-                _ => "a number in (0, 1]",
-            };
-            Err(fields.invalid(key, value, expected))
-        }
-    }
+    let expected = match (*range.start(), *range.end()) {
+        (0.0, f32::MAX) => "a number of at least 0",
+        (0.0, _) => "a number in [0, 1]",
+        (_, f32::MAX) => "a number above 0",
+        _ => "a number in (0, 1]",
+    };
+    let in_range = |value: &Value| value.as_f64().map(|number| number as f32).filter(|n| range.contains(n));
+    fields.read(key, expected, in_range)
 }
 
 fn unsupported(values: &Map<String, Value>) -> Vec<String> {

@@ -45,7 +45,7 @@ pub(super) fn window(fields: &Fields<'_>, default: Option<usize>) -> Result<Opti
 /// [`window`], none unless `use_sliding_window` is set.
 pub(super) fn enabled_window(fields: &Fields<'_>, default: Option<usize>) -> Result<Option<usize>> {
     let window = window(fields, default)?;
-    Ok(if fields.flag("use_sliding_window")? { window } else { None })
+    Ok(if fields.flag("use_sliding_window")? == Some(true) { window } else { None })
 }
 
 /// The same window in all layers. `layer_types` may repeat that, not contradict it.

@@ -111,8 +111,7 @@ impl<'a> Vocabulary<'a> {
     }
 
     fn flag(&self, name: &str, default: bool) -> Result<bool> {
-        let key = format!("tokenizer.ggml.{name}");
-        if self.fields.get(&key).is_none() { Ok(default) } else { self.fields.flag(&key) }
+        Ok(self.fields.flag(&format!("tokenizer.ggml.{name}"))?.unwrap_or(default))
     }
 
     /// Byte-level BPE.

@@ -102,7 +102,7 @@ fn yarn(fields: &Fields<'_>, contexts: Contexts, unscaled: Rope) -> Result<Rope>
         (Some(mscale), Some(all)) => scale(mscale) / scale(all),
         _ => scale(1.0),
     };
-    let truncate = fields.get("truncate").is_none() || fields.flag("truncate")?;
+    let truncate = fields.flag("truncate")?.unwrap_or(true);
     let original_context = original as u32;
     Ok(Rope {
         scaling: RopeScaling::Yarn { factor, beta_fast, beta_slow, original_context, truncate },
