@@ -1,21 +1,27 @@
-//! The random checkpoints of `tests/fixtures/families`, and the results of `transformers` for them.
+//! The random checkpoints of `tests/fixtures`, and the results of `transformers` for them.
 
 #![allow(dead_code, reason = "each binary that includes this file uses a part of it")]
 
-use crate::fixtures::{self, fixture, read_json, tokens};
+use crate::fixtures::{self, FIXTURES, fixture, read_json, tokens, transformer};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use tilewright::Dtype;
 use tilewright_serve::model::{ModelConfig, Transformer, Weights};
 
-/// A checkpoint whose weights are computed from a seed.
+/// A checkpoint whose weights are computed from a seed, or one of [`FIXTURES`].
 pub(crate) struct Checkpoint {
     name: String,
     fixture: Value,
 }
 
 impl Checkpoint {
-    /// All checkpoints, sorted.
+    /// All checkpoints.
+    pub(crate) fn all() -> impl Iterator<Item = Self> {
+        let folders = FIXTURES.map(str::to_owned);
+        Self::names().into_iter().chain(folders).map(|name| Self::open(&name))
+    }
+
+    /// The checkpoints whose weights are computed, sorted.
     pub(crate) fn names() -> Vec<String> {
         let files = std::fs::read_dir(fixture("families")).expect("the fixtures");
         let names = files.map(|file| file.expect("a file").file_name().into_string().expect("a name"));
@@ -26,11 +32,27 @@ impl Checkpoint {
     }
 
     pub(crate) fn open(name: &str) -> Self {
-        Self { name: name.to_owned(), fixture: read_json(&format!("families/{name}.json")) }
+        let file = match FIXTURES.contains(&name) {
+            true => format!("{name}/expected.json"),
+            false => format!("families/{name}.json"),
+        };
+        Self { name: name.to_owned(), fixture: read_json(&file) }
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn is_folder(&self) -> bool {
+        FIXTURES.contains(&self.name.as_str())
     }
 
     pub(crate) fn config(&self) -> ModelConfig {
-        ModelConfig::parse(&self.fixture["config"].to_string()).expect("a supported configuration")
+        let config = match self.is_folder() {
+            true => ModelConfig::open(&fixture(&self.name)),
+            false => ModelConfig::parse(&self.fixture["config"].to_string()),
+        };
+        config.expect("a supported configuration")
     }
 
     pub(crate) fn config_fields(&self) -> serde_json::Map<String, Value> {
@@ -53,6 +75,9 @@ impl Checkpoint {
 
     /// The model, with weights rounded to `dtype`.
     pub(crate) fn model(&self, dtype: Dtype) -> Transformer {
+        if self.is_folder() {
+            return transformer(&fixture(&self.name), Some(dtype));
+        }
         let dir = self.write();
         let weights = Weights::open(dir.path()).expect("weights");
         Transformer::new(self.config(), &weights, Some(dtype)).expect("a whole model")
@@ -95,7 +120,11 @@ impl Checkpoint {
     }
 
     fn read_logits(&self, tensor: &str) -> Option<Vec<f32>> {
-        fixtures::tensor(&format!("families/{}.safetensors", self.name), tensor)
+        let file = match self.is_folder() {
+            true => format!("{}/expected.safetensors", self.name),
+            false => format!("families/{}.safetensors", self.name),
+        };
+        fixtures::tensor(&file, tensor)
     }
 }
 

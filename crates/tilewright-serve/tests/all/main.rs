@@ -17,5 +17,4 @@ mod radix;
 mod sentencepiece;
 mod special_files;
 mod tokenizer;
-mod transformers;
 mod weights;
