@@ -48,15 +48,16 @@ impl Checkpoint {
     }
 
     pub(crate) fn config(&self) -> ModelConfig {
-        let config = match self.is_folder() {
-            true => ModelConfig::open(&fixture(&self.name)),
-            false => ModelConfig::parse(&self.fixture["config"].to_string()),
-        };
-        config.expect("a supported configuration")
+        let fields = Value::Object(self.config_fields()).to_string();
+        ModelConfig::parse(&fields).expect("a supported configuration")
     }
 
     pub(crate) fn config_fields(&self) -> serde_json::Map<String, Value> {
-        self.fixture["config"].as_object().expect("an object").clone()
+        let fields = match self.is_folder() {
+            true => read_json(&format!("{}/config.json", self.name)),
+            false => self.fixture["config"].clone(),
+        };
+        fields.as_object().expect("an object").clone()
     }
 
     pub(crate) fn prompt(&self) -> Vec<u32> {

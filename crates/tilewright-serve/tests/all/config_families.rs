@@ -1,28 +1,13 @@
 //! `config.json` of the families beside Llama and Qwen: windows, rotations, terms, and their error texts.
 
-use crate::{config::check_rejections, families::checkpoint::Checkpoint};
+use crate::config::{edited, edited_without};
 use serde_json::{Value, json};
 use tilewright::{activation::Activation, rope::RopeScaling};
 use tilewright_serve::model::{ModelConfig, NormPlacement, QkNorm, Rope};
 
-/// The configuration of a checkpoint with some fields replaced; an edit of `null` sets null.
-fn edited(name: &str, edits: &Value) -> tilewright::Result<ModelConfig> {
-    let mut config = Checkpoint::open(name).config_fields();
-    config.extend(edits.as_object().unwrap().clone());
-    ModelConfig::parse(&Value::Object(config).to_string())
-}
-
 /// The configuration of a checkpoint with a field removed.
 fn without(name: &str, key: &str) -> ModelConfig {
-    edited_without(name, key, &json!({}))
-}
-
-/// The configuration of a checkpoint with a field removed and others replaced.
-fn edited_without(name: &str, key: &str, edits: &Value) -> ModelConfig {
-    let mut config = Checkpoint::open(name).config_fields();
-    config.remove(key).expect("the field");
-    config.extend(edits.as_object().unwrap().clone());
-    ModelConfig::parse(&Value::Object(config).to_string()).unwrap()
+    edited_without(name, &[key], &json!({})).unwrap()
 }
 
 fn windows(config: &ModelConfig) -> Vec<Option<usize>> {
@@ -44,7 +29,10 @@ fn windows_of_each_family() {
     assert_eq!(of("mistral-window", long), [Some(4096); 3]);
     assert_eq!(windows(&without("mistral-window", "sliding_window")), [None; 3]);
     let long = json!({ "max_position_embeddings": 32768 });
-    assert_eq!(windows(&edited_without("mistral-window", "sliding_window", &long)), [Some(4096); 3]);
+    assert_eq!(
+        windows(&edited_without("mistral-window", &["sliding_window"], &long).unwrap()),
+        [Some(4096); 3]
+    );
     assert_eq!(of("phi3", json!({})), [Some(16); 3]);
     assert_eq!(windows(&without("phi3", "sliding_window")), [None; 3]);
     assert_eq!(of("qwen2-window", json!({})), [None, Some(16), Some(16)]);
@@ -57,30 +45,6 @@ fn windows_of_each_family() {
     assert_eq!(of("gemma3-pattern", json!({})), [Some(12), None, Some(12)]);
     assert_eq!(of("smollm3", json!({})), [None; 4]);
     assert_eq!(of("smollm3-window", json!({ "layer_types": null })), [Some(16), None, Some(16)]);
-}
-
-#[test]
-fn contradictory_windows_are_rejected() {
-    check_rejections("contradictory_windows", edited);
-}
-
-#[test]
-fn corrupted_texts_never_panic() {
-    for name in
-        ["gemma2", "gemma3", "gemma3-pattern", "phi3-long", "granite", "smollm3-window", "qwen2-window"]
-    {
-        let text = Value::Object(Checkpoint::open(name).config_fields()).to_string();
-        for at in 0..text.len() {
-            for byte in ["", "0", "9", "-", "\"", "}", "[", ",", "x"] {
-                let damaged = format!("{}{byte}{}", &text[..at], &text[at + 1..]);
-                // An accepted configuration must be usable.
-                if let Ok(config) = ModelConfig::parse(&damaged) {
-                    assert_eq!(config.layers.len(), config.num_hidden_layers, "{damaged}");
-                    assert!(config.parameters().next().is_some());
-                }
-            }
-        }
-    }
 }
 
 #[test]
@@ -114,8 +78,7 @@ fn gemma_terms() {
 }
 
 #[test]
-fn terms_of_other_families_are_rejected() {
-    check_rejections("terms_of_other_families", edited);
+fn terms_of_other_families_may_have_their_neutral_values() {
     let absent = json!({ "num_experts": 0, "num_local_experts": 1, "no_rope_layers": [1, 1, 1], "use_bias": false,
         "is_causal": true });
     assert_eq!(edited("granite", &absent).unwrap(), config_of("granite"));
