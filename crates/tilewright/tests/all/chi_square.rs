@@ -1,10 +1,30 @@
 //! Chi-square test of drawn tokens against an exact distribution, at p = 1e-4.
 
+use tilewright::{
+    Backend, View,
+    sampling::{SamplingParams, sample},
+};
+
 /// The critical value that a chi-square variable of `freedom` degrees exceeds with probability 1e-4 (Wilson–Hilferty
 /// approximation, accurate to 1 % here).
 fn critical(freedom: usize) -> f64 {
     let spread = 2.0 / (9.0 * freedom as f64);
     freedom as f64 * (1.0 - spread + 3.719 * spread.sqrt()).powi(3)
+}
+
+/// Number of draws per distribution.
+pub(crate) fn draws_wanted() -> usize {
+    40_000 / crate::judge::stride()
+}
+
+/// Draws from one row of logits with a row stride of 0, and with consecutive offsets.
+pub(crate) fn draws<B: Backend>(backend: &B, logits: &[f32], params: SamplingParams) -> Vec<u32> {
+    let logits = View::strided(logits, &[draws_wanted(), logits.len()], &[0, 1]).unwrap();
+    let params: Vec<_> =
+        (0..draws_wanted() as u64).map(|offset| SamplingParams { offset, ..params }).collect();
+    let mut out = vec![Ok(0); draws_wanted()];
+    sample(backend, logits, &params, &mut out).unwrap();
+    out.into_iter().map(Result::unwrap).collect()
 }
 
 /// Fails if a token of probability 0 was drawn, or the counts are too unlikely. Tokens with an expected count below 5

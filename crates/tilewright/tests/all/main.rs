@@ -1,9 +1,10 @@
 //! Integration tests of the crate: one binary, one module per subject, shared helpers at the root.
 //!
-//! Properties are functions generic over [`tilewright::Backend`], `fn property<B: Backend + ..>(backends: &[B])`, so that the same
-//! code checks every backend; `judge_backends!` turns them into tests. `judge_bodies!` adds tests on other bodies of the attention kernel,
-//! for properties with problems that select them. Test binaries of `tilewright-cuda` and `tilewright-kernels` include the same files,
-//! with the same helpers at their roots.
+//! Properties are functions generic over [`tilewright::Backend`], so that the same code checks every backend:
+//! `fn property<B: Backend + ..>(backends: &[B])`, or `([backend]: &[B; 1])` in modules whose operators have one body on the CPU.
+//! `judge_backends!` turns them into tests. `judge_bodies!` adds tests on other bodies of the attention kernel, for properties with
+//! problems that select them. Test binaries of `tilewright-cuda` and `tilewright-kernels` include the same files, with the same
+//! helpers at their roots.
 
 #![allow(clippy::excessive_nesting, clippy::type_complexity, reason = "grids of cases are nested loops")]
 

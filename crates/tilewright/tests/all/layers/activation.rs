@@ -10,10 +10,6 @@ use tilewright::{
 const ALL: [Activation; 3] = [Activation::Silu, Activation::Gelu, Activation::GeluTanh];
 
 /// All pairs of backend and activation.
-fn backends_and_activations<B>(backends: &[B]) -> impl Iterator<Item = (&B, Activation)> {
-    backends.iter().flat_map(|backend| ALL.map(|activation| (backend, activation)))
-}
-
 /// Expected values with the absolute error of f32 arithmetic: a few roundings, plus the exponent's error times the
 /// exponent. Results below the smallest normal f32 may flush to 0.
 fn expected(activation: Activation, x: &[f64], d: usize) -> Vec<(f64, f64)> {
@@ -44,8 +40,8 @@ fn check<B: Backend>(activation: Activation, x: &Array, layout: Layout, backend:
     }
 }
 
-fn activations_match_the_oracle<B: Backend>(backends: &[B]) {
-    for (backend, activation) in backends_and_activations(backends) {
+fn activations_match_the_oracle<B: Backend>([backend]: &[B; 1]) {
+    for activation in ALL {
         for dtype in DTYPES {
             for (rows, d) in
                 [(1, 1), (3, 5), (2, 64), (17, 1001), (0, 4), (3, 8), (1, 96), (2, 1024), (3, 2056)]
@@ -59,11 +55,11 @@ fn activations_match_the_oracle<B: Backend>(backends: &[B]) {
 }
 
 /// Results keep their full relative accuracy where `1 + erf` and `1 + tanh` cancel.
-fn tails_keep_their_relative_accuracy<B: Backend>(backends: &[B]) {
+fn tails_keep_their_relative_accuracy<B: Backend>([backend]: &[B; 1]) {
     let gates =
         [-100.0, -30.0, -12.0, -9.0, -6.0, -4.5, -3.0, -1e-3, -1e-20, 0.0, 1e-20, 0.5, 3.0, 9.0, 100.0];
     let factors = [2.5; 15];
-    for (backend, activation) in backends_and_activations(backends) {
+    for activation in ALL {
         for dtype in DTYPES {
             let x = Array::new(dtype, &[1, 30], Layout::Dense, &[gates, factors].concat());
             check(activation, &x, Layout::Dense, backend);
@@ -71,8 +67,8 @@ fn tails_keep_their_relative_accuracy<B: Backend>(backends: &[B]) {
     }
 }
 
-fn nan_and_infinity_follow_the_formulas<B: Backend>(backends: &[B]) {
-    for (backend, activation) in backends_and_activations(backends) {
+fn nan_and_infinity_follow_the_formulas<B: Backend>([backend]: &[B; 1]) {
+    for activation in ALL {
         let gates = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1.0, -1e30, 1e30, 0.0, -0.0];
         let factors = [1.0, 2.0, 1.0, f32::NAN, 1.0, 1.0, 1.0, 1.0];
         let x = Array::new(Dtype::F32, &[1, 16], Layout::Dense, &[gates, factors].concat());

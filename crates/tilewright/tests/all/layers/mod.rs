@@ -14,6 +14,6 @@ use tilewright::Cpu;
 const STRIDE: usize = 199;
 
 #[allow(dead_code, reason = "the GPU's tests, which include this module, have other backends")]
-fn backends() -> Vec<Cpu> {
-    vec![Cpu::with_threads(2).unwrap()]
+fn backends() -> [Cpu; 1] {
+    [Cpu::with_threads(2).unwrap()]
 }

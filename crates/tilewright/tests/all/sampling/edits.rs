@@ -1,9 +1,9 @@
 //! Logit edits: bitmask, penalties and bias against their definitions, their errors, and draws from edited logits.
 
 use crate::arrays::{Array, DTYPES, F32_UNIT, Layout, random};
-use crate::chi_square::assert_drawn_from;
+use crate::chi_square::{assert_drawn_from, draws};
 use tilewright::{
-    Backend, Cpu, Dtype, Result, View,
+    Backend, Cpu, Dtype, Result,
     reference::sampling::{penalised, softmax},
     sampling::{
         Bias, History, Penalties, SamplingParams, TokenBitmask, apply_logit_bias, apply_penalties,
@@ -39,15 +39,13 @@ fn text(result: Result<()>) -> String {
     result.unwrap_err().to_string()
 }
 
-fn the_bitmask_selects<B: Backend>(backends: &[B]) {
-    for backend in backends {
-        for dtype in DTYPES {
-            for vocab in VOCABS {
-                assert_masks(backend, dtype, (5, vocab), None);
-                assert_masks(backend, dtype, (5, vocab), Some(&[3, 0, 3]));
-                assert_masks(backend, dtype, (5, vocab), Some(&[]));
-                assert_masks(backend, dtype, (0, vocab), None);
-            }
+fn the_bitmask_selects<B: Backend>([backend]: &[B; 1]) {
+    for dtype in DTYPES {
+        for vocab in VOCABS {
+            assert_masks(backend, dtype, (5, vocab), None);
+            assert_masks(backend, dtype, (5, vocab), Some(&[3, 0, 3]));
+            assert_masks(backend, dtype, (5, vocab), Some(&[]));
+            assert_masks(backend, dtype, (0, vocab), None);
         }
     }
 }
@@ -74,19 +72,14 @@ fn assert_masks<B: Backend>(
     assert!(logits.gaps_untouched());
 }
 
-fn a_row_without_an_allowed_token_is_reported_when_it_is_sampled<B: Backend>(backends: &[B]) {
-    for backend in backends {
-        let mut logits = Array::random(Dtype::F32, &[2, 33], Layout::Dense, 2);
-        let bitmask = TokenBitmask { words: (&[0, 0, 0, 1]).into(), rows: None };
-        apply_token_bitmask(backend, logits.view_mut(), bitmask).unwrap();
-        let mut out = [Ok(0), Ok(0)];
-        sample(backend, logits.view(), &[SamplingParams::default(); 2], &mut out).unwrap();
-        assert_eq!(
-            out[0].as_ref().unwrap_err().to_string(),
-            "sampling.sample: request 0: every logit is -inf"
-        );
-        assert_eq!(out[1], Ok(32));
-    }
+fn a_row_without_an_allowed_token_is_reported_when_it_is_sampled<B: Backend>([backend]: &[B; 1]) {
+    let mut logits = Array::random(Dtype::F32, &[2, 33], Layout::Dense, 2);
+    let bitmask = TokenBitmask { words: (&[0, 0, 0, 1]).into(), rows: None };
+    apply_token_bitmask(backend, logits.view_mut(), bitmask).unwrap();
+    let mut out = [Ok(0), Ok(0)];
+    sample(backend, logits.view(), &[SamplingParams::default(); 2], &mut out).unwrap();
+    assert_eq!(out[0].as_ref().unwrap_err().to_string(), "sampling.sample: request 0: every logit is -inf");
+    assert_eq!(out[1], Ok(32));
 }
 
 /// Prompt and output tokens of a row, with repetitions.
@@ -108,99 +101,83 @@ fn exactly(logits: &[f64], lists: &(Vec<u32>, Vec<u32>), p: &Penalties) -> Vec<f
     penalised(logits, &lists.0, &lists.1, [p.repetition, p.presence, p.frequency].map(f64::from))
 }
 
-fn penalties_follow_their_formulas_from_tokens_and_from_counts<B: Backend>(backends: &[B]) {
-    for backend in backends {
-        for dtype in DTYPES {
-            for (rows, vocab) in [(0, 7), (6, 7), (24, 33), (12, 5000)] {
-                let mut values = random(rows * vocab, 3);
-                values.iter_mut().step_by(9).for_each(|value| *value = f32::NEG_INFINITY);
-                let original = Array::new(dtype, &[rows, vocab], Layout::Padded, &values);
-                let lists: Vec<_> = (0..rows).map(|row| history(row, vocab)).collect();
-                let penalties: Vec<_> = (0..rows).map(|row| PENALTIES[row % 6]).collect();
-                let (prompt, output): (Vec<_>, Vec<_>) = lists.iter().map(|(p, o)| (&p[..], &o[..])).unzip();
-                let mut by_tokens = original.clone();
-                let tokens = History::Tokens { prompt: &prompt, output: &output };
-                apply_penalties(backend, by_tokens.view_mut(), &penalties, tokens).unwrap();
+fn penalties_follow_their_formulas_from_tokens_and_from_counts<B: Backend>([backend]: &[B; 1]) {
+    for dtype in DTYPES {
+        for (rows, vocab) in [(0, 7), (6, 7), (24, 33), (12, 5000)] {
+            let mut values = random(rows * vocab, 3);
+            values.iter_mut().step_by(9).for_each(|value| *value = f32::NEG_INFINITY);
+            let original = Array::new(dtype, &[rows, vocab], Layout::Padded, &values);
+            let lists: Vec<_> = (0..rows).map(|row| history(row, vocab)).collect();
+            let penalties: Vec<_> = (0..rows).map(|row| PENALTIES[row % 6]).collect();
+            let (prompt, output): (Vec<_>, Vec<_>) = lists.iter().map(|(p, o)| (&p[..], &o[..])).unzip();
+            let mut by_tokens = original.clone();
+            let tokens = History::Tokens { prompt: &prompt, output: &output };
+            apply_penalties(backend, by_tokens.view_mut(), &penalties, tokens).unwrap();
 
-                let mut seen = vec![false; rows * vocab];
-                let mut counts = vec![0; rows * vocab];
-                for (row, (prompt, output)) in lists.iter().enumerate() {
-                    prompt.iter().for_each(|&t| seen[row * vocab + t as usize] = true);
-                    output.iter().for_each(|&t| counts[row * vocab + t as usize] += 1);
-                }
-                let mut by_counts = original.clone();
-                let counted = History::Counts { prompt: &seen, output: &counts };
-                apply_penalties(backend, by_counts.view_mut(), &penalties, counted).unwrap();
-                assert_eq!(by_tokens.bits(), by_counts.bits(), "{dtype} {rows}x{vocab}");
+            let mut seen = vec![false; rows * vocab];
+            let mut counts = vec![0; rows * vocab];
+            for (row, (prompt, output)) in lists.iter().enumerate() {
+                prompt.iter().for_each(|&t| seen[row * vocab + t as usize] = true);
+                output.iter().for_each(|&t| counts[row * vocab + t as usize] += 1);
+            }
+            let mut by_counts = original.clone();
+            let counted = History::Counts { prompt: &seen, output: &counts };
+            apply_penalties(backend, by_counts.view_mut(), &penalties, counted).unwrap();
+            assert_eq!(by_tokens.bits(), by_counts.bits(), "{dtype} {rows}x{vocab}");
 
-                let rows_of = original.values();
-                let exact = rows_of.chunks(vocab).enumerate();
-                let expected: Vec<f64> =
-                    exact.flat_map(|(row, logits)| exactly(logits, &lists[row], &penalties[row])).collect();
-                by_tokens.assert_close(&expected, |_| 32.0 * F32_UNIT, &format!("{dtype} {rows}x{vocab}"));
-                let bits = original.bits();
-                for (i, found) in by_tokens.bits().into_iter().enumerate() {
-                    let touched = seen[i] || counts[i] > 0;
-                    assert!(touched || found == bits[i], "token {i} does not occur");
-                }
+            let rows_of = original.values();
+            let exact = rows_of.chunks(vocab).enumerate();
+            let expected: Vec<f64> =
+                exact.flat_map(|(row, logits)| exactly(logits, &lists[row], &penalties[row])).collect();
+            by_tokens.assert_close(&expected, |_| 32.0 * F32_UNIT, &format!("{dtype} {rows}x{vocab}"));
+            let bits = original.bits();
+            for (i, found) in by_tokens.bits().into_iter().enumerate() {
+                let touched = seen[i] || counts[i] > 0;
+                assert!(touched || found == bits[i], "token {i} does not occur");
             }
         }
     }
 }
 
-fn bias_adds_and_excludes<B: Backend>(backends: &[B]) {
-    for backend in backends {
-        for dtype in DTYPES {
-            let (inf, nan) = (f32::INFINITY, f32::NAN);
-            let mut logits =
-                Array::new(dtype, &[2, 4], Layout::Padded, &[1.0, nan, inf, -2.0, 0.5, -inf, 3.0, 0.25]);
-            let bias = |token, bias| Bias { token, bias };
-            let first = [bias(0, 2.0), bias(1, -inf), bias(2, -inf), bias(0, 0.5)];
-            let second = [bias(1, 100.0), bias(3, -inf), bias(3, 7.0)];
-            apply_logit_bias(backend, logits.view_mut(), &[&first, &second]).unwrap();
-            let inf = f64::INFINITY;
-            assert_eq!(logits.values(), [3.5, -inf, -inf, -2.0, 0.5, -inf, 3.0, -inf], "{dtype}");
-        }
+fn bias_adds_and_excludes<B: Backend>([backend]: &[B; 1]) {
+    for dtype in DTYPES {
+        let (inf, nan) = (f32::INFINITY, f32::NAN);
+        let mut logits =
+            Array::new(dtype, &[2, 4], Layout::Padded, &[1.0, nan, inf, -2.0, 0.5, -inf, 3.0, 0.25]);
+        let bias = |token, bias| Bias { token, bias };
+        let first = [bias(0, 2.0), bias(1, -inf), bias(2, -inf), bias(0, 0.5)];
+        let second = [bias(1, 100.0), bias(3, -inf), bias(3, 7.0)];
+        apply_logit_bias(backend, logits.view_mut(), &[&first, &second]).unwrap();
+        let inf = f64::INFINITY;
+        assert_eq!(logits.values(), [3.5, -inf, -inf, -2.0, 0.5, -inf, 3.0, -inf], "{dtype}");
     }
 }
 
-/// Draws from one row for all requests.
-fn draws<B: Backend>(backend: &B, logits: &[f32]) -> Vec<u32> {
-    let count = 40_000 / crate::judge::stride();
-    let view = View::strided(logits, &[count, logits.len()], &[0, 1]).unwrap();
-    let params: Vec<_> =
-        (0..count as u64).map(|offset| SamplingParams { seed: 5, offset, ..Default::default() }).collect();
-    let mut out = vec![Ok(0); count];
-    sample(backend, view, &params, &mut out).unwrap();
-    out.into_iter().map(Result::unwrap).collect()
-}
+fn draws_from_edited_logits_follow_the_definition<B: Backend>([backend]: &[B; 1]) {
+    let values = random(45, 11);
+    let wide: Vec<f64> = values.iter().map(|&v| f64::from(v)).collect();
+    let edited = || Array::new(Dtype::F32, &[1, 45], Layout::Dense, &values);
+    let params = SamplingParams { seed: 5, ..SamplingParams::default() };
+    let narrow = |logits: &Array| logits.values().iter().map(|&v| v as f32).collect::<Vec<_>>();
 
-fn draws_from_edited_logits_follow_the_definition<B: Backend>(backends: &[B]) {
-    for backend in backends {
-        let values = random(45, 11);
-        let wide: Vec<f64> = values.iter().map(|&v| f64::from(v)).collect();
-        let edited = || Array::new(Dtype::F32, &[1, 45], Layout::Dense, &values);
-        let narrow = |logits: &Array| logits.values().iter().map(|&v| v as f32).collect::<Vec<_>>();
+    let mut logits = edited();
+    apply_token_bitmask(
+        backend,
+        logits.view_mut(),
+        TokenBitmask { words: (&words(1, 45)).into(), rows: None },
+    )
+    .unwrap();
+    let selected: Vec<f64> =
+        (0..45).map(|t| if allowed(0, t) { wide[t] } else { f64::NEG_INFINITY }).collect();
+    assert_drawn_from(&softmax(&selected, 1.0), &draws(backend, &narrow(&logits), params), "bitmask");
 
+    for penalties in PENALTIES {
         let mut logits = edited();
-        apply_token_bitmask(
-            backend,
-            logits.view_mut(),
-            TokenBitmask { words: (&words(1, 45)).into(), rows: None },
-        )
-        .unwrap();
-        let selected: Vec<f64> =
-            (0..45).map(|t| if allowed(0, t) { wide[t] } else { f64::NEG_INFINITY }).collect();
-        assert_drawn_from(&softmax(&selected, 1.0), &draws(backend, &narrow(&logits)), "bitmask");
-
-        for penalties in PENALTIES {
-            let mut logits = edited();
-            let lists = history(9, 45);
-            let tokens = History::Tokens { prompt: &[&lists.0], output: &[&lists.1] };
-            apply_penalties(backend, logits.view_mut(), &[penalties], tokens).unwrap();
-            let expected = softmax(&exactly(&wide, &lists, &penalties), 1.0);
-            assert_drawn_from(&expected, &draws(backend, &narrow(&logits)), &format!("{penalties:?}"));
-        }
+        let lists = history(9, 45);
+        let tokens = History::Tokens { prompt: &[&lists.0], output: &[&lists.1] };
+        apply_penalties(backend, logits.view_mut(), &[penalties], tokens).unwrap();
+        let expected = softmax(&exactly(&wide, &lists, &penalties), 1.0);
+        assert_drawn_from(&expected, &draws(backend, &narrow(&logits), params), &format!("{penalties:?}"));
     }
 }
 

@@ -13,6 +13,6 @@ mod transform;
 
 use tilewright::Cpu;
 
-fn backends() -> Vec<Cpu> {
-    vec![Cpu::with_threads(2).unwrap()]
+fn backends() -> [Cpu; 1] {
+    [Cpu::with_threads(2).unwrap()]
 }

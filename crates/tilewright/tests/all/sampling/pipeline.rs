@@ -2,7 +2,7 @@
 //! The documentation of `Pipeline` tests that wrong orders do not compile.
 
 use crate::arrays::{Array, DTYPES, Layout, random};
-use crate::chi_square::assert_drawn_from;
+use crate::chi_square::{assert_drawn_from, draws_wanted};
 use tilewright::{
     Backend, Cpu, Dtype, Result, View, ViewMut,
     reference::sampling::{Filters, filtered, penalised, softmax as exact_softmax},
@@ -105,138 +105,127 @@ impl Edits {
     }
 }
 
-fn pipeline_tokens_equal_stage_by_stage_tokens<B: Backend>(backends: &[B]) {
-    for backend in backends {
-        let edits = Edits::new();
-        let lists: Vec<&[u32]> = edits.prompt.iter().map(Vec::as_slice).collect();
-        let history = History::Tokens { prompt: &lists, output: &lists };
-        let bitmask = TokenBitmask { words: (&edits.words).into(), rows: None };
-        let bias = vec![&edits.bias[..]; num_rows()];
-        let streams = streams(num_rows());
-        let temperature: Vec<f32> = (0..num_rows()).map(|row| [0.7, 0.0, 1.0, 2.5][row % 4]).collect();
-        let k: Vec<u32> = (0..num_rows() as u32).map(|row| 1 + row % 30).collect();
-        for dtype in DTYPES {
-            let original = Array::random(dtype, &[num_rows(), VOCAB], Layout::Padded, 4);
-            let mut by_hand = original.clone();
-            apply_token_bitmask(backend, by_hand.view_mut(), bitmask).unwrap();
-            apply_penalties(backend, by_hand.view_mut(), &edits.penalties, history).unwrap();
-            apply_logit_bias(backend, by_hand.view_mut(), &bias).unwrap();
-            let edited =
-                || Pipeline::logits().bitmask(bitmask).penalties(&edits.penalties, history).logit_bias(&bias);
-            let probs = || edited().temperature(&temperature).softmax();
-            let hand = || StageByStage::softmax(backend, by_hand.view(), &temperature);
-            let cases = [
-                (edited().temperature(&temperature).sample(&streams), hand()),
-                (
-                    edited().sample(&streams),
-                    StageByStage::softmax(backend, by_hand.view(), &vec![1.0; num_rows()]),
-                ),
-                (probs().sample(&streams), hand()),
-                (
-                    probs().top_k(&k).top_p(0.9).min_p(0.02).sample(&streams),
-                    hand().top_k(&k).top_p(0.9).min_p(0.02),
-                ),
-                (probs().top_p(0.8).top_k(&k).sample(&streams), hand().top_p(0.8).top_k(&k)),
-                (probs().min_p(0.05).top_k(&k).sample(&streams), hand().min_p(0.05).top_k(&k)),
-                (probs().min_p(0.1).top_p(0.8).sample(&streams), hand().min_p(0.1).top_p(0.8)),
-                (
-                    probs().top_p(0.9).top_p(0.8).top_k(60).sample(&streams),
-                    hand().top_p(0.9).top_p(0.8).top_k(&vec![60; num_rows()]),
-                ),
-            ];
-            for (pipeline, expected) in cases {
-                let mut logits = original.clone();
-                let mut tokens = vec![Ok(u32::MAX); num_rows()];
-                pipeline.run(backend, logits.view_mut(), &mut tokens).unwrap();
-                assert_eq!(tokens, expected.sample(&streams), "{dtype}\n{}", pipeline.explain());
-                assert_eq!(logits.bits(), by_hand.bits(), "edits are in place, and nothing else is");
-            }
+fn pipeline_tokens_equal_stage_by_stage_tokens<B: Backend>([backend]: &[B; 1]) {
+    let edits = Edits::new();
+    let lists: Vec<&[u32]> = edits.prompt.iter().map(Vec::as_slice).collect();
+    let history = History::Tokens { prompt: &lists, output: &lists };
+    let bitmask = TokenBitmask { words: (&edits.words).into(), rows: None };
+    let bias = vec![&edits.bias[..]; num_rows()];
+    let streams = streams(num_rows());
+    let temperature: Vec<f32> = (0..num_rows()).map(|row| [0.7, 0.0, 1.0, 2.5][row % 4]).collect();
+    let k: Vec<u32> = (0..num_rows() as u32).map(|row| 1 + row % 30).collect();
+    for dtype in DTYPES {
+        let original = Array::random(dtype, &[num_rows(), VOCAB], Layout::Padded, 4);
+        let mut by_hand = original.clone();
+        apply_token_bitmask(backend, by_hand.view_mut(), bitmask).unwrap();
+        apply_penalties(backend, by_hand.view_mut(), &edits.penalties, history).unwrap();
+        apply_logit_bias(backend, by_hand.view_mut(), &bias).unwrap();
+        let edited =
+            || Pipeline::logits().bitmask(bitmask).penalties(&edits.penalties, history).logit_bias(&bias);
+        let probs = || edited().temperature(&temperature).softmax();
+        let hand = || StageByStage::softmax(backend, by_hand.view(), &temperature);
+        let cases = [
+            (edited().temperature(&temperature).sample(&streams), hand()),
+            (
+                edited().sample(&streams),
+                StageByStage::softmax(backend, by_hand.view(), &vec![1.0; num_rows()]),
+            ),
+            (probs().sample(&streams), hand()),
+            (
+                probs().top_k(&k).top_p(0.9).min_p(0.02).sample(&streams),
+                hand().top_k(&k).top_p(0.9).min_p(0.02),
+            ),
+            (probs().top_p(0.8).top_k(&k).sample(&streams), hand().top_p(0.8).top_k(&k)),
+            (probs().min_p(0.05).top_k(&k).sample(&streams), hand().min_p(0.05).top_k(&k)),
+            (probs().min_p(0.1).top_p(0.8).sample(&streams), hand().min_p(0.1).top_p(0.8)),
+            (
+                probs().top_p(0.9).top_p(0.8).top_k(60).sample(&streams),
+                hand().top_p(0.9).top_p(0.8).top_k(&vec![60; num_rows()]),
+            ),
+        ];
+        for (pipeline, expected) in cases {
             let mut logits = original.clone();
-            edited().run(backend, logits.view_mut()).unwrap();
-            assert_eq!(logits.bits(), by_hand.bits());
+            let mut tokens = vec![Ok(u32::MAX); num_rows()];
+            pipeline.run(backend, logits.view_mut(), &mut tokens).unwrap();
+            assert_eq!(tokens, expected.sample(&streams), "{dtype}\n{}", pipeline.explain());
+            assert_eq!(logits.bits(), by_hand.bits(), "edits are in place, and nothing else is");
         }
+        let mut logits = original.clone();
+        edited().run(backend, logits.view_mut()).unwrap();
+        assert_eq!(logits.bits(), by_hand.bits());
     }
 }
 
-fn pipelines_start_and_end_at_probabilities<B: Backend>(backends: &[B]) {
-    for backend in backends {
-        let mut logits = Array::random(Dtype::Bf16, &[num_rows(), VOCAB], Layout::Dense, 4);
-        let (temperature, k) = (vec![0.8; num_rows()], vec![12; num_rows()]);
-        let expected = StageByStage::softmax(backend, logits.view(), &temperature).min_p(0.1).top_p(0.7);
-        let mut out = Array::zeros(Dtype::F32, &[num_rows(), VOCAB], Layout::Padded);
-        let pipeline = Pipeline::logits().temperature(0.8).softmax().min_p(0.1).top_p(0.7);
-        pipeline.run(backend, logits.view_mut(), out.view_mut()).unwrap();
-        for (i, (&expected, found)) in expected.probs.iter().zip(out.values()).enumerate() {
-            let close = (f64::from(expected) - found).abs() <= 1e-6 * found;
-            assert!(close, "element {i} is {found}, expected {expected}");
-        }
-        let streams = streams(num_rows());
-        let values: Vec<f32> = out.values().iter().map(|&p| p as f32).collect();
-        let by_hand = StageByStage { backend, probs: values }.top_k(&k).sample(&streams);
-        let mut tokens = vec![Ok(0); num_rows()];
-        Pipeline::probs().top_k(12).sample(&streams).run(backend, out.view_mut(), &mut tokens).unwrap();
-        assert_eq!(tokens, by_hand);
-        let mut none: [Sampled; 0] = [];
-        let mut empty = Array::zeros(Dtype::F32, &[0, VOCAB], Layout::Dense);
-        Pipeline::logits()
-            .softmax()
-            .min_p(0.5)
-            .top_p(0.5)
-            .sample(&[])
-            .run(backend, empty.view_mut(), &mut none)
-            .unwrap();
+fn pipelines_start_and_end_at_probabilities<B: Backend>([backend]: &[B; 1]) {
+    let mut logits = Array::random(Dtype::Bf16, &[num_rows(), VOCAB], Layout::Dense, 4);
+    let (temperature, k) = (vec![0.8; num_rows()], vec![12; num_rows()]);
+    let expected = StageByStage::softmax(backend, logits.view(), &temperature).min_p(0.1).top_p(0.7);
+    let mut out = Array::zeros(Dtype::F32, &[num_rows(), VOCAB], Layout::Padded);
+    let pipeline = Pipeline::logits().temperature(0.8).softmax().min_p(0.1).top_p(0.7);
+    pipeline.run(backend, logits.view_mut(), out.view_mut()).unwrap();
+    for (i, (&expected, found)) in expected.probs.iter().zip(out.values()).enumerate() {
+        let close = (f64::from(expected) - found).abs() <= 1e-6 * found;
+        assert!(close, "element {i} is {found}, expected {expected}");
     }
-}
-
-/// Number of draws per pipeline.
-fn draws_wanted() -> usize {
-    40_000 / crate::judge::stride()
+    let streams = streams(num_rows());
+    let values: Vec<f32> = out.values().iter().map(|&p| p as f32).collect();
+    let by_hand = StageByStage { backend, probs: values }.top_k(&k).sample(&streams);
+    let mut tokens = vec![Ok(0); num_rows()];
+    Pipeline::probs().top_k(12).sample(&streams).run(backend, out.view_mut(), &mut tokens).unwrap();
+    assert_eq!(tokens, by_hand);
+    let mut none: [Sampled; 0] = [];
+    let mut empty = Array::zeros(Dtype::F32, &[0, VOCAB], Layout::Dense);
+    Pipeline::logits()
+        .softmax()
+        .min_p(0.5)
+        .top_p(0.5)
+        .sample(&[])
+        .run(backend, empty.view_mut(), &mut none)
+        .unwrap();
 }
 
 /// All stages together against the exact distribution.
-fn a_whole_pipeline_draws_from_the_exact_distribution<B: Backend>(backends: &[B]) {
-    for backend in backends {
-        // multiples of 0.5, so that many logits tie
-        let values: Vec<f32> = random(40, 21).into_iter().map(|x| x.round() / 2.0).collect();
-        let lists: (&[u32], &[u32]) = (&[1, 5, 9], &[9, 9, 20, 21]);
-        let penalties = Penalties { repetition: 1.3, presence: 0.4, frequency: 0.2 };
-        let words: Vec<i32> = [0x7fff_ffdf, 0x7f].repeat(draws_wanted());
-        let (prompt, output) = (vec![lists.0; draws_wanted()], vec![lists.1; draws_wanted()]);
-        let history = History::Tokens { prompt: &prompt, output: &output };
-        let streams: Vec<_> = (0..draws_wanted() as u64).map(|offset| Stream { seed: 3, offset }).collect();
-        let pipeline = || {
-            Pipeline::logits()
-                .bitmask(TokenBitmask { words: (&words).into(), rows: None })
-                .penalties(penalties, history)
-                .temperature(1.2)
-                .softmax()
-        };
+fn a_whole_pipeline_draws_from_the_exact_distribution<B: Backend>([backend]: &[B; 1]) {
+    // multiples of 0.5, so that many logits tie
+    let values: Vec<f32> = random(40, 21).into_iter().map(|x| x.round() / 2.0).collect();
+    let lists: (&[u32], &[u32]) = (&[1, 5, 9], &[9, 9, 20, 21]);
+    let penalties = Penalties { repetition: 1.3, presence: 0.4, frequency: 0.2 };
+    let words: Vec<i32> = [0x7fff_ffdf, 0x7f].repeat(draws_wanted());
+    let (prompt, output) = (vec![lists.0; draws_wanted()], vec![lists.1; draws_wanted()]);
+    let history = History::Tokens { prompt: &prompt, output: &output };
+    let streams: Vec<_> = (0..draws_wanted() as u64).map(|offset| Stream { seed: 3, offset }).collect();
+    let pipeline = || {
+        Pipeline::logits()
+            .bitmask(TokenBitmask { words: (&words).into(), rows: None })
+            .penalties(penalties, history)
+            .temperature(1.2)
+            .softmax()
+    };
 
-        let wide: Vec<f64> = values.iter().map(|&v| f64::from(v)).collect();
-        let mut exact = penalised(&wide, lists.0, lists.1, [1.3_f32, 0.4, 0.2].map(f64::from));
-        [5, 31, 39].iter().for_each(|&t: &usize| exact[t] = f64::NEG_INFINITY);
-        let probs = exact_softmax(&exact, 1.2);
-        let top_k = Filters { top_k: Some(20), ties: TopKTies::LowestIndex, ..Filters::default() };
-        let (top_p, min_p) = (
-            Filters { top_p: Some(0.9), ..Filters::default() },
-            Filters { min_p: Some(0.05), ..Filters::default() },
-        );
-        let fused = filtered(&filtered(&filtered(&probs, &top_k), &top_p), &min_p);
-        let in_parts = filtered(&filtered(&probs, &Filters { min_p: Some(0.2), ..min_p }), &top_p);
-        for (pipeline, expected) in [
-            (
-                pipeline().top_k_with_ties(20, TopKTies::LowestIndex).top_p(0.9).min_p(0.05).sample(&streams),
-                fused,
-            ),
-            (pipeline().min_p(0.2).top_p(0.9).sample(&streams), in_parts),
-        ] {
-            let mut logits = values.repeat(draws_wanted());
-            let mut tokens = vec![Ok(0); draws_wanted()];
-            let view = ViewMut::new(&mut logits, &[draws_wanted(), 40]).unwrap();
-            pipeline.run(backend, view, &mut tokens).unwrap();
-            let tokens: Vec<u32> = tokens.into_iter().map(Result::unwrap).collect();
-            assert_drawn_from(&expected, &tokens, &pipeline.explain());
-        }
+    let wide: Vec<f64> = values.iter().map(|&v| f64::from(v)).collect();
+    let mut exact = penalised(&wide, lists.0, lists.1, [1.3_f32, 0.4, 0.2].map(f64::from));
+    [5, 31, 39].iter().for_each(|&t: &usize| exact[t] = f64::NEG_INFINITY);
+    let probs = exact_softmax(&exact, 1.2);
+    let top_k = Filters { top_k: Some(20), ties: TopKTies::LowestIndex, ..Filters::default() };
+    let (top_p, min_p) = (
+        Filters { top_p: Some(0.9), ..Filters::default() },
+        Filters { min_p: Some(0.05), ..Filters::default() },
+    );
+    let fused = filtered(&filtered(&filtered(&probs, &top_k), &top_p), &min_p);
+    let in_parts = filtered(&filtered(&probs, &Filters { min_p: Some(0.2), ..min_p }), &top_p);
+    for (pipeline, expected) in [
+        (
+            pipeline().top_k_with_ties(20, TopKTies::LowestIndex).top_p(0.9).min_p(0.05).sample(&streams),
+            fused,
+        ),
+        (pipeline().min_p(0.2).top_p(0.9).sample(&streams), in_parts),
+    ] {
+        let mut logits = values.repeat(draws_wanted());
+        let mut tokens = vec![Ok(0); draws_wanted()];
+        let view = ViewMut::new(&mut logits, &[draws_wanted(), 40]).unwrap();
+        pipeline.run(backend, view, &mut tokens).unwrap();
+        let tokens: Vec<u32> = tokens.into_iter().map(Result::unwrap).collect();
+        assert_drawn_from(&expected, &tokens, &pipeline.explain());
     }
 }
 
@@ -322,25 +311,20 @@ fn errors_name_the_stage() {
     assert_eq!(logits.bits(), before, "a refused call changes nothing");
 }
 
-fn bad_rows_name_the_failing_stages<B: Backend>(backends: &[B]) {
-    for backend in backends {
-        let streams = streams(2);
-        let mut rows = [f32::NAN, 1.0, 0.0, 1.0];
-        let mut tokens = [Ok(0), Ok(0)];
-        let pipeline = Pipeline::logits().softmax().top_k(1).sample(&streams);
-        pipeline.run(backend, ViewMut::new(&mut rows[..], &[2, 2]).unwrap(), &mut tokens).unwrap();
-        assert_eq!(
-            tokens[0].as_ref().unwrap_err().to_string(),
-            "sampling.pipeline: stages 1 to 3 (softmax + top_k + sample): request 0: logits hold NaN at token 0"
-        );
-        assert_eq!(tokens[1], Ok(1));
-        let pipeline = Pipeline::logits().softmax();
-        let mut out = [0.0; 6];
-        let scores = ViewMut::new(&mut rows[..], &[2, 2]).unwrap();
-        let text = pipeline.run(backend, scores, ViewMut::new(&mut out[..], &[2, 3]).unwrap()).unwrap_err();
-        assert_eq!(
-            text.to_string(),
-            "sampling.pipeline: out has shape [2, 3], expected [rows, vocab] = [2, 2]"
-        );
-    }
+fn bad_rows_name_the_failing_stages<B: Backend>([backend]: &[B; 1]) {
+    let streams = streams(2);
+    let mut rows = [f32::NAN, 1.0, 0.0, 1.0];
+    let mut tokens = [Ok(0), Ok(0)];
+    let pipeline = Pipeline::logits().softmax().top_k(1).sample(&streams);
+    pipeline.run(backend, ViewMut::new(&mut rows[..], &[2, 2]).unwrap(), &mut tokens).unwrap();
+    assert_eq!(
+        tokens[0].as_ref().unwrap_err().to_string(),
+        "sampling.pipeline: stages 1 to 3 (softmax + top_k + sample): request 0: logits hold NaN at token 0"
+    );
+    assert_eq!(tokens[1], Ok(1));
+    let pipeline = Pipeline::logits().softmax();
+    let mut out = [0.0; 6];
+    let scores = ViewMut::new(&mut rows[..], &[2, 2]).unwrap();
+    let text = pipeline.run(backend, scores, ViewMut::new(&mut out[..], &[2, 3]).unwrap()).unwrap_err();
+    assert_eq!(text.to_string(), "sampling.pipeline: out has shape [2, 3], expected [rows, vocab] = [2, 2]");
 }

@@ -113,23 +113,21 @@ fn drawn<B: Backend>(
     (tokens, valid)
 }
 
-fn tensors_draw_the_tokens_of_the_host<B: Backend>(backends: &[B]) {
-    for backend in backends {
-        for (dtype, probs) in [(Dtype::F32, false), (Dtype::Bf16, false), (Dtype::F32, true)] {
-            let scores = scores(dtype, probs);
-            for order in [FilterOrder::TopKFirst, FilterOrder::Joint] {
-                let values = Values::new(probs, order);
-                let host: Vec<_> = (0..TOKENS).map(|token| values.of(token)).collect();
-                let expected = expected(backend, of_kind(scores.view(), probs), &host);
-                assert_eq!(expected.1.iter().filter(|valid| **valid == 0).count(), 2);
-                let found = drawn(backend, of_kind(scores.view(), probs), values.tensors(probs), None);
-                assert_eq!(found, expected, "{dtype}");
-            }
+fn tensors_draw_the_tokens_of_the_host<B: Backend>([backend]: &[B; 1]) {
+    for (dtype, probs) in [(Dtype::F32, false), (Dtype::Bf16, false), (Dtype::F32, true)] {
+        let scores = scores(dtype, probs);
+        for order in [FilterOrder::TopKFirst, FilterOrder::Joint] {
+            let values = Values::new(probs, order);
+            let host: Vec<_> = (0..TOKENS).map(|token| values.of(token)).collect();
+            let expected = expected(backend, of_kind(scores.view(), probs), &host);
+            assert_eq!(expected.1.iter().filter(|valid| **valid == 0).count(), 2);
+            let found = drawn(backend, of_kind(scores.view(), probs), values.tensors(probs), None);
+            assert_eq!(found, expected, "{dtype}");
         }
     }
 }
 
-fn chains_of_tensors_are_those_of_the_host<B: Backend>(backends: &[B]) {
+fn chains_of_tensors_are_those_of_the_host<B: Backend>([backend]: &[B; 1]) {
     const N: usize = 3;
     let [mut draft, mut target] = [0, 1].map(|_| -> Vec<f32> {
         scores(Dtype::F32, true).values().into_iter().map(|value| value as f32).collect()
@@ -151,103 +149,93 @@ fn chains_of_tensors_are_those_of_the_host<B: Backend>(backends: &[B]) {
         offset: TensorParam::Each((&values.offset[..4]).into()),
         ..values.tensors(true)
     };
-    for backend in backends {
-        let draft_probs = View::new(&draft[..], &[4, N, VOCAB]).unwrap();
-        let view = View::new(&target[..], &[4, N + 1, VOCAB]).unwrap();
-        let (mut expected, mut chains) = (vec![UNWRITTEN; 4 * (N + 1)], vec![Ok(ChainCounts::default()); 4]);
-        let out = ChainOutput { tokens: &mut expected, chains: &mut chains, totals: None };
-        let drafts = Drafts { probs: draft_probs, ids: &ids };
-        chain_speculative_sampling(backend, drafts, Scores::Probs(view), &params, out).unwrap();
-        assert!(chains.iter().any(Result::is_err) && chains.iter().any(Result::is_ok));
-        let (mut tokens, mut outcomes) =
-            (vec![UNWRITTEN; 4 * (N + 1)], vec![UNWRITTEN; 4 * TensorChain::OUTCOME_WORDS]);
-        let (draft_ids, target) = ((&ids).into(), Scores::Probs(view));
-        let (to, counts) = ((&mut tokens).into(), (&mut outcomes).into());
-        TensorChain { draft_probs, draft_ids, target, params: tensors, tokens: to, outcomes: counts }
-            .run(backend)
-            .unwrap();
-        assert_eq!(tokens, expected);
-        for (outcome, chain) in outcomes.chunks(TensorChain::OUTCOME_WORDS).zip(chains) {
-            let ChainCounts { accepted, emitted } = chain.unwrap_or_default();
-            let counts = [TensorChain::ACCEPTED, TensorChain::EMITTED].map(|column| outcome[column]);
-            assert_eq!(counts, [accepted as i32, emitted as i32]);
-        }
+    let draft_probs = View::new(&draft[..], &[4, N, VOCAB]).unwrap();
+    let view = View::new(&target[..], &[4, N + 1, VOCAB]).unwrap();
+    let (mut expected, mut chains) = (vec![UNWRITTEN; 4 * (N + 1)], vec![Ok(ChainCounts::default()); 4]);
+    let out = ChainOutput { tokens: &mut expected, chains: &mut chains, totals: None };
+    let drafts = Drafts { probs: draft_probs, ids: &ids };
+    chain_speculative_sampling(backend, drafts, Scores::Probs(view), &params, out).unwrap();
+    assert!(chains.iter().any(Result::is_err) && chains.iter().any(Result::is_ok));
+    let (mut tokens, mut outcomes) =
+        (vec![UNWRITTEN; 4 * (N + 1)], vec![UNWRITTEN; 4 * TensorChain::OUTCOME_WORDS]);
+    let (draft_ids, target) = ((&ids).into(), Scores::Probs(view));
+    let (to, counts) = ((&mut tokens).into(), (&mut outcomes).into());
+    TensorChain { draft_probs, draft_ids, target, params: tensors, tokens: to, outcomes: counts }
+        .run(backend)
+        .unwrap();
+    assert_eq!(tokens, expected);
+    for (outcome, chain) in outcomes.chunks(TensorChain::OUTCOME_WORDS).zip(chains) {
+        let ChainCounts { accepted, emitted } = chain.unwrap_or_default();
+        let counts = [TensorChain::ACCEPTED, TensorChain::EMITTED].map(|column| outcome[column]);
+        assert_eq!(counts, [accepted as i32, emitted as i32]);
     }
 }
 
-fn masks_of_tensors_are_those_of_the_host<B: Backend>(backends: &[B]) {
+fn masks_of_tensors_are_those_of_the_host<B: Backend>([backend]: &[B; 1]) {
     let (scores, counts) = (scores(Dtype::Bf16, false), Values::new(false, FilterOrder::Joint).top_k);
-    for backend in backends {
-        let on_host: Vec<u32> = counts.iter().map(|count| count.cast_unsigned()).collect();
-        let [mut expected, mut found] =
-            [0, 1].map(|_| Array::zeros(Dtype::Bf16, &[TOKENS, VOCAB], Layout::Dense));
-        top_k_mask_logits(backend, scores.view(), &on_host, expected.view_mut()).unwrap();
-        TensorTopKMask { logits: scores.view(), top_k: (&counts).into(), out: found.view_mut() }
-            .run(backend)
-            .unwrap();
-        assert_eq!(found.bits(), expected.bits());
-    }
+    let on_host: Vec<u32> = counts.iter().map(|count| count.cast_unsigned()).collect();
+    let [mut expected, mut found] =
+        [0, 1].map(|_| Array::zeros(Dtype::Bf16, &[TOKENS, VOCAB], Layout::Dense));
+    top_k_mask_logits(backend, scores.view(), &on_host, expected.view_mut()).unwrap();
+    TensorTopKMask { logits: scores.view(), top_k: (&counts).into(), out: found.view_mut() }
+        .run(backend)
+        .unwrap();
+    assert_eq!(found.bits(), expected.bits());
 }
 
-fn distributions_of_tensors_are_those_of_the_host<B: Backend>(backends: &[B]) {
-    for backend in backends {
-        for probs in [false, true] {
-            let scores = scores(Dtype::F32, probs);
-            let values = Values::new(probs, FilterOrder::Joint);
-            let host: Vec<_> = (0..TOKENS).map(|token| values.of(token)).collect();
-            let mut expected = Array::zeros(Dtype::F16, &[TOKENS, VOCAB], Layout::Dense);
-            let mut found = expected.clone();
-            distribution(backend, of_kind(scores.view(), probs), &host, expected.view_mut()).unwrap();
-            let (params, out) = (values.tensors(probs), found.view_mut());
-            TensorDistribution { scores: of_kind(scores.view(), probs), params, out }.run(backend).unwrap();
-            assert_eq!(found.bits(), expected.bits());
-            assert!(found.values()[..VOCAB].iter().sum::<f64>() > 0.99);
-        }
-    }
-}
-
-fn one_value_holds_for_all_tokens<B: Backend>(backends: &[B]) {
-    for backend in backends {
-        let scores = scores(Dtype::F32, false);
-        let host: Vec<_> = (0..TOKENS as u64)
-            .map(|token| SamplingParams {
-                temperature: 0.8,
-                top_k: Some(30),
-                top_p: 0.7,
-                min_p: 0.01,
-                seed: 11,
-                offset: 5 + 4 * token,
-                ..SamplingParams::default()
-            })
-            .collect();
-        let params = TensorParams {
-            temperature: TensorParam::All(0.8),
-            top_k: TensorParam::All(Some(30)),
-            top_p: TensorParam::All(0.7),
-            min_p: TensorParam::All(0.01),
-            seed: TensorParam::Each((&[11_u64]).into()),
-            offset: TensorParam::All(5),
-            offset_step: 4,
-            ..TensorParams::default()
-        };
-        let found = drawn(backend, Scores::Logits(scores.view()), params, None);
-        assert_eq!(found, expected(backend, Scores::Logits(scores.view()), &host));
-    }
-}
-
-fn row_numbers_select_rows<B: Backend>(backends: &[B]) {
-    let rows: Vec<i32> = (0..TOKENS as i32).map(|token| token * 5 % 12 / 2).collect();
-    for backend in backends {
-        let scores = scores(Dtype::F32, true);
-        let all: Vec<f32> = scores.values().iter().map(|&value| value as f32).collect();
-        let picked: Vec<f32> =
-            rows.iter().flat_map(|&row| &all[row as usize * VOCAB..][..VOCAB]).copied().collect();
-        let picked = Array::new(Dtype::F32, &[TOKENS, VOCAB], Layout::Dense, &picked);
-        let values = Values::new(true, FilterOrder::TopKFirst);
+fn distributions_of_tensors_are_those_of_the_host<B: Backend>([backend]: &[B; 1]) {
+    for probs in [false, true] {
+        let scores = scores(Dtype::F32, probs);
+        let values = Values::new(probs, FilterOrder::Joint);
         let host: Vec<_> = (0..TOKENS).map(|token| values.of(token)).collect();
-        let found = drawn(backend, Scores::Probs(scores.view()), values.tensors(true), Some((&rows).into()));
-        assert_eq!(found, expected(backend, Scores::Probs(picked.view()), &host));
+        let mut expected = Array::zeros(Dtype::F16, &[TOKENS, VOCAB], Layout::Dense);
+        let mut found = expected.clone();
+        distribution(backend, of_kind(scores.view(), probs), &host, expected.view_mut()).unwrap();
+        let (params, out) = (values.tensors(probs), found.view_mut());
+        TensorDistribution { scores: of_kind(scores.view(), probs), params, out }.run(backend).unwrap();
+        assert_eq!(found.bits(), expected.bits());
+        assert!(found.values()[..VOCAB].iter().sum::<f64>() > 0.99);
     }
+}
+
+fn one_value_holds_for_all_tokens<B: Backend>([backend]: &[B; 1]) {
+    let scores = scores(Dtype::F32, false);
+    let host: Vec<_> = (0..TOKENS as u64)
+        .map(|token| SamplingParams {
+            temperature: 0.8,
+            top_k: Some(30),
+            top_p: 0.7,
+            min_p: 0.01,
+            seed: 11,
+            offset: 5 + 4 * token,
+            ..SamplingParams::default()
+        })
+        .collect();
+    let params = TensorParams {
+        temperature: TensorParam::All(0.8),
+        top_k: TensorParam::All(Some(30)),
+        top_p: TensorParam::All(0.7),
+        min_p: TensorParam::All(0.01),
+        seed: TensorParam::Each((&[11_u64]).into()),
+        offset: TensorParam::All(5),
+        offset_step: 4,
+        ..TensorParams::default()
+    };
+    let found = drawn(backend, Scores::Logits(scores.view()), params, None);
+    assert_eq!(found, expected(backend, Scores::Logits(scores.view()), &host));
+}
+
+fn row_numbers_select_rows<B: Backend>([backend]: &[B; 1]) {
+    let rows: Vec<i32> = (0..TOKENS as i32).map(|token| token * 5 % 12 / 2).collect();
+    let scores = scores(Dtype::F32, true);
+    let all: Vec<f32> = scores.values().iter().map(|&value| value as f32).collect();
+    let picked: Vec<f32> =
+        rows.iter().flat_map(|&row| &all[row as usize * VOCAB..][..VOCAB]).copied().collect();
+    let picked = Array::new(Dtype::F32, &[TOKENS, VOCAB], Layout::Dense, &picked);
+    let values = Values::new(true, FilterOrder::TopKFirst);
+    let host: Vec<_> = (0..TOKENS).map(|token| values.of(token)).collect();
+    let found = drawn(backend, Scores::Probs(scores.view()), values.tensors(true), Some((&rows).into()));
+    assert_eq!(found, expected(backend, Scores::Probs(picked.view()), &host));
 }
 
 crate::judge_backends!(

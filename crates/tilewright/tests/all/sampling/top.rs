@@ -37,18 +37,16 @@ fn dtype_of(scores: &Array) -> Dtype {
     scores.view().dtype()
 }
 
-fn top_k_selects_what_sorting_selects<B: Backend>(backends: &[B]) {
-    for backend in backends {
-        for dtype in DTYPES {
-            for (rows, vocab) in [(0, 3), (1, 1), (5, 50), (3, 257), (2, 5000)] {
-                let scores = Array::new(dtype, &[rows, vocab], Layout::Padded, &scores(rows * vocab, 5));
-                let widths = [1, 2, 20, 50, 257, 5000].into_iter().filter(|&k| k <= vocab);
-                for (at, k) in widths.enumerate() {
-                    let ties = [TieBreak::Lowest, TieBreak::Highest];
-                    // a slow device has every width, and both rules in turn
-                    let few = if crate::judge::stride() > 1 { &ties[at % 2..][..1] } else { &ties };
-                    few.iter().for_each(|&ties| assert_selects(backend, &scores, k, ties));
-                }
+fn top_k_selects_what_sorting_selects<B: Backend>([backend]: &[B; 1]) {
+    for dtype in DTYPES {
+        for (rows, vocab) in [(0, 3), (1, 1), (5, 50), (3, 257), (2, 5000)] {
+            let scores = Array::new(dtype, &[rows, vocab], Layout::Padded, &scores(rows * vocab, 5));
+            let widths = [1, 2, 20, 50, 257, 5000].into_iter().filter(|&k| k <= vocab);
+            for (at, k) in widths.enumerate() {
+                let ties = [TieBreak::Lowest, TieBreak::Highest];
+                // a slow device has every width, and both rules in turn
+                let few = if crate::judge::stride() > 1 { &ties[at % 2..][..1] } else { &ties };
+                few.iter().for_each(|&ties| assert_selects(backend, &scores, k, ties));
             }
         }
     }
@@ -73,15 +71,13 @@ fn assert_selects<B: Backend>(backend: &B, scores: &Array, k: usize, ties: TieBr
     }
 }
 
-fn a_row_with_nan_selects_nothing<B: Backend>(backends: &[B]) {
-    for backend in backends {
-        let values = [1.0, 2.0, 3.0, 1.0, f32::NAN, 3.0];
-        let scores = Array::new(Dtype::F16, &[2, 3], Layout::Dense, &values);
-        let (values, indices) = select(backend, &scores, TopK { k: 2, ties: TieBreak::Lowest, sorted: true });
-        assert_eq!(indices, [2, 1, -1, -1]);
-        assert_eq!(values.values()[..2], [3.0, 2.0]);
-        assert!(values.values()[2..].iter().all(|value| value.is_nan()));
-    }
+fn a_row_with_nan_selects_nothing<B: Backend>([backend]: &[B; 1]) {
+    let values = [1.0, 2.0, 3.0, 1.0, f32::NAN, 3.0];
+    let scores = Array::new(Dtype::F16, &[2, 3], Layout::Dense, &values);
+    let (values, indices) = select(backend, &scores, TopK { k: 2, ties: TieBreak::Lowest, sorted: true });
+    assert_eq!(indices, [2, 1, -1, -1]);
+    assert_eq!(values.values()[..2], [3.0, 2.0]);
+    assert!(values.values()[2..].iter().all(|value| value.is_nan()));
 }
 
 #[test]
@@ -137,106 +133,95 @@ fn assert_logprobs(logprobs: &Logprobs, exact: &[f64], order: &[usize], choice: 
     assert_eq!((logprobs.chosen.token, logprobs.top.len()), (choice.token, choice.top_n as usize));
 }
 
-fn raw_logprobs_match_the_softmax<B: Backend>(backends: &[B]) {
-    for backend in backends {
-        for dtype in DTYPES {
-            for (rows, vocab) in [(0, 4), (1, 1), (5, 50), (3, 5000)] {
-                let mut values = scores(rows * vocab, 6);
-                values.iter_mut().step_by(31).for_each(|value| *value -= 200.0);
-                let logits = Array::new(dtype, &[rows, vocab], Layout::Padded, &values);
-                let choice = |row: usize| Choice {
-                    token: (row * 17 % vocab) as u32,
-                    top_n: [0u32, 1, 7][row % 3].min(vocab as u32),
-                };
-                let choices: Vec<_> = (0..rows).map(choice).collect();
-                let results = query_logprobs(backend, &logits, None, &choices);
-                for (row, values) in logits.values().chunks(vocab).enumerate() {
-                    let logprobs = results[row].as_ref().unwrap();
-                    let order = largest(values, vocab, false);
-                    assert_logprobs(logprobs, &log_softmax(values), &order, choices[row]);
-                }
-            }
-        }
-    }
-}
-
-fn processed_logprobs_match_the_sampling_distribution<B: Backend>(backends: &[B]) {
-    for backend in backends {
-        let plain = SamplingParams::default();
-        let logits = Array::new(Dtype::F32, &[1, 50], Layout::Dense, &random(50, 7));
-        for params in [
-            SamplingParams { temperature: 0.6, ..plain },
-            SamplingParams { temperature: 1.7, top_k: Some(9), ..plain },
-            SamplingParams { top_p: 0.8, ..plain },
-            SamplingParams { temperature: 0.0, ..plain },
-        ] {
-            let filters = Filters {
-                top_k: params.top_k.map(|k| k as usize),
-                top_p: (params.top_p < 1.0).then_some(f64::from(params.top_p)),
-                ..Filters::default()
+fn raw_logprobs_match_the_softmax<B: Backend>([backend]: &[B; 1]) {
+    for dtype in DTYPES {
+        for (rows, vocab) in [(0, 4), (1, 1), (5, 50), (3, 5000)] {
+            let mut values = scores(rows * vocab, 6);
+            values.iter_mut().step_by(31).for_each(|value| *value -= 200.0);
+            let logits = Array::new(dtype, &[rows, vocab], Layout::Padded, &values);
+            let choice = |row: usize| Choice {
+                token: (row * 17 % vocab) as u32,
+                top_n: [0u32, 1, 7][row % 3].min(vocab as u32),
             };
-            let probs = filtered(&softmax(&logits.values(), f64::from(params.temperature)), &filters);
-            let exact: Vec<f64> = probs.iter().map(|p| p.ln()).collect();
-            let order = largest(&probs, 50, false);
-            for token in [0, 17, order[0], order[3]] {
-                let choice = Choice { token: token as u32, top_n: 12 };
-                let logprobs =
-                    query_logprobs(backend, &logits, Some(&[params]), &[choice]).remove(0).unwrap();
-                assert_logprobs(&logprobs, &exact, &order, choice);
+            let choices: Vec<_> = (0..rows).map(choice).collect();
+            let results = query_logprobs(backend, &logits, None, &choices);
+            for (row, values) in logits.values().chunks(vocab).enumerate() {
+                let logprobs = results[row].as_ref().unwrap();
+                let order = largest(values, vocab, false);
+                assert_logprobs(logprobs, &log_softmax(values), &order, choices[row]);
             }
         }
-        // the tie rule drops the first of two equal tokens, so its log-probability is -inf
-        let ties = Array::new(Dtype::F32, &[1, 3], Layout::Dense, &[1.0, 1.0, 0.0]);
-        let last = SamplingParams { top_k: Some(1), top_k_ties: TopKTies::HighestIndex, ..plain };
-        let logprobs = query_logprobs(backend, &ties, Some(&[last]), &[Choice { token: 0, top_n: 1 }])
-            .remove(0)
-            .unwrap();
-        assert_eq!((logprobs.chosen.logprob, logprobs.chosen.rank), (f32::NEG_INFINITY, 2));
-        assert_eq!((logprobs.top[0].token, logprobs.top[0].logprob), (1, 0.0));
     }
 }
 
-fn logprobs_errors_name_arguments_and_rows<B: Backend>(backends: &[B]) {
-    for backend in backends {
-        let inf = f32::INFINITY;
-        let values = [[1.0, f32::NAN], [-inf, -inf], [0.0, inf], [0.0, 0.0]].concat();
-        let logits = Array::new(Dtype::F32, &[4, 2], Layout::Dense, &values);
-        let choice = Choice { token: 1, top_n: 2 };
-        let out = query_logprobs(backend, &logits, None, &[choice; 4]);
-        let texts: Vec<_> = out[..3].iter().map(|row| row.as_ref().unwrap_err().to_string()).collect();
-        assert_eq!(
-            texts,
-            [
-                "sampling.logprobs: request 0: logits hold NaN at token 1",
-                "sampling.logprobs: request 1: every logit is -inf",
-                "sampling.logprobs: request 2: logits hold inf at token 1",
-            ]
-        );
-        assert_eq!(out[3].as_ref().unwrap().chosen.rank, 2);
-
-        let refuse = |params: Option<&[SamplingParams]>, choices: &[Choice], len| {
-            let mut out = vec![out[3].clone(); len];
-            let result = logprobs(backend, logits.view(), params, choices, &mut out);
-            result.unwrap_err().to_string()
+fn processed_logprobs_match_the_sampling_distribution<B: Backend>([backend]: &[B; 1]) {
+    let plain = SamplingParams::default();
+    let logits = Array::new(Dtype::F32, &[1, 50], Layout::Dense, &random(50, 7));
+    for params in [
+        SamplingParams { temperature: 0.6, ..plain },
+        SamplingParams { temperature: 1.7, top_k: Some(9), ..plain },
+        SamplingParams { top_p: 0.8, ..plain },
+        SamplingParams { temperature: 0.0, ..plain },
+    ] {
+        let filters = Filters {
+            top_k: params.top_k.map(|k| k as usize),
+            top_p: (params.top_p < 1.0).then_some(f64::from(params.top_p)),
+            ..Filters::default()
         };
-        let with = |bad| [choice, bad, choice, choice];
-        assert_eq!(
-            refuse(None, &[choice; 3], 4),
-            "sampling.logprobs: choices has 3 elements, expected rows = 4"
-        );
-        assert_eq!(
-            refuse(None, &with(Choice { token: 2, top_n: 0 }), 4),
-            "sampling.logprobs: request 1: token 2 is not below vocab = 2"
-        );
-        assert_eq!(
-            refuse(None, &with(Choice { token: 0, top_n: 3 }), 4),
-            "sampling.logprobs: request 1: top_n = 3 is above vocab = 2"
-        );
-        assert_eq!(refuse(None, &[choice; 4], 3), "sampling.logprobs: out has 3 elements, expected rows = 4");
-        let hot = SamplingParams { temperature: -1.0, ..SamplingParams::default() };
-        assert_eq!(
-            refuse(Some(&[hot; 4]), &[choice; 4], 4),
-            "sampling.logprobs: request 0: temperature = -1 is not a finite number >= 0"
-        );
+        let probs = filtered(&softmax(&logits.values(), f64::from(params.temperature)), &filters);
+        let exact: Vec<f64> = probs.iter().map(|p| p.ln()).collect();
+        let order = largest(&probs, 50, false);
+        for token in [0, 17, order[0], order[3]] {
+            let choice = Choice { token: token as u32, top_n: 12 };
+            let logprobs = query_logprobs(backend, &logits, Some(&[params]), &[choice]).remove(0).unwrap();
+            assert_logprobs(&logprobs, &exact, &order, choice);
+        }
     }
+    // the tie rule drops the first of two equal tokens, so its log-probability is -inf
+    let ties = Array::new(Dtype::F32, &[1, 3], Layout::Dense, &[1.0, 1.0, 0.0]);
+    let last = SamplingParams { top_k: Some(1), top_k_ties: TopKTies::HighestIndex, ..plain };
+    let logprobs =
+        query_logprobs(backend, &ties, Some(&[last]), &[Choice { token: 0, top_n: 1 }]).remove(0).unwrap();
+    assert_eq!((logprobs.chosen.logprob, logprobs.chosen.rank), (f32::NEG_INFINITY, 2));
+    assert_eq!((logprobs.top[0].token, logprobs.top[0].logprob), (1, 0.0));
+}
+
+fn logprobs_errors_name_arguments_and_rows<B: Backend>([backend]: &[B; 1]) {
+    let inf = f32::INFINITY;
+    let values = [[1.0, f32::NAN], [-inf, -inf], [0.0, inf], [0.0, 0.0]].concat();
+    let logits = Array::new(Dtype::F32, &[4, 2], Layout::Dense, &values);
+    let choice = Choice { token: 1, top_n: 2 };
+    let out = query_logprobs(backend, &logits, None, &[choice; 4]);
+    let texts: Vec<_> = out[..3].iter().map(|row| row.as_ref().unwrap_err().to_string()).collect();
+    assert_eq!(
+        texts,
+        [
+            "sampling.logprobs: request 0: logits hold NaN at token 1",
+            "sampling.logprobs: request 1: every logit is -inf",
+            "sampling.logprobs: request 2: logits hold inf at token 1",
+        ]
+    );
+    assert_eq!(out[3].as_ref().unwrap().chosen.rank, 2);
+
+    let refuse = |params: Option<&[SamplingParams]>, choices: &[Choice], len| {
+        let mut out = vec![out[3].clone(); len];
+        let result = logprobs(backend, logits.view(), params, choices, &mut out);
+        result.unwrap_err().to_string()
+    };
+    let with = |bad| [choice, bad, choice, choice];
+    assert_eq!(refuse(None, &[choice; 3], 4), "sampling.logprobs: choices has 3 elements, expected rows = 4");
+    assert_eq!(
+        refuse(None, &with(Choice { token: 2, top_n: 0 }), 4),
+        "sampling.logprobs: request 1: token 2 is not below vocab = 2"
+    );
+    assert_eq!(
+        refuse(None, &with(Choice { token: 0, top_n: 3 }), 4),
+        "sampling.logprobs: request 1: top_n = 3 is above vocab = 2"
+    );
+    assert_eq!(refuse(None, &[choice; 4], 3), "sampling.logprobs: out has 3 elements, expected rows = 4");
+    let hot = SamplingParams { temperature: -1.0, ..SamplingParams::default() };
+    assert_eq!(
+        refuse(Some(&[hot; 4]), &[choice; 4], 4),
+        "sampling.logprobs: request 0: temperature = -1 is not a finite number >= 0"
+    );
 }
