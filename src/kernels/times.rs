@@ -3,12 +3,11 @@
 //! Other kernels have no reference problem: their time depends only on the bytes passed.
 
 use super::cache;
-use crate::plan::{estimate, rates, time};
+use crate::plan::{BatchArrays, RequestLengths, estimate, rates, time};
 use miette::{IntoDiagnostic, Result, miette};
 use std::sync::Arc;
 use tilewright::{
-    Attention, Backend, Batch, Dtype, KvCache, KvLayout, Output, PageTable, Plan, Problem, Roofline,
-    Workspace,
+    Attention, Backend, Dtype, KvCache, KvLayout, Output, Plan, Problem, Roofline, Workspace,
     attention::{LatentCache, LatentQuery, Planner, Split},
     tensor::DeviceMemory,
 };
@@ -28,26 +27,8 @@ pub(super) fn describe_step(problem: &Problem) -> String {
     format!("{REQUESTS} requests of 1 query row and {KEYS} keys in pages of {PAGE_SIZE}: {problem}")
 }
 
-/// The arrays of the decode step; pages are in order.
-struct DecodeBatch {
-    rows: Vec<i32>,
-    pages: Vec<i32>,
-    indices: Vec<i32>,
-    last_page_len: Vec<i32>,
-}
-
-impl DecodeBatch {
-    fn new() -> Self {
-        let upto = |step: usize| (0..=REQUESTS).map(|request| (request * step) as i32).collect::<Vec<_>>();
-        let pages = upto(KEYS / PAGE_SIZE);
-        let last_page_len = vec![PAGE_SIZE as i32; REQUESTS];
-        Self { rows: upto(1), indices: (0..pages[REQUESTS]).collect(), pages, last_page_len }
-    }
-
-    fn batch(&self) -> Batch<'_> {
-        let table = PageTable::new(&self.pages, &self.indices, &self.last_page_len, PAGE_SIZE);
-        Batch::paged(&self.rows, table)
-    }
+fn arrays() -> BatchArrays {
+    BatchArrays::new(&[RequestLengths { qo: 1, kv: KEYS }; REQUESTS], PAGE_SIZE)
 }
 
 /// The roofline estimate on a GPU of this architecture, with the limits passed or those of `gpu` by its clocks.
@@ -59,7 +40,7 @@ pub(super) fn predicted(
 ) -> Result<String> {
     let multiprocessors = gpu.as_ref().map_or(132, |gpu| gpu.properties().multiprocessors);
     let tiling = Gpu::new(Simulator::new(arch, multiprocessors)).tiling(problem).into_diagnostic()?;
-    let plan = Planner::new(*problem, tiling).plan_with(&DecodeBatch::new().batch(), Split::Balanced);
+    let plan = Planner::new(*problem, tiling).plan_with(&arrays().batch(PAGE_SIZE), Split::Balanced);
     let explanation = plan.into_diagnostic()?.explain();
     let tensor_cores = tiling.weights != Dtype::F32;
     let (roofline, origin) = match (given, gpu) {
@@ -124,7 +105,7 @@ impl AttentionRun {
             false => (zeros(tokens * dim.qk)?, zeros(tokens * dim.vo)?),
         };
         let attention = Attention::new(problem, gpu.clone())?;
-        let plan = attention.plan(&DecodeBatch::new().batch())?;
+        let plan = attention.plan(&arrays().batch(PAGE_SIZE))?;
         let workspace = gpu.workspace(plan.workspace_bytes())?;
         Ok(Self { attention, plan, q, k, v, o, workspace })
     }

@@ -13,9 +13,9 @@ const MAX_ITEMS: usize = 1 << 18;
 
 /// Query rows and keys of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct RequestLengths {
-    pub(super) qo: usize,
-    pub(super) kv: usize,
+pub(crate) struct RequestLengths {
+    pub(crate) qo: usize,
+    pub(crate) kv: usize,
 }
 
 /// All inputs of a plan except the machine.
@@ -31,7 +31,7 @@ pub(super) struct PlanInput {
 }
 
 /// The arrays of a batch; each request owns the next pages of a pool.
-pub(super) struct BatchArrays {
+pub(crate) struct BatchArrays {
     qo_indptr: Vec<i64>,
     indptr: Vec<i64>,
     indices: Vec<i32>,
@@ -62,20 +62,7 @@ impl PlanInput {
                 ));
             }
         }
-        let sums = |length: &dyn Fn(&RequestLengths) -> usize| {
-            let mut indptr = vec![0];
-            for request in &self.requests {
-                indptr.push(indptr[indptr.len() - 1] + length(request) as i64);
-            }
-            indptr
-        };
-        let last = |kv: usize| if kv == 0 { 0 } else { (kv - 1) % page_size + 1 };
-        Ok(BatchArrays {
-            qo_indptr: sums(&|request| request.qo),
-            indptr: sums(&|request| request.kv.div_ceil(page_size)),
-            indices: (0..pages as i32).collect(),
-            last_page_len: self.requests.iter().map(|request| last(request.kv) as i64).collect(),
-        })
+        Ok(BatchArrays::new(&self.requests, page_size))
     }
 
     /// Upper bound on the work items of a request, without the cuts of balancing, which are fewer than the workers.
@@ -90,7 +77,25 @@ impl PlanInput {
 }
 
 impl BatchArrays {
-    pub(super) fn batch(&self, page_size: usize) -> Batch<'_> {
+    pub(crate) fn new(requests: &[RequestLengths], page_size: usize) -> Self {
+        let sums = |length: &dyn Fn(&RequestLengths) -> usize| {
+            let mut indptr = vec![0];
+            for request in requests {
+                indptr.push(indptr[indptr.len() - 1] + length(request) as i64);
+            }
+            indptr
+        };
+        let indptr = sums(&|request| request.kv.div_ceil(page_size));
+        let last = |kv: usize| if kv == 0 { 0 } else { (kv - 1) % page_size + 1 };
+        Self {
+            qo_indptr: sums(&|request| request.qo),
+            indices: (0..indptr[requests.len()] as i32).collect(),
+            indptr,
+            last_page_len: requests.iter().map(|request| last(request.kv) as i64).collect(),
+        }
+    }
+
+    pub(crate) fn batch(&self, page_size: usize) -> Batch<'_> {
         let table = PageTable::new(&self.indptr, &self.indices, &self.last_page_len, page_size);
         Batch::paged(&self.qo_indptr, table)
     }

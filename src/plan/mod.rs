@@ -5,6 +5,7 @@ mod json;
 mod report;
 mod requests;
 
+pub(crate) use input::{BatchArrays, RequestLengths};
 pub(crate) use report::{counted, estimate, rates, time};
 
 use crate::{dtype_arg::DtypeArg, number_arg::integer, text_error::UsageError, threads_arg};

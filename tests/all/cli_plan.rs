@@ -1,27 +1,16 @@
 //! `tilewright plan`, run as a process: report, SVG and error messages.
 
-use crate::output::{error_text, printed, root, text, tilewright};
-use std::{
-    io::Write as _,
-    path::Path,
-    process::{Output, Stdio},
-};
+use crate::output::{error_text, output_with_input, piped, printed, root, text, tilewright};
+use std::{path::Path, process::Output};
 
 /// Two decode requests and a prefill chunk, on a fixed machine.
 const BATCH: [&str; 6] = ["--heads", "32/8", "--head-dim", "128", "--requests", "2*1:4096,64:700"];
 const MACHINE: [&str; 4] = ["--threads", "2", "--roofline", "20/100"];
 
 fn plan(arguments: &[&[&str]], input: &str) -> Output {
-    let mut child = tilewright(&[&["plan"], arguments.concat().as_slice()].concat())
-        .env("TERM", "xterm")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    // A command that rejects its arguments does not read standard input.
-    let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
-    child.wait_with_output().unwrap()
+    let mut command = tilewright(&[&["plan"], arguments.concat().as_slice()].concat());
+    command.env("TERM", "xterm");
+    output_with_input(piped(command), input.as_bytes())
 }
 
 /// The columns of each worker with work.

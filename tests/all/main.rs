@@ -6,4 +6,6 @@ mod cli_doctor;
 mod cli_generate;
 mod cli_kernels;
 mod cli_plan;
+#[path = "../../crates/tilewright-serve/tests/all/fixtures.rs"]
+mod fixtures;
 mod output;

@@ -1,8 +1,9 @@
 //! A command of the program, and its checked output: the report, or the error message.
 
 use std::{
+    io::Write as _,
     path::Path,
-    process::{Command, Output},
+    process::{Command, Output, Stdio},
 };
 
 /// The root of the source tree.
@@ -15,6 +16,20 @@ pub(crate) fn tilewright(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tilewright"));
     command.args(arguments).env("NO_COLOR", "1").current_dir(root());
     command
+}
+
+/// `command` with captured standard streams.
+pub(crate) fn piped(mut command: Command) -> Command {
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// Runs a [`piped`] command with `input` on standard input.
+pub(crate) fn output_with_input(mut command: Command, input: &[u8]) -> Output {
+    let mut child = command.spawn().expect("the program starts");
+    // a program that rejects its arguments does not read standard input
+    let _ = child.stdin.take().expect("a pipe").write_all(input);
+    child.wait_with_output().expect("the program ends")
 }
 
 /// Output bytes as UTF-8.

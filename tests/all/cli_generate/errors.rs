@@ -1,7 +1,10 @@
 //! Rejected input of `tilewright generate`: exit code and exact message, never a panic.
 
-use super::program::{copy, edit, fixture, generate, generate_from};
-use crate::output::root;
+use super::program::{edit, generate, generate_from};
+use crate::{
+    fixtures::{copy, fixture},
+    output::root,
+};
 use tempfile::TempDir;
 
 /// `generate` fails with exit code 1 and this message.

@@ -5,8 +5,11 @@ mod convert;
 #[path = "../../../crates/tilewright-serve/tests/all/gguf/writer.rs"]
 mod writer;
 
-use super::program::{fixture, generate};
-use crate::output::{text, tilewright};
+use super::program::generate;
+use crate::{
+    fixtures::{fixture, read_json},
+    output::{text, tilewright},
+};
 use std::path::PathBuf;
 use tempfile::TempDir;
 use tilewright_serve::model::Weights;
@@ -17,15 +20,11 @@ const PROMPT: &str = "the pages of";
 /// The `qwen3` fixture as a file, with its tokenizer.
 fn qwen3() -> GgufFile {
     let dir = fixture("qwen3");
-    let json = |name: &str| std::fs::read_to_string(dir.join(name)).expect("a fixture");
-    let fields = serde_json::from_str(&json("config.json")).expect("an object");
+    let fields = read_json("qwen3/config.json");
     let weights = Weights::open(&dir).expect("weights");
-    let mut file = convert::Source { fields: &fields, weights: &weights }.to_gguf();
-    convert::add_tokenizer(
-        &mut file,
-        &serde_json::from_str(&json("tokenizer.json")).expect("JSON"),
-        Some("qwen2"),
-    );
+    let source = convert::Source { fields: fields.as_object().expect("an object"), weights: &weights };
+    let mut file = source.to_gguf();
+    convert::add_tokenizer(&mut file, &read_json("qwen3/tokenizer.json"), Some("qwen2"));
     file.set("tokenizer.chat_template", writer::Meta::Text("{{ messages[0].content }}:".to_owned()));
     file
 }

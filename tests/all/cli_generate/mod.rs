@@ -6,13 +6,13 @@ mod model_files;
 mod output;
 mod program;
 
-use crate::output::root;
-use program::{Run, copy, edit, fixture, generate, generate_from};
-use tilewright::{Cpu, Dtype, sampling::SamplingParams};
-use tilewright_serve::{
-    Engine, EngineOptions, Event, GenerateOptions,
-    model::{ModelConfig, Tokenizer, Transformer, Weights},
+use crate::{
+    fixtures::{FIXTURES, copy, fixture, greedy_tokens, read_json, tokens, transformer},
+    output::root,
 };
+use program::{Run, edit, generate, generate_from};
+use tilewright::Dtype;
+use tilewright_serve::model::Tokenizer;
 
 const NIGHT: &str = "It was a dark night, and";
 
@@ -146,38 +146,9 @@ fn the_context_limits_a_huge_max_tokens() {
     assert_report(&run, "prefill   8 tokens in ", "decode    31 tokens in ");
 }
 
-/// The library's greedy text after `prompt`.
-fn library_text(name: &str, prompt: &[u32], count: usize) -> String {
-    let dir = fixture(name);
-    let config = ModelConfig::open(&dir).expect("a config.json");
-    let tokenizer = Tokenizer::open(&dir, config.vocab_size).expect("a tokenizer");
-    let stop = config.eos_token_ids.clone();
-    let weights = Weights::open(&dir).expect("weights");
-    let model = Transformer::new(config, &weights, Some(Dtype::F32)).expect("a model");
-    let mut engine = Engine::new(model, Cpu::new(), EngineOptions::default()).expect("an engine");
-    let sampling = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
-    engine
-        .submit(prompt, &[GenerateOptions { max_tokens: count, sampling, stop, edits: Default::default() }])
-        .expect("submitted");
-    let mut tokens = Vec::new();
-    while !engine.is_idle() {
-        for event in engine.step().expect("a step") {
-            if let Event::Token { token, .. } = event {
-                tokens.push(token);
-            }
-        }
-    }
-    tokenizer.decode(&tokens).expect("a text")
-}
-
 /// A fixture's `expected.json`.
 fn expected(name: &str) -> serde_json::Value {
-    let text = std::fs::read_to_string(fixture(name).join("expected.json")).expect("expected.json");
-    serde_json::from_str(&text).expect("JSON")
-}
-
-fn ids(value: &serde_json::Value) -> Vec<u32> {
-    serde_json::from_value(value.clone()).expect("token ids")
+    read_json(&format!("{name}/expected.json"))
 }
 
 /// The program's 64 greedy tokens after `prompt`, as text.
@@ -190,10 +161,15 @@ fn greedy_text(name: &str, arguments: &[&str], prompt: &str) -> String {
 
 #[test]
 fn texts_equal_those_of_the_library() {
-    for name in ["llama", "qwen2", "qwen3"] {
+    for name in FIXTURES {
         let case = &expected(name)["encode"][2];
         let text = case["text"].as_str().expect("a text");
-        let wanted = library_text(name, &ids(&case["with_special"]), 64);
+        let model = transformer(&fixture(name), Some(Dtype::F32));
+        let tokenizer = Tokenizer::open(&fixture(name), model.config().vocab_size).expect("a tokenizer");
+        let ends = model.config().eos_token_ids.clone();
+        let generated = greedy_tokens(model, 512, &tokens(&case["with_special"]), 64);
+        let before_end: Vec<u32> = generated.into_iter().take_while(|token| !ends.contains(token)).collect();
+        let wanted = tokenizer.decode(&before_end).expect("a text");
         assert_eq!(greedy_text(name, &["--dtype", "f32"], text), wanted, "{name}");
     }
 }
@@ -202,14 +178,14 @@ fn texts_equal_those_of_the_library() {
 fn the_end_token_of_a_model_ends_its_text() {
     let expected = expected("llama");
     let tokenizer = Tokenizer::open(&fixture("llama"), 288).expect("a tokenizer");
-    let tokens = ids(&expected["greedy"]["tokens"]);
+    let greedy = tokens(&expected["greedy"]["tokens"]);
     let dir = copy("llama");
-    let end = format!("{{\"eos_token_id\": {}}}", tokens[3]);
+    let end = format!("{{\"eos_token_id\": {}}}", greedy[3]);
     std::fs::write(dir.path().join("generation_config.json"), end).expect("written");
-    let prompt = tokenizer.decode(&ids(&expected["prompt"])).expect("a text");
+    let prompt = tokenizer.decode(&tokens(&expected["prompt"])).expect("a text");
     let path = dir.path().display().to_string();
     let run = generate(&["-q", "--temperature", "0", "--model", &path, &prompt]);
-    assert_eq!(run.text(), prompt + &tokenizer.decode(&tokens[..4]).expect("a text"));
+    assert_eq!(run.text(), prompt + &tokenizer.decode(&greedy[..4]).expect("a text"));
 }
 
 /// Only Llama: the prompts of the Qwen fixtures end inside a character, which an argument cannot; the library tests cover them.
@@ -217,7 +193,7 @@ fn the_end_token_of_a_model_ends_its_text() {
 fn texts_equal_those_of_transformers_in_each_dtype() {
     let expected = expected("llama");
     let tokenizer = Tokenizer::open(&fixture("llama"), 288).expect("a tokenizer");
-    let text = |value: &serde_json::Value| tokenizer.decode(&ids(value)).expect("a text");
+    let text = |value: &serde_json::Value| tokenizer.decode(&tokens(value)).expect("a text");
     let (prompt, exact) = (text(&expected["prompt"]), text(&expected["greedy"]["tokens"]));
     assert_eq!(exact, expected["decode_greedy"]);
     assert_eq!(greedy_text("llama", &[], &prompt), exact);

@@ -1,6 +1,7 @@
 //! The effect of a model's files on `generate`: sampling defaults, an own output matrix, and the tokenizer's spaces.
 
-use super::program::{copy, edit, generate};
+use super::program::{edit, generate};
+use crate::fixtures::{copy, read_json};
 use serde_json::json;
 use std::path::Path;
 
@@ -55,12 +56,11 @@ fn an_output_matrix_that_differs_from_the_tied_embedding_is_used_and_named() {
 #[track_caller]
 fn text_of(name: &str, fields: &serde_json::Value) -> String {
     let dir = copy(name);
-    let path = dir.path().join("config.json");
-    let text = std::fs::read_to_string(&path).expect("a config");
-    let mut config: serde_json::Map<_, _> = serde_json::from_str(&text).expect("an object");
+    let mut config = read_json(&format!("{name}/config.json")).as_object().expect("an object").clone();
     config.extend(fields.as_object().expect("fields").clone());
     config.retain(|_, value| !value.is_null());
-    std::fs::write(path, serde_json::Value::Object(config).to_string()).expect("written");
+    std::fs::write(dir.path().join("config.json"), serde_json::Value::Object(config).to_string())
+        .expect("written");
     let path = dir.path().display().to_string();
     generate(&["--temperature", "0", "--max-tokens", "20", "--model", &path, "the pages"]).text().to_owned()
 }

@@ -2,9 +2,12 @@
 
 use super::{
     NIGHT,
-    program::{Run, command, copy, edit, fixture, generate, generate_bytes, generate_from},
+    program::{Run, command, edit, generate, generate_bytes, generate_from},
 };
-use crate::output::root;
+use crate::{
+    fixtures::{copy, fixture},
+    output::root,
+};
 use std::{
     io::Read,
     process::{Child, Command},

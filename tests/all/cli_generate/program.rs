@@ -1,11 +1,7 @@
 //! Runs `tilewright generate` and captures its output.
 
-use crate::output::{root, tilewright};
-use std::{
-    io::Write,
-    path::PathBuf,
-    process::{Command, Stdio},
-};
+use crate::output::{output_with_input, piped, tilewright};
+use std::process::Command;
 use tempfile::TempDir;
 
 /// Exit code and output of a run.
@@ -37,10 +33,6 @@ impl Run {
     }
 }
 
-pub(crate) fn fixture(name: &str) -> PathBuf {
-    root().join("tests/fixtures").join(name)
-}
-
 /// Runs `tilewright generate` with `arguments`.
 #[track_caller]
 pub(crate) fn generate(arguments: &[&str]) -> Run {
@@ -49,9 +41,7 @@ pub(crate) fn generate(arguments: &[&str]) -> Run {
 
 /// `tilewright generate` with `arguments` and captured output.
 pub(crate) fn command(arguments: &[&str]) -> Command {
-    let mut command = tilewright(&[&["generate"], arguments].concat());
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    command
+    piped(tilewright(&[&["generate"], arguments].concat()))
 }
 
 /// Runs `tilewright generate` with `input` on standard input.
@@ -63,10 +53,7 @@ pub(crate) fn generate_from(input: &str, arguments: &[&str]) -> Run {
 /// Same, with input that may be invalid UTF-8.
 #[track_caller]
 pub(crate) fn generate_bytes(input: &[u8], arguments: &[&str]) -> Run {
-    let mut child = command(arguments).spawn().expect("the program starts");
-    // a program that rejects its arguments does not read standard input
-    let _ = child.stdin.take().expect("a pipe").write_all(input);
-    let output = child.wait_with_output().expect("the program ends");
+    let output = output_with_input(command(arguments), input);
     let run = Run {
         code: output.status.code().expect("it ends by itself"),
         out: String::from_utf8(output.stdout).expect("text"),
@@ -74,17 +61,6 @@ pub(crate) fn generate_bytes(input: &[u8], arguments: &[&str]) -> Run {
     };
     assert!(!run.err.contains("panicked"), "{arguments:?}: {run:?}");
     run
-}
-
-/// A copy of a fixture that a test may damage.
-pub(crate) fn copy(name: &str) -> TempDir {
-    let dir = tempfile::tempdir().expect("a folder");
-    for entry in std::fs::read_dir(fixture(name)).expect("a fixture") {
-        let path = entry.expect("a file").path();
-        let to = dir.path().join(path.file_name().expect("a name"));
-        std::fs::copy(&path, to).expect("a copy");
-    }
-    dir
 }
 
 /// Replaces a text in one of the files of `dir`.

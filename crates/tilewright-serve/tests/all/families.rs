@@ -6,16 +6,13 @@
 pub(crate) mod checkpoint;
 
 use crate::{
-    fixtures::{fixture, read_json, tokens},
+    fixtures::{fixture, greedy_tokens, read_json, tokens},
     sentencepiece::stream,
 };
 use checkpoint::{Checkpoint, relative_error};
 use std::collections::BTreeMap;
-use tilewright::{Cpu, Dtype, sampling::SamplingParams};
-use tilewright_serve::{
-    Engine, EngineOptions, Event, GenerateOptions, RequestEdits,
-    model::{ModelConfig, Precision, Tokenizer, Transformer, Weights},
-};
+use tilewright::{Cpu, Dtype};
+use tilewright_serve::model::{ModelConfig, Precision, Tokenizer, Transformer, Weights};
 
 #[test]
 fn names_and_shapes_of_weights_are_those_of_transformers() {
@@ -100,29 +97,6 @@ fn streamed_greedy_tokens_are_the_text_of_transformers() {
         assert_eq!(stream(tokenizer.decoder(), &generated), text("alone"), "{name}");
         assert_eq!(tokenizer.decode(&generated).unwrap(), text("alone"), "{name}");
     }
-}
-
-/// The greedy continuation of a prompt that is prefilled in chunks of `max_step_tokens`.
-pub(crate) fn greedy_tokens(
-    model: Transformer,
-    max_step_tokens: usize,
-    prompt: &[u32],
-    max_tokens: usize,
-) -> Vec<u32> {
-    let options = EngineOptions { num_pages: 32, max_step_tokens, ..EngineOptions::default() };
-    let mut engine = Engine::new(model, Cpu::new(), options).expect("an engine");
-    let sampling = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
-    let wanted = GenerateOptions { max_tokens, sampling, stop: Vec::new(), edits: RequestEdits::default() };
-    engine.submit(prompt, &[wanted]).expect("a good request");
-    let mut generated = Vec::new();
-    while !engine.is_idle() {
-        for event in engine.step().expect("a step") {
-            if let Event::Token { token, .. } = event {
-                generated.push(token);
-            }
-        }
-    }
-    generated
 }
 
 /// All families of the supported ones have a checkpoint here or among the fixtures with tokenizers.

@@ -5,16 +5,19 @@
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
-use tilewright::Dtype;
-use tilewright_serve::model::{Message, ModelConfig, Transformer, Weights};
+use tilewright::{Cpu, Dtype, sampling::SamplingParams};
+use tilewright_serve::{
+    Engine, EngineOptions, Event, GenerateOptions, RequestEdits,
+    model::{Message, ModelConfig, Transformer, Weights},
+};
 
 /// Random checkpoints with a tokenizer, one per architecture: 3 layers, 288 tokens or a few more, a context of 512.
 pub(crate) const FIXTURES: [&str; 3] = ["llama", "qwen2", "qwen3"];
 
 /// A path below the fixtures of the source tree, or of the current folder: a bundle runs where there are no sources.
 pub(crate) fn fixture(path: &str) -> PathBuf {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap_or(Path::new("."));
-    let root = if root.join("tests/fixtures").is_dir() { root } else { Path::new(".") };
+    let mut folders = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
+    let root = folders.find(|folder| folder.join("tests/fixtures").is_dir()).unwrap_or(Path::new("."));
     root.join("tests/fixtures").join(path)
 }
 
@@ -48,6 +51,29 @@ pub(crate) fn messages(conversation: &Value) -> Vec<Message> {
 pub(crate) fn transformer(dir: &Path, dtype: Option<Dtype>) -> Transformer {
     let config = ModelConfig::open(dir).expect("a config.json");
     Transformer::new(config, &Weights::open(dir).expect("weights"), dtype).expect("a whole model")
+}
+
+/// The greedy continuation of a prompt that is prefilled in chunks of `max_step_tokens`.
+pub(crate) fn greedy_tokens(
+    model: Transformer,
+    max_step_tokens: usize,
+    prompt: &[u32],
+    max_tokens: usize,
+) -> Vec<u32> {
+    let options = EngineOptions { num_pages: 32, max_step_tokens, ..EngineOptions::default() };
+    let mut engine = Engine::new(model, Cpu::new(), options).expect("an engine");
+    let sampling = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
+    let wanted = GenerateOptions { max_tokens, sampling, stop: Vec::new(), edits: RequestEdits::default() };
+    engine.submit(prompt, &[wanted]).expect("a good request");
+    let mut generated = Vec::new();
+    while !engine.is_idle() {
+        for event in engine.step().expect("a step") {
+            if let Event::Token { token, .. } = event {
+                generated.push(token);
+            }
+        }
+    }
+    generated
 }
 
 /// A copy of a fixture that a test may damage.
