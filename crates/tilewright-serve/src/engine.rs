@@ -18,7 +18,7 @@ use crate::{
     pool::PagePool,
     report::{Report, StepCost},
     request::{ContextLimit, Event, FinishReason, Fork, GenerateOptions, Request, RequestId, SUBMIT},
-    scheduler::{Chunk, Limits, Scheduler},
+    scheduler::{Chunk, Scheduler},
     step::{Step, StepInputs},
 };
 use std::time::Instant;
@@ -95,7 +95,6 @@ impl<B: Backend + Clone> Engine<B> {
     /// When an option is 0, `activations` is a cache-only dtype, the pages do not fit in memory, or the backend does not support
     /// the model's attention.
     pub fn new(model: Transformer, backend: B, options: EngineOptions) -> Result<Self> {
-        let limits = Limits { max_step_tokens: options.max_step_tokens, max_requests: options.max_requests };
         for (name, value) in [
             ("page_size", options.page_size),
             ("num_pages", options.num_pages),
@@ -119,7 +118,7 @@ impl<B: Backend + Clone> Engine<B> {
             attention: model.attention(&backend, dtype, kv_dtype)?,
             ropes: model.ropes(context)?,
             cache,
-            scheduler: Scheduler::new(pool, limits),
+            scheduler: Scheduler::new(pool, options),
             activations: Activations::new(&backend, model.config(), dtype, Sizes::default())?,
             graphs: DecodeGraphs::new(options.graphs && !backend.computes_on_host()),
             model,

@@ -10,21 +10,13 @@
 //! Progress: the pool can hold every submitted request alone, so the oldest request always advances.
 
 use crate::{
+    EngineOptions,
     pages::PageId,
     pool::{ForkPages, PagePool, RequestPages},
     request::{Fork, Request},
 };
 use std::{collections::VecDeque, ops::Range};
 use tilewright::{Result, ensure};
-
-/// Limits of a step.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Limits {
-    /// Maximum tokens per step.
-    pub(crate) max_step_tokens: usize,
-    /// Maximum running requests.
-    pub(crate) max_requests: usize,
-}
 
 /// The tokens of one request in a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,13 +46,19 @@ pub(crate) struct Scheduler {
     pub(crate) running: Vec<Request>,
     waiting: VecDeque<Request>,
     pool: PagePool,
-    limits: Limits,
+    options: EngineOptions,
     pub(crate) stats: SchedulerStats,
 }
 
 impl Scheduler {
-    pub(crate) fn new(pool: PagePool, limits: Limits) -> Self {
-        Self { running: Vec::new(), waiting: VecDeque::new(), pool, limits, stats: SchedulerStats::default() }
+    pub(crate) fn new(pool: PagePool, options: EngineOptions) -> Self {
+        Self {
+            running: Vec::new(),
+            waiting: VecDeque::new(),
+            pool,
+            options,
+            stats: SchedulerStats::default(),
+        }
     }
 
     pub(crate) fn pool(&self) -> &PagePool {
@@ -78,7 +76,7 @@ impl Scheduler {
     /// Chooses the chunks of a step and allocates their pages.
     pub(crate) fn schedule(&mut self) -> Result<Vec<Chunk>> {
         let mut chunks = Vec::new();
-        let mut budget = self.limits.max_step_tokens;
+        let mut budget = self.options.max_step_tokens;
         let preemptions = self.stats.preemptions;
         let mut at = 0;
         while at < self.running.len() && budget > 0 {
@@ -130,7 +128,7 @@ impl Scheduler {
     /// Moves the first waiting request to the running ones, with its cached prefix, if all its pages are
     /// available.
     fn admit(&mut self) -> Result<bool> {
-        if self.running.len() >= self.limits.max_requests {
+        if self.running.len() >= self.options.max_requests {
             return Ok(false);
         }
         let Some(mut request) = self.waiting.pop_front() else { return Ok(false) };
@@ -175,7 +173,7 @@ impl Scheduler {
         for Fork { id, options } in forks {
             let leader = &self.running[at];
             let mut fork = Request::new(id, leader.tokens.clone(), options);
-            let admissible = self.running.len() < self.limits.max_requests;
+            let admissible = self.running.len() < self.options.max_requests;
             match if admissible { self.pool.fork(&leader.pages)? } else { None } {
                 Some(ForkPages { pages, copies: page_copies }) => {
                     copies.extend(page_copies);

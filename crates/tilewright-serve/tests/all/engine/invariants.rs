@@ -58,11 +58,20 @@ fn requests_submitted_during_a_run_have_the_same_output() {
 }
 
 #[test]
-fn chunked_prompts_have_the_same_output() {
+fn output_is_the_same_for_all_chunks_pages_and_threads() {
     for model in FIXTURES {
         let baseline = Setup::new(model);
         let chunks = |tokens| baseline.with(|options| options.max_step_tokens = tokens);
-        assert_same(&[1, 7, 16, 64, 512].map(chunks), baseline, &cases());
+        let pages = |(page_size, prefix_reuse)| {
+            baseline.with(|options| {
+                (options.page_size, options.num_pages) = (page_size, 2048 / page_size);
+                options.prefix_reuse = prefix_reuse;
+            })
+        };
+        let sizes = [(1, false), (1, true), (5, false), (5, true), (16, true), (64, false), (64, true)];
+        let threads = |threads| Setup { threads, ..chunks(64) };
+        let setups = [&[1, 7, 16, 64, 512].map(chunks)[..], &sizes.map(pages), &[1, 2, 4].map(threads)];
+        assert_same(&setups.concat(), baseline, &cases());
     }
 }
 
@@ -117,30 +126,6 @@ fn a_preempted_request_precedes_waiting_ones() {
     }
     assert_eq!(session.report().preemptions, 1);
     session.finish();
-}
-
-#[test]
-fn pages_of_any_size_give_the_same_tokens() {
-    for model in FIXTURES {
-        let baseline = Setup::new(model);
-        let paged = |(page_size, prefix_reuse)| {
-            baseline.with(|options| {
-                (options.page_size, options.num_pages) = (page_size, 2048 / page_size);
-                options.prefix_reuse = prefix_reuse;
-            })
-        };
-        let sizes = [(1, false), (1, true), (5, false), (5, true), (16, true), (64, false), (64, true)];
-        assert_same(&sizes.map(paged), baseline, &cases());
-    }
-}
-
-#[test]
-fn any_number_of_threads_gives_the_same_tokens() {
-    for model in FIXTURES {
-        let baseline = Setup::new(model);
-        let on = |threads| Setup { threads, ..baseline.with(|options| options.max_step_tokens = 64) };
-        assert_same(&[1, 2, 4].map(on), baseline, &cases());
-    }
 }
 
 #[test]
