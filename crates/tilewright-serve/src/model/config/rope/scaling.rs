@@ -23,45 +23,20 @@ pub(super) fn read(fields: &Fields<'_>, contexts: Contexts, unscaled: Rope) -> R
         ensure!(old == new, OPERATOR, "{prefix}type = {old:?} and {prefix}rope_type = {new:?} disagree");
     }
     let kind = new.or(old).unwrap_or("default");
-    let (rope, own): (_, &[&str]) = match kind {
-        "default" => (unscaled, &[]),
+    let rope = match kind {
+        "default" => unscaled,
         "linear" => {
-            let scaling = RopeScaling::Linear { factor: fields.required_positive("factor")? };
-            (Rope { scaling, ..unscaled }, &["factor"])
+            Rope { scaling: RopeScaling::Linear { factor: fields.required_positive("factor")? }, ..unscaled }
         }
         "dynamic" => {
             // NTK scaling of the base begins beyond `max_position_embeddings`, where the engine's context ends
             fields.required_positive("factor")?;
-            (unscaled, &["factor"])
+            unscaled
         }
-        "llama3" => (
-            Rope { scaling: llama3(fields)?, ..unscaled },
-            &["factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"],
-        ),
-        "yarn" => (
-            yarn(fields, contexts, unscaled)?,
-            &[
-                "factor",
-                "beta_fast",
-                "beta_slow",
-                "original_max_position_embeddings",
-                "attention_factor",
-                "mscale",
-                "mscale_all_dim",
-                "truncate",
-            ],
-        ),
+        "llama3" => Rope { scaling: llama3(fields)?, ..unscaled },
+        "yarn" => yarn(fields, contexts, unscaled)?,
         // the first name of LongRoPE in Phi-3
-        "longrope" | "su" => (
-            longrope(fields, contexts, unscaled)?,
-            &[
-                "factor",
-                "short_factor",
-                "long_factor",
-                "original_max_position_embeddings",
-                "attention_factor",
-            ],
-        ),
+        "longrope" | "su" => longrope(fields, contexts, unscaled)?,
         _ => {
             let prefix = fields.prefix;
             let message = format!("{prefix}rope_type = {kind:?} is not supported, expected one of {TYPES}");
@@ -69,14 +44,25 @@ pub(super) fn read(fields: &Fields<'_>, contexts: Contexts, unscaled: Rope) -> R
         }
     };
     // Unknown fields are errors: each could change the rotation.
-    let known = |key: &str| {
-        matches!(key, "type" | "rope_type" | "rope_theta" | "partial_rotary_factor") || own.contains(&key)
-    };
-    if let Some(key) = fields.values.keys().find(|key| !known(key) && fields.get(key).is_some()) {
+    if let Some(key) = fields.values.keys().find(|key| !has_field(kind, key) && fields.get(key).is_some()) {
         let message = format!("{}{key} is not supported with rope_type = {kind:?}", fields.prefix);
         return Err(Error::new(OPERATOR, message));
     }
     Ok(rope)
+}
+
+/// Whether a scaling of this kind may have the field `key`.
+fn has_field(kind: &str, key: &str) -> bool {
+    match key {
+        "type" | "rope_type" | "rope_theta" | "partial_rotary_factor" => true,
+        "factor" => kind != "default",
+        "low_freq_factor" | "high_freq_factor" => kind == "llama3",
+        "original_max_position_embeddings" => matches!(kind, "llama3" | "yarn" | "longrope" | "su"),
+        "attention_factor" => matches!(kind, "yarn" | "longrope" | "su"),
+        "beta_fast" | "beta_slow" | "mscale" | "mscale_all_dim" | "truncate" => kind == "yarn",
+        "short_factor" | "long_factor" => matches!(kind, "longrope" | "su"),
+        _ => false,
+    }
 }
 
 fn llama3(fields: &Fields<'_>) -> Result<RopeScaling> {
