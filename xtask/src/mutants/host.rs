@@ -1,8 +1,8 @@
 //! Mutants of host code, run by cargo-mutants: the schedule, masks, the CPU merge and the radix tree.
 
 use super::{Record, Score, Survivor, check_filters, test_names};
-use crate::cargo::cargo;
-use std::{collections::BTreeMap, fs, path::Path, process::Stdio};
+use crate::cargo::{cargo, output};
+use std::{collections::BTreeMap, fs, path::Path};
 
 /// Files of a package, and the tests that cover them.
 struct Group {
@@ -78,15 +78,8 @@ pub(super) fn run(root: &Path) -> Result<(), String> {
 fn check_tests(root: &Path, group: &Group) -> Result<(), String> {
     let mut command = cargo();
     command.args(["test", "--quiet", "--package", group.package]).args(group.binaries).args(["--", "--list"]);
-    let output = command.current_dir(root).stderr(Stdio::inherit()).output();
-    let output = output.map_err(|why| format!("cargo does not start: {why}"))?;
-    if !output.status.success() {
-        return Err(format!(
-            "the tests of {} are not listed: cargo ended with {}",
-            group.package, output.status
-        ));
-    }
-    let list = String::from_utf8_lossy(&output.stdout);
+    let list = output(command.current_dir(root))
+        .map_err(|why| format!("the tests of {} are not listed: {why}", group.package))?;
     let names = test_names(&list);
     check_filters(group.package, group.tests.iter().copied(), |filter| {
         names.iter().any(|name| name.contains(filter))
