@@ -17,7 +17,7 @@ use tilewright::{
 use tilewright_kernels::sampling::{RowKind, SampleConfig, distribution};
 use tilewright_ptx::sim::{Arg, Memory};
 
-/// Results begin `gap` elements after an aligned address and have `gap` more elements per row.
+/// Results begin `gap` elements after an aligned address and have `gap` more elements per row. `gap` is also the seed.
 fn assert_distributed<T: Both, O: Both + Real>(
     rows: &Rows<T>,
     kind: RowKind,
@@ -42,7 +42,7 @@ fn assert_distributed<T: Both, O: Both + Real>(
     let to = memory.alloc((gap + count * stride) * size) + (gap * size) as u64;
     let strides = [rows.stride, stride].map(|stride| Arg::U64(stride as u64));
     let args = [&[Arg::U64(scores), Arg::U64(to)], &strides[..], &[Arg::U32(vocab as u32)]].concat();
-    run(&kernel, count, &[args, requests.args()].concat(), (0, &mut memory));
+    run(&kernel, count, &[args, requests.args()].concat(), (gap as u64, &mut memory));
     for (row, expected) in expected.chunks(vocab).enumerate() {
         let found: Vec<O> = memory.read(to + (row * stride * size) as u64, vocab).expect("a row");
         for (i, (&found, &expected)) in found.iter().zip(expected).enumerate() {

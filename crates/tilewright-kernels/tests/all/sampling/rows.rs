@@ -81,8 +81,13 @@ pub(crate) fn requests(params: &[SamplingParams], memory: &mut Memory) -> Reques
     RequestSources::records(memory.alloc_from(&params.iter().flat_map(request_words).collect::<Vec<u32>>()))
 }
 
-/// Runs a kernel with one CTA or cluster per row.
+/// Runs a kernel with one CTA or cluster per row. Odd seeds leave gaps between the arrays in shared memory, so that accesses beyond
+/// the end of an array do not find its neighbor.
 pub(crate) fn run(kernel: &Kernel, rows: usize, args: &[Arg], (seed, memory): (u64, &mut Memory)) {
-    let done = Launch { kernel, grid: [rows as u32 * kernel.cluster, 1, 1], args, seed }.run(memory);
+    let mut kernel = kernel.clone();
+    if seed % 2 == 1 {
+        kernel.shared.iter_mut().for_each(|array| array.bytes += array.align);
+    }
+    let done = Launch { kernel: &kernel, grid: [rows as u32 * kernel.cluster, 1, 1], args, seed }.run(memory);
     done.unwrap_or_else(|fault| panic!("{}, seed {seed}: {fault}", kernel.name));
 }
