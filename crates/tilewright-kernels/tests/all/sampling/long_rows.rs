@@ -2,14 +2,13 @@
 
 use super::{
     rows::{Both, Rows, bell, positive},
-    sample::{Launch, assert_drawn, outcomes, params},
+    sample::{Launch, assert_drawn, assert_drawn_from, params},
 };
 use half::{bf16, f16};
-use tilewright::{
-    Cpu,
-    sampling::{FilterOrder, SamplingParams, TopKTies, sampling_from_probs},
-};
-use tilewright_kernels::sampling::{ROW_OUTCOME_WORDS, RowCtas, RowKind, VALID};
+use tilewright::sampling::{FilterOrder, SamplingParams, TopKTies};
+use tilewright_kernels::sampling::{RowCtas, RowKind};
+
+const PROBS: RowKind = RowKind::Probs;
 
 /// Requests with top-k of more elements than a list holds.
 pub(super) fn params_beyond_the_list(count: usize) -> Vec<SamplingParams> {
@@ -33,7 +32,7 @@ fn top_k_beyond_the_list() {
         assert_drawn(&Rows::<f32>::new((12, 4000), (1, 2), bell), &params, launch);
         assert_drawn(&Rows::<bf16>::new((12, 4000), (0, 0), bell), &params, launch);
         assert_drawn(&Rows::<bf16>::new((12, 4000), (0, 0), ties), &params, launch);
-        assert_drawn_from_probs(&Rows::<f32>::new((12, 4000), (0, 0), positive), &params, launch);
+        assert_drawn_from(PROBS, &Rows::<f32>::new((12, 4000), (0, 0), positive), &params, launch);
     }
 }
 
@@ -137,19 +136,6 @@ pub(super) fn params_of_coarse(count: usize) -> Vec<SamplingParams> {
     params(count).into_iter().map(of).collect()
 }
 
-fn assert_drawn_from_probs<T: Both>(rows: &Rows<T>, params: &[SamplingParams], launch: Launch)
-where
-    for<'a> tilewright::tensor::Data<'a>: From<&'a [T]>,
-{
-    let mut expected = vec![Ok(0); params.len()];
-    sampling_from_probs(&Cpu::with_threads(1).unwrap(), rows.view(), params, &mut expected)
-        .expect("valid arguments");
-    let found = outcomes(rows, RowKind::Probs, params, launch);
-    for ((found, expected), params) in found.chunks(ROW_OUTCOME_WORDS).zip(expected).zip(params) {
-        assert_eq!((found[0], Ok(found[1])), (VALID, expected), "{:?}: {params:?}", rows.shape);
-    }
-}
-
 /// The largest probabilities are equal. All but one of a row are at the same place of a vector, in two vectors per thread; or a
 /// thread has another vector of them after 1,024 vectors of its warp.
 #[test]
@@ -161,10 +147,10 @@ fn top_k_keeps_ties_of_all_threads() {
     };
     let of = |seed| SamplingParams { top_k: Some(1), seed, ..SamplingParams::default() };
     let each: Vec<_> = (0..8).map(of).collect();
-    assert_drawn_from_probs(&Rows::<f16>::new((8, 2500), (0, 0), ties), &each, Launch::one_cta(64, 0));
-    assert_drawn_from_probs(&Rows::<f32>::new((8, 2500), (0, 0), ties), &each, Launch::one_cta(64, 0));
+    assert_drawn_from(PROBS, &Rows::<f16>::new((8, 2500), (0, 0), ties), &each, Launch::one_cta(64, 0));
+    assert_drawn_from(PROBS, &Rows::<f32>::new((8, 2500), (0, 0), ties), &each, Launch::one_cta(64, 0));
     let distant = |_, i: usize| if i % 4096 < 4 { 1.0 } else { 0.125 };
-    assert_drawn_from_probs(&Rows::<f32>::new((8, 9000), (0, 0), distant), &each, Launch::one_cta(64, 0));
+    assert_drawn_from(PROBS, &Rows::<f32>::new((8, 9000), (0, 0), distant), &each, Launch::one_cta(64, 0));
 }
 
 #[test]
@@ -172,7 +158,7 @@ fn min_p_keeps_weights_at_its_bound() {
     let weights = |_, i: usize| [1.0, 0.5, 0.25][i % 3];
     let of = |seed| SamplingParams { min_p: 0.5, seed, ..SamplingParams::default() };
     let each: Vec<_> = (0..8).map(of).collect();
-    assert_drawn_from_probs(&Rows::<f32>::new((8, 48), (0, 0), weights), &each, Launch::one_cta(64, 0));
+    assert_drawn_from(PROBS, &Rows::<f32>::new((8, 48), (0, 0), weights), &each, Launch::one_cta(64, 0));
 }
 
 /// Weights of which many are in the bucket of the threshold; others equal the limit from which on weights are not listed.
@@ -200,7 +186,7 @@ fn weights_at_the_upper_limit_of_the_list() {
     let each: Vec<_> = (0..8).map(of).collect();
     for weight in [at_the_upper_limit, subnormal] {
         let rows = Rows::<f32>::new((8, 2800), (0, 0), weight);
-        assert_drawn_from_probs(&rows, &each, Launch::one_cta(64, 0));
+        assert_drawn_from(PROBS, &rows, &each, Launch::one_cta(64, 0));
     }
 }
 
@@ -231,5 +217,5 @@ fn draws_where_top_p_ends() {
 #[test]
 fn probabilities_of_16_bits() {
     let rows = Rows::<f16>::new((40, 2500), (0, 0), coarse);
-    assert_drawn_from_probs(&rows, &params_of_coarse(40), Launch::one_cta(64, 0));
+    assert_drawn_from(PROBS, &rows, &params_of_coarse(40), Launch::one_cta(64, 0));
 }

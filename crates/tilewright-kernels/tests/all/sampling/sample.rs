@@ -71,9 +71,26 @@ pub(super) fn assert_drawn<T: Both>(rows: &Rows<T>, params: &[SamplingParams], l
 where
     for<'a> tilewright::tensor::Data<'a>: From<&'a [T]>,
 {
-    let mut expected = vec![Ok(0); params.len()];
-    on_cpu(&Cpu::with_threads(1).unwrap(), rows.view(), params, &mut expected).expect("valid arguments");
-    let found = outcomes(rows, RowKind::Logits, params, launch);
+    assert_drawn_from(RowKind::Logits, rows, params, launch);
+}
+
+/// The tokens of all rows are those of the CPU backend.
+pub(super) fn assert_drawn_from<T: Both>(
+    kind: RowKind,
+    rows: &Rows<T>,
+    params: &[SamplingParams],
+    launch: Launch,
+) where
+    for<'a> tilewright::tensor::Data<'a>: From<&'a [T]>,
+{
+    let (cpu, mut expected) = (Cpu::with_threads(1).unwrap(), vec![Ok(0); params.len()]);
+    match kind {
+        RowKind::Logits => on_cpu(&cpu, rows.view(), params, &mut expected),
+        RowKind::Probs => sampling_from_probs(&cpu, rows.view(), params, &mut expected),
+        RowKind::Scores => panic!("scores are not drawn"),
+    }
+    .expect("valid arguments");
+    let found = outcomes(rows, kind, params, launch);
     for (row, (found, expected)) in found.chunks(ROW_OUTCOME_WORDS).zip(expected).enumerate() {
         assert_eq!(
             (found[0], Ok(found[1])),
