@@ -4,7 +4,7 @@
 //! `run.sh` in the folder unpacks and runs them, some tests also under the sanitizers if installed, and writes their output to a
 //! folder.
 
-use crate::{cargo, wheel};
+use crate::cargo;
 use serde_json::Value;
 use std::{fs, path::Path, process::Command};
 
@@ -177,7 +177,7 @@ pub(crate) fn run(root: &Path) -> Result<(), String> {
 
 /// Packs a folder and deletes it. Returns the size of the archive, about a third, because tests share most of their code.
 fn pack(folder: &Path, archive: &Path) -> Result<u64, String> {
-    wheel::run(Command::new("tar").arg("-czf").arg(archive).arg("-C").arg(folder).arg("."))?;
+    cargo::run(Command::new("tar").arg("-czf").arg(archive).arg("-C").arg(folder).arg("."))?;
     let failed = |why: std::io::Error| format!("{}: {why}", archive.display());
     fs::remove_dir_all(folder).map_err(failed)?;
     Ok(fs::metadata(archive).map_err(failed)?.len())

@@ -1,7 +1,10 @@
 //! The Python package: `cargo xtask wheel` builds its wheels, `cargo xtask python-tests` tests it in an environment of its own, and
 //! `cargo xtask flashinfer-tests` runs FlashInfer's own tests against it.
 
-use crate::{cargo::cargo, target, wheel_kernels};
+use crate::{
+    cargo::{cargo, run},
+    target, wheel_kernels,
+};
 use std::{
     ffi::OsStr,
     fs, io,
@@ -207,27 +210,4 @@ fn wheel(
         .map(|entry| entry.path())
         .filter(|path| path.extension() == Some(OsStr::new("whl")));
     wheels.next().ok_or_else(|| format!("maturin left no wheel in {}", folder.display()))
-}
-
-/// Runs a command with its output; an error if it fails.
-pub(crate) fn run(command: &mut Command) -> Result<(), String> {
-    let name = command.get_program().to_string_lossy().into_owned();
-    let words: Vec<_> = command.get_args().map(OsStr::to_string_lossy).take(4).collect();
-    let spelled = format!("{name} {}", words.join(" "));
-    let status = command.status().map_err(|why| format!("`{spelled}` does not start: {why}"))?;
-    if status.success() { Ok(()) } else { Err(format!("`{spelled}` ended with {status}")) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::run;
-    use std::process::Command;
-
-    #[test]
-    fn a_failed_command_is_named() {
-        let why = run(Command::new("no/such/python").arg("-m")).unwrap_err();
-        assert!(why.starts_with("`no/such/python -m` does not start"), "{why}");
-        let why = run(Command::new("cargo").arg("no-such-command")).unwrap_err();
-        assert_eq!(why, "`cargo no-such-command` ended with exit status: 101");
-    }
 }

@@ -3,7 +3,7 @@
 //! The assembler is the last one of CUDA 12: its code loads on every supported driver, and has the registers and sizes of that of CUDA 13
 //! ([reasons](../../docs/decisions/driver-and-cache.md)).
 
-use crate::{cargo::cargo, wheel::run};
+use crate::cargo::{cargo, run};
 use std::{
     fs,
     path::{Path, PathBuf},
