@@ -236,8 +236,8 @@ impl<M: Machine> RunContext<'_, M> {
         let selected = self.select_many_rows(params)?;
         Ok(selected.map(|(function, config)| {
             let box_rows = config.box_rows(params);
-            let map = |tensor, (view, _)| tensor_map(tensor, &view, params, box_rows);
-            let maps = [map(params.k, self.inputs.k()), map(params.v, self.inputs.v())];
+            let maps = [(params.k, self.inputs.k()), (params.v, self.inputs.v())];
+            let maps = maps.map(|(tensor, (view, _))| tensor_map(tensor, &view, params, box_rows));
             let ctas = runs.count.min(self.gpu.limits.multiprocessors);
             let ticket = runs.ticket;
             let run_params =
@@ -328,9 +328,9 @@ fn window(mask: Mask) -> (u32, u32) {
 
 /// The tensor maps of both parts of latent keys.
 fn mla_maps(inputs: &Inputs<'_>, params: &AttentionParams, box_rows: u32) -> [TensorMap; 2] {
-    let map = |tensor, (view, _): (View<'_>, KvStrides)| tensor_map(tensor, &view, params, box_rows);
     let (pe, view) = (params.pe.unwrap_or_default(), inputs.k_pe().unwrap_or_else(|| inputs.k()));
-    [map(params.k, inputs.k()), map(pe.k, view)]
+    [(params.k, inputs.k()), (pe.k, view)]
+        .map(|(tensor, (view, _))| tensor_map(tensor, &view, params, box_rows))
 }
 
 /// The tensor map of keys or values.
