@@ -129,7 +129,7 @@ impl Problem {
 
     /// Starts a builder. Defaults: f32, NHD, causal, scale `1 / sqrt(head_dim.qk)`.
     pub fn builder(heads: Heads, head_dim: HeadDim) -> ProblemBuilder {
-        ProblemBuilder {
+        let problem = Self {
             heads,
             head_dim,
             dtype_q: Dtype::F32,
@@ -138,9 +138,10 @@ impl Problem {
             dtype_kv: Dtype::F32,
             layout: KvLayout::default(),
             mask: Mask::default(),
-            scale: None,
+            scale: 0,
             latent: false,
-        }
+        };
+        ProblemBuilder { problem, scale: None }
     }
 
     /// Multi-head latent attention (DeepSeek MLA) in absorbed form: `num_heads` query heads over one latent `ckv` and
@@ -150,7 +151,9 @@ impl Problem {
     /// before absorption: `1 / sqrt(128 + 64)` in DeepSeek-V3.
     pub fn latent(num_heads: usize, ckv: usize, kpe: usize) -> ProblemBuilder {
         let head_dim = HeadDim { qk: ckv.saturating_add(kpe), vo: ckv };
-        ProblemBuilder { latent: true, ..Self::builder(Heads { qo: num_heads, kv: 1 }, head_dim) }
+        let mut builder = Self::builder(Heads { qo: num_heads, kv: 1 }, head_dim);
+        builder.problem.latent = true;
+        builder
     }
 
     /// Numbers of heads.
@@ -233,23 +236,16 @@ impl fmt::Display for Problem {
 /// Collects the options of a [`Problem`]; [`ProblemBuilder::build`] checks them.
 #[derive(Debug, Clone)]
 pub struct ProblemBuilder {
-    heads: Heads,
-    head_dim: HeadDim,
-    dtype_q: Dtype,
-    dtype_o: Dtype,
-    fp8_outputs: bool,
-    dtype_kv: Dtype,
-    layout: KvLayout,
-    mask: Mask,
+    /// Not yet checked, and without its scale.
+    problem: Problem,
     scale: Option<f32>,
-    latent: bool,
 }
 
 impl ProblemBuilder {
     /// Dtypes of queries and outputs, and of keys and values.
     #[must_use]
     pub fn dtypes(mut self, qo: Dtype, kv: Dtype) -> Self {
-        (self.dtype_q, self.dtype_o, self.dtype_kv) = (qo, qo, kv);
+        (self.problem.dtype_q, self.problem.dtype_o, self.problem.dtype_kv) = (qo, qo, kv);
         self
     }
 
@@ -257,7 +253,7 @@ impl ProblemBuilder {
     /// [`dtypes`](Self::dtypes). A scale of queries is a factor of [`scale`](Self::scale) or of the scale of keys.
     #[must_use]
     pub fn fp8_queries(mut self) -> Self {
-        self.dtype_q = Dtype::E4m3;
+        self.problem.dtype_q = Dtype::E4m3;
         self
     }
 
@@ -265,21 +261,21 @@ impl ProblemBuilder {
     /// that of the cache, divided by the scale of outputs.
     #[must_use]
     pub fn fp8_outputs(mut self) -> Self {
-        self.fp8_outputs = true;
+        self.problem.fp8_outputs = true;
         self
     }
 
     /// Axis order of the KV cache.
     #[must_use]
     pub fn layout(mut self, layout: KvLayout) -> Self {
-        self.layout = layout;
+        self.problem.layout = layout;
         self
     }
 
     /// The keys visible to a row.
     #[must_use]
     pub fn mask(mut self, mask: Mask) -> Self {
-        self.mask = mask;
+        self.problem.mask = mask;
         self
     }
 
@@ -297,8 +293,8 @@ impl ProblemBuilder {
     /// bits; queries of e4m3 are used with other keys or with latent attention; the scale is not finite and positive, or missing for latent attention.
     pub fn build(self) -> Result<Problem> {
         const OPERATOR: &str = "attention.problem";
-        let Self { heads, head_dim, dtype_q, dtype_o, fp8_outputs, dtype_kv, layout, mask, scale, latent } =
-            self;
+        let Self { problem, scale } = self;
+        let Problem { heads, head_dim, dtype_q, dtype_o, dtype_kv, latent, .. } = problem;
         let counts = [
             ("qo heads", heads.qo),
             ("kv heads", heads.kv),
@@ -353,7 +349,6 @@ impl ProblemBuilder {
             OPERATOR,
             "scale = {scale}, expected a finite number above 0"
         );
-        let scale = scale.to_bits();
-        Ok(Problem { heads, head_dim, dtype_q, dtype_o, fp8_outputs, dtype_kv, layout, mask, scale, latent })
+        Ok(Problem { scale: scale.to_bits(), ..problem })
     }
 }
