@@ -7,7 +7,7 @@
 
 use super::{cta::MmaCta, page_scales};
 use crate::attention::{
-    items::WorkItemRegs,
+    items::{NONE, WorkItemRegs},
     params::{CacheTensorRegs, KvLayout},
 };
 use tilewright_ptx::build::{Shared, Value, Var};
@@ -39,6 +39,23 @@ impl<'k> From<&WorkItemRegs<'k>> for KvSource<'k> {
     fn from(item: &WorkItemRegs<'k>) -> Self {
         Self { start: item.kv_start, end: item.kv_end, head: item.kv_head }
     }
+}
+
+/// The page and slot, as in the tensor, of key `key` of an item, which is in page `page` of its request.
+#[track_caller]
+pub(crate) fn box_location<'k>(
+    cta: &MmaCta<'k>,
+    item: &WorkItemRegs<'k>,
+    key: Value<'k, u32>,
+    page: Value<'k, u32>,
+) -> (Value<'k, u32>, Value<'k, u32>) {
+    let params = &cta.params;
+    let (ragged, blocks) = (params.has_layout(KvLayout::Ragged), cta.is_blocks());
+    let (_, slot) = params.page_size.divide(key);
+    let slot = slot.unless(ragged, item.kv_start + key);
+    // blocks are ranges of a ragged tensor
+    let slot = slot.unless(blocks, page * params.page_size.by + slot);
+    (page.unless(blocks & page.ne(NONE), 0), slot)
 }
 
 impl<'k> PageLookup<'k> {

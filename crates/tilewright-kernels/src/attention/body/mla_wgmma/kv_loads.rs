@@ -9,6 +9,7 @@ use super::{
 use crate::attention::{
     body::wgmma::rows::{SourceRow, copy_rows},
     items::{NONE, WorkItemRegs},
+    kernel::page_lookup::box_location,
     params::KvLayout,
 };
 use std::ops::Range;
@@ -139,14 +140,7 @@ impl<'k> MlaProducer<'_, 'k> {
 
     /// The location of this lane's part of a KV tile.
     fn location(&self, item: &WorkItemRegs<'k>, tile: Value<'k, u32>) -> Location<'k> {
-        let (shared, params) = (self.shared, &self.shared.cta.params);
-        let (ragged, blocks) = (params.has_layout(KvLayout::Ragged), shared.cta.is_blocks());
-        let (key, page) = (self.key(tile), self.page.get());
-        let (_, slot) = params.page_size.divide(key);
-        let slot = slot.unless(ragged, item.kv_start + key);
-        // blocks are ranges of a ragged tensor
-        let slot = slot.unless(blocks, page * params.page_size.by + slot);
-        (page.unless(blocks & page.ne(NONE), 0), slot)
+        box_location(&self.shared.cta, item, self.key(tile), self.page.get())
     }
 
     /// The first key of this lane's part of a KV tile.

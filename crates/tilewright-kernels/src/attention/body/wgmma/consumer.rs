@@ -291,14 +291,11 @@ impl<'c, 'k> Consumer<'c, 'k> {
 
     /// The factors from logits, after the hook if there is one, to base-2 logits.
     pub(super) fn logit_scales(&self, current: &CurrentItem<'k>) -> [Value<'k, f32>; 2] {
-        match self.hooks.is_live(Hook::Logits) {
-            true => [current.scale; 2],
-            // masked logits are -inf: their products with 0 would be NaN
-            false if self.row_factors.is_some() => {
-                self.of_rows(current.scale).map(|scale| scale.max(f32::MIN_POSITIVE))
-            }
-            false => [current.scale; 2],
+        if self.hooks.is_live(Hook::Logits) || self.row_factors.is_none() {
+            return [current.scale; 2];
         }
+        // masked logits are -inf: their products with 0 would be NaN
+        self.of_rows(current.scale).map(|scale| scale.max(f32::MIN_POSITIVE))
     }
 
     pub(super) fn elements(&self) -> Elements {

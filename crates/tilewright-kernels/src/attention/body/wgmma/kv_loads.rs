@@ -6,6 +6,7 @@ use super::{
 };
 use crate::attention::{
     items::{NONE, WorkItemRegs},
+    kernel::page_lookup::box_location,
     params::KvLayout,
 };
 use crate::tile::{Cursor, SharedTile};
@@ -109,14 +110,7 @@ impl<'k> Producer<'_, 'k> {
         tile: KvTile<'k>,
         part: usize,
     ) -> (Value<'k, u32>, Value<'k, u32>) {
-        let (shared, params) = (self.shared, &self.shared.cta.params);
-        let (ragged, blocks) = (params.has_layout(KvLayout::Ragged), shared.cta.is_blocks());
-        let (key, page) = (self.key(tile.index, part), tile.pages[part].get());
-        let (_, slot) = params.page_size.divide(key);
-        let slot = slot.unless(ragged, item.kv_start + key);
-        // blocks are ranges of a ragged tensor
-        let slot = slot.unless(blocks, page * params.page_size.by + slot);
-        (page.unless(blocks & page.ne(NONE), 0), slot)
+        box_location(&self.shared.cta, item, self.key(tile.index, part), tile.pages[part].get())
     }
 
     /// Starts the copies of a part of a tile of keys or values to the current stage, one row per lane.
