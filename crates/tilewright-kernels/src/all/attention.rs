@@ -74,6 +74,8 @@ fn many_rows() -> Vec<KernelEntry> {
         of(deepseek),
         of(any_mask(deepseek)),
         of(config((256, 256), bf16)),
+        entry_of(AttentionKernel::LevelMerges(llama), plain()),
+        entry_of(AttentionKernel::LevelMerges(deepseek), plain()),
     ]
 }
 

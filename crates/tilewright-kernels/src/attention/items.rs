@@ -23,12 +23,6 @@ use tilewright_ptx::{
 /// Absent value: all bits are 1.
 pub const NONE: u32 = u32::MAX;
 
-/// Flag of [`WorkItem::merge_deps_begin`]: the range is one of `sources`. The item adds their states to its own and writes the output;
-/// all of them were written by an earlier launch. Kernels without this step have the partial row, and add all states in the end.
-pub const ADDS_SOURCES: u32 = 1 << 31;
-/// Maximum sources that an item adds.
-pub const MAX_ADDED: usize = 32;
-
 /// Declares a record: the host struct, which is converted to words, and its device form, which is loaded into registers. A name
 /// in parentheses is the register's name if it differs from the field's.
 macro_rules! record {
@@ -121,7 +115,7 @@ record! {
     base: u32,
     /// The first partial row, or [`NONE`]: the item writes the output itself.
     partial: u32,
-    /// The first entry of `merge_deps` of this item, or of `sources` with the flag [`ADDS_SOURCES`].
+    /// The first entry of `merge_deps` of this item.
     merge_deps_begin ("feed_begin"): u32,
     /// One past the last.
     merge_deps_end ("feed_end"): u32,
@@ -131,29 +125,6 @@ record! {
     mask_bit_low: u32,
     /// The high word of that index.
     mask_bit_high: u32,
-}
-
-/// The sources that an item adds.
-#[derive(Debug, Clone, Copy)]
-pub struct AddedRange<'k> {
-    /// Whether there are any.
-    pub exist: Value<'k, bool>,
-    /// The first one.
-    pub begin: Value<'k, u32>,
-    /// One past the last.
-    pub end: Value<'k, u32>,
-}
-
-impl<'k> WorkItemRegs<'k> {
-    /// The sources that the item adds.
-    #[track_caller]
-    pub fn added_sources(&self) -> AddedRange<'k> {
-        AddedRange {
-            exist: self.merge_deps_begin.ge(ADDS_SOURCES),
-            begin: self.merge_deps_begin & (ADDS_SOURCES - 1),
-            end: self.merge_deps_end,
-        }
-    }
 }
 
 record! {
@@ -171,7 +142,7 @@ record! {
     source_begin: u32,
     /// One past the last.
     source_end: u32,
-    /// Items that arrive; the other sources are complete before these begin.
+    /// Items that arrive; 0 if a launch of its own performs the merge.
     arrivals: u32,
 }
 

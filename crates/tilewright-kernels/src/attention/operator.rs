@@ -30,6 +30,8 @@ pub enum Part {
     ManyRows,
     /// Runs with any mask.
     ManyRowsAnyMask,
+    /// Merges of rows with keys in runs and in other items.
+    LevelMerges,
     /// Large merges of `mla_wgmma`.
     LargeMerges,
     /// Tensors that the chosen kernel does not accept.
@@ -38,12 +40,13 @@ pub enum Part {
 
 impl Part {
     /// All parts.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::SplitKv,
         Self::SplitKvPairs,
         Self::Both,
         Self::ManyRows,
         Self::ManyRowsAnyMask,
+        Self::LevelMerges,
         Self::LargeMerges,
         Self::Unaligned,
     ];
@@ -56,6 +59,8 @@ pub enum AttentionKernel {
     Items(KernelConfig),
     /// Of runs of many rows, by `wgmma`.
     Runs(WgmmaConfig),
+    /// Of merges after runs and other items of the same rows.
+    LevelMerges(WgmmaConfig),
     /// Of large merges after `mla_wgmma`.
     LargeMerges(MlaWgmmaConfig),
 }
@@ -88,6 +93,7 @@ impl OperatorKernels {
             Part::SplitKv => Some(items(Bodies::SplitKv)),
             Part::SplitKvPairs => self.choice.pairs.then(|| items(Bodies::SplitKvPairs)),
             Part::ManyRows | Part::ManyRowsAnyMask => self.many_rows(part).map(AttentionKernel::Runs),
+            Part::LevelMerges => self.many_rows(Part::ManyRows).map(AttentionKernel::LevelMerges),
             Part::LargeMerges => match self.choice.kernel {
                 KernelConfig::MlaWgmma(config) => {
                     let of_states = MlaWgmmaConfig { kv: config.dtype, ..config };
@@ -155,6 +161,12 @@ impl AttentionKernel {
                 let shape = shape([config.q, config.o, config.out, config.kv], config.head_dim);
                 format!("{shape}_wgmma{}", if config.any_mask { "_masks" } else { "" })
             }
+            Self::LevelMerges(config) => {
+                format!(
+                    "{}_level_merges",
+                    shape([config.q, config.o, config.out, config.kv], config.head_dim)
+                )
+            }
             Self::LargeMerges(config) => {
                 let shape = latent_shape(config.dtype, config.out, config.head_dim);
                 format!("{shape}_mla_large_merges")
@@ -170,6 +182,7 @@ impl AttentionKernel {
         match self {
             Self::Items(config) => config.record(name, variant),
             Self::Runs(config) => wgmma::attention(name, config, variant),
+            Self::LevelMerges(config) => wgmma::level_merges(name, config, variant),
             Self::LargeMerges(config) => mla_wgmma::large_merges(name, config),
         }
     }
@@ -180,9 +193,10 @@ impl AttentionKernel {
             Self::Items(KernelConfig::Mma(config)) => Some(config.device.arch),
             Self::Items(KernelConfig::Mla(config)) => Some(config.device.arch),
             Self::Items(KernelConfig::Simt(_)) => None,
-            Self::Items(KernelConfig::MlaWgmma(_)) | Self::Runs(_) | Self::LargeMerges(_) => {
-                Some(wgmma::ARCH)
-            }
+            Self::Items(KernelConfig::MlaWgmma(_))
+            | Self::Runs(_)
+            | Self::LevelMerges(_)
+            | Self::LargeMerges(_) => Some(wgmma::ARCH),
         }
     }
 }

@@ -170,10 +170,8 @@ crate::params! {
 pub enum Wait {
     /// Before it reads anything but its first item.
     AtStart,
-    /// At its end: its items run beside runs of other rows.
+    /// At its end: its items run beside runs.
     AtEnd,
-    /// Before its first merge, whose other states are those of runs.
-    BeforeMerges,
 }
 
 /// A window without a limit.

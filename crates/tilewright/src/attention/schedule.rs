@@ -27,6 +27,7 @@ mod levels;
 mod runs;
 
 pub(crate) use cut::Scratch;
+pub(super) use runs::workers_of;
 
 use super::{
     capacity::ArraySizes,
@@ -297,14 +298,14 @@ impl Schedule {
         &self.items[..self.worker_indptr[self.num_workers()] as usize]
     }
 
-    /// The sources that arrive at a merge, and perform it. If rows have both runs and other items, all runs are complete before the
-    /// others begin to merge.
+    /// The sources that arrive at a merge, of which the last one performs it. None does if rows have both runs and other items: a
+    /// launch after both performs the merge.
     pub fn arrivals(&self, merge: &Merge) -> &[u32] {
         let sources = &self.sources[merge.sources.start as usize..merge.sources.end as usize];
         // sources are in the order of items, and runs are the last items
         match sources.partition_point(|&item| item < self.worker_indptr[self.num_workers()]) {
-            0 => sources,
-            others => &sources[..others],
+            others if 0 < others && others < sources.len() => &[],
+            _ => sources,
         }
     }
 

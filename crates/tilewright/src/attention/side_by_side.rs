@@ -12,7 +12,7 @@
 //! the least part is best. SMs without items begin to draw runs.
 //! Measured: [record](../../../../benches/record/h100/attention-mixed-2026-11-27.csv).
 
-use super::{Plan, picture::counted};
+use super::{Plan, picture::counted, schedule::workers_of};
 
 /// Maximum runs per SM with a part of their own.
 const MAX_WAVES: usize = 4;
@@ -26,15 +26,16 @@ const LAUNCH_BYTES: f64 = 30e6;
 const RUN_OVERHEAD: usize = 128;
 
 impl Plan {
-    /// The part of the SMs on which [runs](super::Schedule::runs) begin beside other items; `None` if items of one kind are executed
-    /// after those of the other: there is only one kind, or rows have items of both. The last CTA of a run would then merge all its
-    /// rows, for which items that follow have more CTAs.
+    /// The part of the SMs on which [runs](super::Schedule::runs) begin beside other items; `None` if there is only one kind. With levels
+    /// of shared keys, it has as many SMs as the runs need to end no later than on all.
     pub fn part_of_runs(&self) -> Option<f64> {
         let (runs, others) = (self.schedule.runs(), self.schedule.items_of_workers());
         let many = self.tiling.many_rows?;
-        if runs.is_empty() || others.is_empty() || self.requests.segments.iter().any(|segment| segment.shared)
-        {
+        if runs.is_empty() || others.is_empty() {
             return None;
+        }
+        if self.requests.segments.iter().any(|segment| segment.shared) {
+            return Some(workers_of(runs.len(), many.workers) as f64 / many.workers as f64);
         }
         if runs.len() > MAX_WAVES * many.workers {
             return Some(MIN_PART);

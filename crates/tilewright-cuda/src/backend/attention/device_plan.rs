@@ -12,7 +12,7 @@ use crate::{backend::Gpu, machine::Machine};
 use std::sync::Arc;
 use tilewright::{
     Error, Opaque, Plan, Problem, Result,
-    attention::{Capacity, DeviceBatch, DevicePages, Merge, Split, Tiling},
+    attention::{Capacity, DeviceBatch, DevicePages, Merge, Schedule, Split, Tiling},
     tensor::DeviceMemory,
 };
 use tilewright_kernels::attention::{
@@ -40,6 +40,8 @@ pub(super) struct DevicePlan {
     pub(super) items: Option<Bodies>,
     /// Its runs, if there are any.
     pub(super) runs: Option<DeviceRuns>,
+    /// Number of merges, or 0 if all of them have arrivals: none is left to a launch after runs and other items of the same rows.
+    pub(super) level_merges: u32,
     /// The address of the list of large merges.
     pub(super) large_merges: u64,
     /// Whether it may have large merges, now or after a replan.
@@ -127,6 +129,7 @@ impl<M: Machine> Gpu<M> {
             workers,
             items,
             runs,
+            level_merges: level_merges(plan.schedule()),
             large_merges: plan_layout.large_merges(memory.address()),
             has_large_merges: plan.capacity().is_some() || has_large_merges(plan),
             partial_rows,
@@ -318,6 +321,12 @@ impl<M: Machine> Gpu<M> {
         self.check_device(OPERATOR, "the plan", Some(launch.flags.device_address()))?;
         Ok(launch)
     }
+}
+
+/// The number of merges, or 0 if all of them have arrivals.
+fn level_merges(schedule: &Schedule) -> u32 {
+    let has_none = |merge: &Merge| schedule.arrivals(merge).is_empty();
+    if schedule.merges.iter().any(has_none) { schedule.merges.len() as u32 } else { 0 }
 }
 
 /// Whether any merge of a plan has more states than one CTA merges, if its kernel leaves those to another one.

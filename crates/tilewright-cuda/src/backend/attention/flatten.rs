@@ -20,7 +20,7 @@ use tilewright::{
 };
 use tilewright_kernels::attention::{
     body::{Bodies, MAX_PAIRED_ROWS, MAX_SPLIT_KV_ROWS},
-    items::{ADDS_SOURCES, MAX_ADDED, MergeItem, MergeSource, NONE, RequestRows, WorkItem},
+    items::{MergeItem, MergeSource, NONE, RequestRows, WorkItem},
     params::{KvLayout, PlanArrays},
 };
 
@@ -45,23 +45,16 @@ pub(super) struct DeviceRuns {
     pub(super) count: u32,
     /// The arrays of the plan, with the runs as workers.
     pub(super) as_workers: PlanArrays,
-    /// The other items, if they are executed beside the runs.
-    pub(super) side_by_side: Option<SideBySide>,
+    /// The arrays of the plan, with workers of [a few](items_per_worker) of the other items.
+    pub(super) beside: PlanArrays,
+    /// Number of these workers.
+    pub(super) workers_beside: u32,
+    /// [`Plan::part_of_runs`].
+    pub(super) part: f64,
     /// The address of the first run.
     pub(super) items: u64,
     /// The address of a u32, 0 before and after a launch.
     pub(super) ticket: u64,
-}
-
-/// Items that are executed beside runs, each as a worker.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct SideBySide {
-    /// Number of the items.
-    pub(super) others: u32,
-    /// The arrays of the plan, with the items as workers.
-    pub(super) arrays: PlanArrays,
-    /// [`Plan::part_of_runs`].
-    pub(super) part_of_runs: f64,
 }
 
 impl PlanLayout {
@@ -97,14 +90,13 @@ impl PlanLayout {
         let count = schedule.runs().len();
         let first = schedule.items_of_workers().len();
         let bounds = arrays.worker_indptr + 4 * (schedule.num_workers() + 1) as u64;
+        let workers = first.div_ceil(items_per_worker(plan));
         (count > 0).then(|| DeviceRuns {
             count: count as u32,
-            as_workers: PlanArrays { worker_indptr: bounds + 4 * first as u64, ..arrays },
-            side_by_side: plan.part_of_runs().map(|part_of_runs| SideBySide {
-                others: first as u32,
-                arrays: PlanArrays { worker_indptr: bounds, ..arrays },
-                part_of_runs,
-            }),
+            as_workers: PlanArrays { worker_indptr: bounds + 4 * workers as u64, ..arrays },
+            beside: PlanArrays { worker_indptr: bounds, ..arrays },
+            workers_beside: workers as u32,
+            part: plan.part_of_runs().unwrap_or(1.0),
             items: arrays.items + (WorkItem::BYTES * first) as u64,
             ticket: base + self.ticket,
         })
@@ -167,10 +159,20 @@ pub(super) fn counter_bytes(sizes: &ArraySizes) -> usize {
     4 * (2 * sizes.merges + 3)
 }
 
-/// Bounds of workers, and of items if there are runs.
+/// Items per worker beside runs: several share the start of a CTA, but leave enough workers for SMs that become free.
+fn items_per_worker(plan: &Plan) -> usize {
+    const MIN_WAVES: usize = 3;
+    const MAX_ITEMS: usize = 4;
+    let schedule = plan.schedule();
+    let waves = schedule.items_of_workers().len() / schedule.num_workers().max(1);
+    (waves / MIN_WAVES).clamp(1, MAX_ITEMS)
+}
+
+/// Bounds of workers; if there are runs, also of those beside them, and of runs as workers.
 fn worker_bounds(plan: &Plan) -> usize {
     let schedule = plan.schedule();
-    let of_items = if schedule.runs().is_empty() { 0 } else { schedule.items.len() + 1 };
+    let beside = schedule.items_of_workers().len().div_ceil(items_per_worker(plan));
+    let of_items = if schedule.runs().is_empty() { 0 } else { beside + schedule.runs().len() + 1 };
     schedule.num_workers() + 1 + of_items
 }
 
@@ -184,7 +186,9 @@ pub(super) fn write(plan: &Plan, layout: &PlanLayout, words: &mut [u32]) {
     let bounds = &mut rest[from(offsets.worker_indptr)][..worker_bounds(plan)];
     let (bounds, of_items) = bounds.split_at_mut(schedule.worker_indptr.len());
     bounds.copy_from_slice(&schedule.worker_indptr);
-    of_items.iter_mut().zip(0..).for_each(|(to, item)| *to = item);
+    let first = schedule.items_of_workers().len() as u32;
+    let beside = (0..first).step_by(items_per_worker(plan)).chain(first..);
+    of_items.iter_mut().zip(beside).for_each(|(to, item)| *to = item);
     rest[from(offsets.arrival_counters)][..schedule.merges.len()].fill(0);
     // the ticket, and the two words before the list of large merges
     rest[from(layout.ticket)][..3].fill(0);
@@ -234,7 +238,8 @@ fn write_feeds(feeds: &mut [u32], items: &mut [u32], schedule: &Schedule) {
     // without levels an item is a source of at most one merge, and sources are in the order of items
     if schedule.sources.is_sorted_by(|a, b| a < b) {
         for (number, merge) in schedule.merges.iter().enumerate() {
-            for source in merge.sources.clone() {
+            let arrives = !schedule.arrivals(merge).is_empty();
+            for source in merge.sources.clone().filter(|_| arrives) {
                 feeds[source as usize] = number as u32;
                 let item = schedule.sources[source as usize];
                 items[item as usize][FEEDS].copy_from_slice(&[source, source + 1]);
@@ -242,9 +247,7 @@ fn write_feeds(feeds: &mut [u32], items: &mut [u32], schedule: &Schedule) {
         }
         return;
     }
-    let counted =
-        || schedule.merges.iter().zip(0..).filter(|(merge, _)| adding_item(schedule, merge).is_none());
-    for &item in counted().flat_map(|(merge, _)| schedule.arrivals(merge)) {
+    for &item in schedule.merges.iter().flat_map(|merge| schedule.arrivals(merge)) {
         items[item as usize][FEEDS.end - 1] += 1;
     }
     let mut next = 0;
@@ -254,27 +257,13 @@ fn write_feeds(feeds: &mut [u32], items: &mut [u32], schedule: &Schedule) {
         next += count;
     }
     // the end of each list advances as its merges are written
-    for (merge, number) in counted() {
+    for (merge, number) in schedule.merges.iter().zip(0..) {
         for &item in schedule.arrivals(merge) {
             let end = &mut items[item as usize][FEEDS.end - 1];
             feeds[*end as usize] = number;
             *end += 1;
         }
     }
-    for merge in &schedule.merges {
-        if let Some(item) = adding_item(schedule, merge) {
-            items[item as usize][FEEDS]
-                .copy_from_slice(&[ADDS_SOURCES | (merge.sources.start + 1), merge.sources.end]);
-        }
-    }
-}
-
-/// The item that adds the other sources of a merge: the only one that arrives, if all its rows are merged.
-fn adding_item(schedule: &Schedule, merge: &tilewright::attention::Merge) -> Option<u32> {
-    let &[number] = schedule.arrivals(merge) else { return None };
-    let item = &schedule.items[number as usize];
-    let has_all_rows = (&item.kv_heads, &item.qo) == (&merge.kv_heads, &merge.qo);
-    (has_all_rows && (2..=1 + MAX_ADDED).contains(&merge.sources.len())).then_some(number)
 }
 
 /// Writes the items, with no dependent merges yet.

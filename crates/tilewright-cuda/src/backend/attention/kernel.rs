@@ -145,6 +145,7 @@ impl<M: Machine> AttentionKernels<M> {
             plan.items.map(|kind| self.part_of(kind)),
             plan.runs.as_ref().map(|_| of_runs),
             plan.runs.as_ref().map(|_| self.part_of_refused_runs()),
+            (plan.level_merges > 0).then_some(Part::LevelMerges),
             plan.has_large_merges.then_some(Part::LargeMerges),
             Some(Part::Unaligned),
         ];

@@ -30,7 +30,9 @@ use tilewright_kernels::attention::{
         Bodies,
         mla_wgmma::MlaWgmmaParams,
         mma,
-        wgmma::{RunParams, WgmmaConfig, kv_map},
+        wgmma::{
+            LEVEL_MERGE_CTAS_PER_SM, LEVEL_MERGE_WARPS, RunParams, WgmmaConfig, kv_map, level_merge_args,
+        },
     },
     choose::KernelConfig,
     operator::{AttentionKernel, Part},
@@ -78,7 +80,7 @@ impl<M: Machine> Gpu<M> {
         let context = RunContext { gpu: self, kernels, inputs, device_plan };
         match (&device_plan.runs, device_plan.items) {
             (Some(runs), Some(kind)) => context.launch_both(runs, kind, &call)?,
-            (Some(runs), None) => context.launch_runs(runs, &call).map(drop)?,
+            (Some(runs), None) => context.launch_runs(runs, &call)?,
             (None, Some(kind)) => context.launch_items(&context.workers(kind, &call))?,
             (None, None) => {}
         }
@@ -248,15 +250,12 @@ impl<M: Machine> RunContext<'_, M> {
         }))
     }
 
-    /// Launches runs. Returns when items of the same rows wait for them.
-    fn launch_runs(&self, runs: &DeviceRuns, params: &AttentionParams) -> Result<Wait> {
-        let machine = &self.gpu.machine;
+    /// Launches runs.
+    fn launch_runs(&self, runs: &DeviceRuns, params: &AttentionParams) -> Result<()> {
         let Some(RunLaunch { function, run_params, params }) = self.many_rows(runs, params)? else {
-            self.launch_as_workers(runs, params)?;
-            return Ok(Wait::AtStart);
+            return self.launch_as_workers(runs, params);
         };
-        machine.launch(&function, [run_params.ctas, 1, 1], &run_params.args(&params))?;
-        Ok(Wait::BeforeMerges)
+        self.gpu.machine.launch(&function, [run_params.ctas, 1, 1], &run_params.args(&params))
     }
 
     /// Launches each run like the items of a worker.
@@ -266,29 +265,42 @@ impl<M: Machine> RunContext<'_, M> {
         self.launch_items(&ItemLaunch { part, workers, params, wait: Wait::AtStart })
     }
 
-    /// Launches runs and items side by side: runs on some SMs, items on the others, then runs on those too. Each item is a worker, so
-    /// that SMs that become free take the next one.
+    /// Launches runs and items side by side: runs on some SMs, items on the others, then runs on those too. Workers have few items, so
+    /// that SMs that become free take the next ones. Merges of rows with both follow.
     fn launch_both(&self, runs: &DeviceRuns, kind: Bodies, params: &AttentionParams) -> Result<()> {
         let machine = &self.gpu.machine;
-        let with_others = |beside| Ok(self.many_rows(runs, params)?.map(|launch| (launch, beside)));
-        let side_by_side = runs.side_by_side.map_or(Ok(None), with_others)?;
-        let Some((RunLaunch { function, run_params, params: of_runs }, beside)) = side_by_side else {
-            let wait = self.launch_runs(runs, params)?;
-            return self.launch_items(&ItemLaunch { wait, ..self.workers(kind, params) });
+        let Some(RunLaunch { function, run_params, params: of_runs }) = self.many_rows(runs, params)? else {
+            self.launch_as_workers(runs, params)?;
+            self.launch_items(&self.workers(kind, params))?;
+            return self.launch_level_merges(params);
         };
         // before any launch: without the second one, the ticket keeps its value
         let part = self.kernels.part_of(kind);
         self.select(part, params)?;
-        let sms = (beside.part_of_runs * f64::from(self.gpu.limits.multiprocessors)) as u32;
+        let sms = (runs.part * f64::from(self.gpu.limits.multiprocessors)).round() as u32;
         let first = RunParams { started: run_params.ctas.min(sms.max(1)), ..run_params };
         machine.launch(&function, [first.started, 1, 1], &first.args(&of_runs))?;
-        let of_items = AttentionParams { plan: beside.arrays, ..params.clone() };
-        let (workers, params) = (beside.others, &of_items);
+        let of_items = AttentionParams { plan: runs.beside, ..params.clone() };
+        let (workers, params) = (runs.workers_beside, &of_items);
         self.launch_items(&ItemLaunch { part, workers, params, wait: Wait::AtEnd })?;
         let second = RunParams { is_second: true, ..first };
         match second.ctas - second.started {
+            0 => {}
+            ctas => machine.launch(&function, [ctas, 1, 1], &second.args(&of_runs))?,
+        }
+        self.launch_level_merges(params)
+    }
+
+    /// Launches the merges of rows with keys in runs and in other items, if there are any.
+    fn launch_level_merges(&self, params: &AttentionParams) -> Result<()> {
+        match self.device_plan.level_merges {
             0 => Ok(()),
-            ctas => machine.launch(&function, [ctas, 1, 1], &second.args(&of_runs)),
+            merges => {
+                let function = self.loaded(Part::LevelMerges)?;
+                let most = LEVEL_MERGE_CTAS_PER_SM * self.gpu.limits.multiprocessors;
+                let ctas = merges.saturating_mul(params.group).div_ceil(LEVEL_MERGE_WARPS).min(most);
+                self.gpu.machine.launch(&function, [ctas, 1, 1], &level_merge_args(params, merges))
+            }
         }
     }
 }

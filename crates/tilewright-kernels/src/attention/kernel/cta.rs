@@ -80,7 +80,7 @@ struct NextItem<'k> {
     /// Its words, then 1 if it exists, otherwise 0.
     words: Shared<'k, u32>,
     loaded: LoadedItem<'k>,
-    /// The numbers of the merges of the current item, or the words of the sources that it adds.
+    /// The numbers of the merges of the current item.
     merges: Var<'k, u32>,
 }
 
@@ -144,18 +144,6 @@ impl<'k> MmaCta<'k> {
         Self { wait, ..self }
     }
 
-    /// Whether a launch can follow one of runs.
-    pub(crate) fn can_follow_runs(&self) -> bool {
-        self.wait.is_some()
-    }
-
-    /// Waits for the runs whose states are merged.
-    pub(crate) fn wait_before_merges(&self) {
-        if let Some(wait) = self.wait {
-            self.k.when(wait.eq(Wait::BeforeMerges as u32), || self.k.wait_for_prerequisites());
-        }
-    }
-
     /// The CTA with another dtype of products and outputs.
     pub(crate) fn with_elements(self, elements: Elements) -> Self {
         Self { elements, ..self }
@@ -216,7 +204,7 @@ impl<'k> MmaCta<'k> {
             let current = CurrentItem::new(self, hooks, words, scale);
             // the number of items begun is one more than `index - first`, and the last one was begun first
             let loaded = self.load_item(index, (index + 1).lt(end.load()));
-            let merges = arrival::load_words_of(self, &current.load());
+            let merges = current.load_merges();
             let next = NextItem { words: next_words, loaded, merges };
             let current = CurrentItem { next: Some(next), ..current };
             body(&current);
@@ -254,7 +242,7 @@ impl<'k> MmaCta<'k> {
     /// Fetches the records of merges for [`arrive_and_merge`](Self::arrive_and_merge).
     pub(crate) fn fetch_merges(&self, current: &CurrentItem<'k>) {
         match current.next {
-            Some(next) => arrival::fetch_words_of(self, &current.load(), next.merges),
+            Some(next) => arrival::fetch_records(self, next.merges),
             None => arrival::fetch_records(self, current.load_merges()),
         }
     }

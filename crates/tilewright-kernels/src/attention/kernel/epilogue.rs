@@ -3,11 +3,9 @@
 use super::{
     cta::{CurrentItem, MmaCta},
     fragments::RowTile,
-    merge::arrival::added_row,
     page_scales,
     query_row::QueryHead,
     row_hooks::RowHooks,
-    softmax::finite_max,
 };
 use crate::{
     attention::items::{NONE, WorkItemRegs},
@@ -161,7 +159,7 @@ pub(crate) fn store_tile<'k>(
 }
 
 /// Writes four adjacent elements of a row of an item, from element `4 chunk` on, and the LSE with the first chunk; `values` are
-/// not yet normalized. States that the item adds are added before.
+/// not yet normalized.
 pub(crate) fn store_chunk<'k>(
     current: &CurrentItem<'k>,
     hooks: &RowHooks<'k, '_>,
@@ -171,87 +169,23 @@ pub(crate) fn store_chunk<'k>(
 ) {
     let (cta, k, item) = (&current.cta, current.cta.k, current.load());
     let v_scale = page_scales::item_scale(cta, cta.params.v_scale, item.kv_head);
-    let state = ChunkState { values, stats, scale: v_scale };
-    let adds = item.added_sources().exist;
-    let is_partial = item.partial.ne(NONE);
-    let is_partial = if cta.can_follow_runs() { is_partial & !adds } else { is_partial };
     k.when_else(
-        is_partial,
+        item.partial.ne(NONE),
         || {
             let (o, stats_of_row) = partial_row(cta, &item, row);
             o.at(chunk << 2).store_vector(values.map(|sum| sum * v_scale));
             k.when(chunk.eq(0), || stats_of_row.store_vector(stats.of_partial_state()));
         },
         || {
-            let state = if cta.can_follow_runs() { state.with_added(cta, &item, row, chunk) } else { state };
             let head = cta.query_head(&item, row);
             let epilogue = hooks.epilogue(|| row, 0);
-            let stats = epilogue.apply_update(state.stats);
-            let factor = stats.normalizer * state.scale;
-            let values = epilogue.apply_output(|| chunk << 2, state.values.map(|sum| sum * factor));
+            let stats = epilogue.apply_update(stats);
+            let factor = stats.normalizer * v_scale;
+            let values = epilogue.apply_output(|| chunk << 2, values.map(|sum| sum * factor));
             store_vec4(cta, output_row(cta, head), chunk, values);
             k.when(chunk.eq(0), || store_lse(cta, head, stats.lse));
         },
     );
-}
-
-/// States that an item loads at once.
-const ADDED_AT_ONCE: u32 = 4;
-
-/// Four adjacent elements of a row: sums, which are still multiplied by `scale`, and statistics.
-struct ChunkState<'k> {
-    values: [Value<'k, f32>; 4],
-    stats: SoftmaxStats<'k>,
-    scale: Value<'k, f32>,
-}
-
-impl<'k> ChunkState<'k> {
-    /// With the states of the sources that an item adds, [`ADDED_AT_ONCE`] at a time.
-    fn with_added(
-        self,
-        cta: &MmaCta<'k>,
-        item: &WorkItemRegs<'k>,
-        row: Value<'k, u32>,
-        chunk: Value<'k, u32>,
-    ) -> Self {
-        let (k, added) = (cta.k, item.added_sources());
-        let values = self.values.map(|value| k.var("sum_of_states", value));
-        let [max, sum, scale] = [self.stats.max, self.stats.sum, self.scale].map(|of| k.var("of_states", of));
-        k.when(added.exist, || {
-            let [own_max, _] = self.stats.of_partial_state();
-            max.set(own_max);
-            values.iter().for_each(|value| value.set(value.get() * self.scale));
-            scale.set(1.0);
-            let count = added.end - added.begin;
-            k.repeat((0, count), ADDED_AT_ONCE, |first| {
-                let states: Vec<_> = (0..ADDED_AT_ONCE)
-                    .map(|ahead| {
-                        let at = first + ahead;
-                        let partial = added_row(cta, item, at.min(count - 1), row).to_u64();
-                        let stats: [Value<'k, f32>; 2] =
-                            cta.params.partial_stats.at_wide(partial * 2).load_vector();
-                        let o = cta.params.partial_o.at_wide(partial * cta.layout.v.dim as u64);
-                        let values: [Value<'k, f32>; 4] = o.at(chunk << 2).load_vector();
-                        (stats[0].unless(at.ge(count), f32::NEG_INFINITY), stats[1], values)
-                    })
-                    .collect();
-                let all = states.iter().fold(max.get(), |all, (max, ..)| all.max(*max));
-                let reference = finite_max(all);
-                let own = (max.get() - reference).exp2();
-                max.set(reference);
-                sum.set(sum.get() * own);
-                // values of an empty state must not contribute, even if they are NaN
-                values.iter().for_each(|value| value.set((value.get() * own).unless(own.eq(0.0), 0.0)));
-                for (max_of_state, sum_of_state, of_state) in states {
-                    let weight = (max_of_state - reference).exp2();
-                    sum.set(sum_of_state.mul_add(weight, sum.get()).unless(weight.eq(0.0), sum.get()));
-                    add_weighted(&values, of_state, weight);
-                }
-            });
-        });
-        let stats = SoftmaxStats::new(max.get(), sum.get());
-        Self { values: values.map(|value| value.get()), stats, scale: scale.get() }
-    }
 }
 
 /// Adds weighted values; those of an empty state must not contribute, even if they are NaN.

@@ -71,8 +71,8 @@ pub(crate) struct Case {
     pub(crate) arch: u32,
     /// The body that computes all items. With those for latent heads, values are the first elements of keys.
     pub(crate) body: Body,
-    /// Items of own keys add the states of the prefix, which a launch before theirs computes.
-    pub(crate) adds: bool,
+    /// No item arrives at a merge: a launch of its own performs all merges.
+    pub(crate) has_merge_launch: bool,
     pub(crate) seeds: u64,
 }
 
@@ -117,7 +117,7 @@ impl Case {
             spoiled: Vec::new(),
             arch: 90,
             body: Body::Mma,
-            adds: false,
+            has_merge_launch: false,
             seeds: 1,
         }
     }
@@ -161,7 +161,7 @@ impl Case {
 
     /// The arguments of a kernel with workers, which waits for the previous launch at a point that depends on the seed.
     pub(crate) fn args(&self, bodies: Bodies, call: &AttentionParams, seed: u64) -> Vec<Arg> {
-        let wait = [Wait::AtStart, Wait::AtEnd, Wait::BeforeMerges][(seed % 3) as usize];
+        let wait = [Wait::AtStart, Wait::AtEnd][(seed % 2) as usize];
         if self.body == Body::Mma { mma::args(&self.config(bodies), call, wait) } else { call.all_args() }
     }
 
@@ -219,7 +219,7 @@ impl Case {
         match self.kernel(Bodies::Both, variant) {
             AttentionKernel::Items(config) => config.accepts(params),
             AttentionKernel::Runs(config) => config.accepts(params),
-            AttentionKernel::LargeMerges(_) => false,
+            AttentionKernel::LevelMerges(_) | AttentionKernel::LargeMerges(_) => false,
         }
     }
 

@@ -241,9 +241,9 @@ fn states_and_outputs() {
     check_all(&HeadScales::new(qk, vo), &|_| formula::head_scales(&wide_qk, &wide_vo));
 }
 
-/// Items of own keys that add the states of a prefix, which a launch before theirs computes. Hooks see the sum of all states.
+/// States that a launch of its own merges. Hooks see the sum of all states.
 #[test]
-fn states_that_items_add() {
+fn states_that_a_launch_merges() {
     let sinks = each_head(4, |h| 1.0 - h);
     let wide_sinks = wide(&sinks);
     let heads = r#"{"name": "heads", "output": {"add": ["o", "num_kv_heads"]}}"#;
@@ -254,7 +254,8 @@ fn states_that_items_add() {
         ..formula::attention_sinks(&wide_sinks)
     };
     let case = Case::new(64, (4, 1), &[(1, 350), (3, 340), (4, 378), (2, 350)]);
-    let case = case.with(|case| (case.prefix, case.piece, case.adds, case.workers) = (326, 64, true, 3));
+    let case =
+        case.with(|case| (case.prefix, case.piece, case.has_merge_launch, case.workers) = (326, 64, true, 3));
     for case in [case.clone().with(|case| case.body = Body::Simt), case] {
         check(&case);
         check_with(&case, &variant, &definition);

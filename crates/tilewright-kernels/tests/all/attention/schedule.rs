@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 use tilewright_kernels::attention::{
-    items::{ADDS_SOURCES, MergeItem, MergeSource, NONE, RequestRows, WorkItem},
+    items::{MergeItem, MergeSource, NONE, RequestRows, WorkItem},
     params::PlanArrays,
 };
 use tilewright_ptx::sim::Memory;
@@ -30,8 +30,8 @@ pub(crate) struct Cut {
     /// Keys per piece, a multiple of 64.
     pub(crate) keys: usize,
     pub(crate) workers: usize,
-    /// Items of one request add the other sources of their rows, which items of several requests compute in a launch before.
-    pub(crate) adds: bool,
+    /// No item arrives: a launch of its own performs the merges.
+    pub(crate) has_merge_launch: bool,
 }
 
 /// A plan.
@@ -44,8 +44,6 @@ pub(crate) struct Schedule {
     requests: Vec<RequestRows>,
     pub(crate) partial_rows: usize,
     workers: usize,
-    /// Items of a launch before that of the others, whose states these add.
-    before: usize,
 }
 
 impl Schedule {
@@ -63,11 +61,7 @@ impl Schedule {
                 }
             }
         }
-        if cut.adds {
-            schedule.items.sort_by_key(|item| item.request != NONE);
-            schedule.before = schedule.items.partition_point(|item| item.request == NONE);
-        }
-        schedule.merge(heads as u32);
+        schedule.merge(heads as u32, if cut.has_merge_launch { 0 } else { usize::MAX });
         schedule
     }
 
@@ -88,8 +82,8 @@ impl Schedule {
         }
     }
 
-    /// Merges each row of each head from all items that contain it, in runs of rows with the same items.
-    fn merge(&mut self, heads: u32) {
+    /// Merges each row of each head from all items that contain it, in runs of rows with the same items. At most some arrive.
+    fn merge(&mut self, heads: u32, most_arrivals: usize) {
         let of = |items: &[WorkItem], row: u32, head: u32| -> Vec<usize> {
             let has = |item: &WorkItem| {
                 item.kv_head == head && (item.qo_begin..item.qo_begin + item.qo_len).contains(&row)
@@ -101,16 +95,13 @@ impl Schedule {
         for head in 0..heads {
             let mut row = 0;
             while row < rows {
-                let mut sources = of(&self.items, row, head);
+                let sources = of(&self.items, row, head);
                 let same = |end: &u32| of(&self.items, *end, head) == sources;
                 let end = (row + 1..rows).find(|end| !same(end)).unwrap_or(rows);
-                if self.before > 0 {
-                    // the item that adds the others comes first
-                    sources.rotate_right(1);
-                    self.push_merge(head, row..end, &sources);
-                } else if !sources.is_empty() {
-                    sources.iter().for_each(|&at| waiting[at].push(self.merges.len() as u32));
-                    self.push_merge(head, row..end, &sources);
+                if !sources.is_empty() {
+                    let arriving = sources.len().min(most_arrivals);
+                    sources[..arriving].iter().for_each(|&at| waiting[at].push(self.merges.len() as u32));
+                    self.push_merge(head, row..end, (&sources, arriving as u32));
                 }
                 row = end;
             }
@@ -120,20 +111,9 @@ impl Schedule {
             self.merge_deps.extend(waiting);
             item.merge_deps_end = self.merge_deps.len() as u32;
         }
-        for merge in self.merges.iter().filter(|_| self.before > 0) {
-            let has_rows = |item: &&mut WorkItem| {
-                (item.kv_head, item.qo_begin, item.qo_len) == (merge.kv_head, merge.qo_begin, merge.qo_len)
-            };
-            let item = self.items[self.before..]
-                .iter_mut()
-                .find(has_rows)
-                .expect("an item of own keys has these rows");
-            item.merge_deps_begin = ADDS_SOURCES | (merge.source_begin + 1);
-            item.merge_deps_end = merge.source_end;
-        }
     }
 
-    fn push_merge(&mut self, kv_head: u32, rows: Range<u32>, sources: &[usize]) {
+    fn push_merge(&mut self, kv_head: u32, rows: Range<u32>, (sources, arrivals): (&[usize], u32)) {
         let source_begin = self.sources.len() as u32;
         let source = |&at: &usize| {
             let WorkItem { partial, qo_begin, .. } = self.items[at];
@@ -142,16 +122,16 @@ impl Schedule {
         self.sources.extend(sources.iter().map(source));
         let source_end = self.sources.len() as u32;
         let (qo_begin, qo_len) = (rows.start, rows.end - rows.start);
-        let arrivals = source_end - source_begin;
         self.merges.push(MergeItem { kv_head, qo_begin, qo_len, source_begin, source_end, arrivals });
     }
 
-    /// Copies the plan, entries of the page table and mask bits to memory. Returns the arrays of each launch.
-    pub(crate) fn args(&self, memory: &mut Memory, indices: &[u32], bits: &[u8]) -> Vec<PlanArrays> {
+    /// Copies the plan, entries of the page table and mask bits to memory.
+    pub(crate) fn args(&self, memory: &mut Memory, indices: &[u32], bits: &[u8]) -> PlanArrays {
         let mut words = |words: Vec<u32>| memory.alloc_from(&words);
-        let arrays = PlanArrays {
+        let first_of = |worker: usize| (self.items.len() * worker / self.workers) as u32;
+        PlanArrays {
             items: words(self.items.iter().flat_map(WorkItem::to_words).collect()),
-            worker_indptr: 0,
+            worker_indptr: words((0..=self.workers).map(first_of).collect()),
             merge_deps: words(self.merge_deps.clone()),
             merges: words(self.merges.iter().flat_map(MergeItem::to_words).collect()),
             sources: words(self.sources.iter().flat_map(MergeSource::to_words).collect()),
@@ -160,14 +140,7 @@ impl Schedule {
             num_requests: self.requests.len() as u32,
             indices: words(indices.to_vec()),
             mask_bits: if bits.is_empty() { 0 } else { memory.alloc_bytes(bits) },
-        };
-        let of_launch = |items: Range<usize>| {
-            let first_of = |worker: usize| (items.start + items.len() * worker / self.workers) as u32;
-            let indptr: Vec<u32> = (0..=self.workers).map(first_of).collect();
-            PlanArrays { worker_indptr: memory.alloc_from(&indptr), ..arrays }
-        };
-        let before = (self.before > 0).then_some(0..self.before);
-        before.into_iter().chain(std::iter::once(self.before..self.items.len())).map(of_launch).collect()
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use tilewright_kernels::{
         body::{
             Bodies,
             mla_wgmma::MlaWgmmaParams,
-            wgmma::{RunParams, kv_map},
+            wgmma::{RunParams, kv_map, level_merge_args},
         },
         choose::Body,
         operator::AttentionKernel,
@@ -246,7 +246,7 @@ impl World {
             rows: case.q_rows(&self.variant),
             keys: case.piece,
             workers: case.workers,
-            adds: case.adds,
+            has_merge_launch: case.has_merge_launch,
         };
         Schedule::new(&self.segments, request_rows(&case.lengths), (case.group(), cut))
     }
@@ -261,7 +261,7 @@ impl World {
         let (o, lse) = (memory.alloc(o_elements * size), memory.alloc(rows * 4));
         let partial_o = memory.alloc(schedule.partial_rows * dim.vo * 4);
         let (q, k, v, pe) = self.tensors(&mut memory);
-        let plans = schedule.args(&mut memory, &self.indices, &pack_bits(&case.shown_bits()).0);
+        let plan = schedule.args(&mut memory, &self.indices, &pack_bits(&case.shown_bits()).0);
         let call = AttentionParams {
             q,
             k,
@@ -271,7 +271,7 @@ impl World {
             lse,
             partial_o,
             partial_stats: memory.alloc(schedule.partial_rows * 8),
-            plan: plans[0],
+            plan,
             qo_heads: case.heads.0 as u32,
             group: case.group() as u32,
             page_size: case.page_size as u32,
@@ -290,16 +290,16 @@ impl World {
         let mut launches = match case.body {
             Body::MlaWgmma => vec![self.mla_launch(&call, large_merges)],
             Body::Wgmma => self.run_launches(&call, (schedule.items.len(), ticket)),
-            _ => {
-                let args = |plan| case.args(bodies, &AttentionParams { plan, ..call.clone() }, seed);
-                plans.into_iter().map(|plan| (case.workers, args(plan))).collect()
-            }
+            _ => vec![(case.workers, case.args(bodies, &call, seed))],
         };
-        if seed % 2 == 1 && !case.adds {
+        if seed % 2 == 1 {
             launches.reverse();
         }
         for (ctas, args) in &launches {
             Launch { kernel, grid: [*ctas as u32, 1, 1], args, seed }.run(&mut memory)?;
+        }
+        if case.has_merge_launch {
+            self.run_level_merges(&call, schedule.merges.len() as u32, &mut memory)?;
         }
         if case.body == Body::MlaWgmma {
             self.run_large_merges((&launches[0].1, large_merges), seed, &mut memory)?;
@@ -325,6 +325,20 @@ impl World {
             );
         }
         Ok(found)
+    }
+
+    /// Launches the kernel of merges without arrivals.
+    fn run_level_merges(
+        &self,
+        call: &AttentionParams,
+        merges: u32,
+        memory: &mut Memory,
+    ) -> Result<(), Fault> {
+        let kernel = AttentionKernel::LevelMerges(self.case.wgmma_config(&self.variant));
+        let kernel =
+            &kernel.record(&kernel.name(&self.variant), &self.variant).expect("a supported configuration");
+        let args = &level_merge_args(call, merges);
+        Launch { kernel, grid: [2, 1, 1], args, seed: 0 }.run(memory).map(drop)
     }
 
     /// Launches the kernel of large merges, whose list is at `list` and empty afterwards.

@@ -16,6 +16,10 @@ const MIN_PIECE: usize = 8;
 const OVERHEAD: usize = 1;
 /// Cost of the start and the end of an item, while no other work fills them, in KV tiles; also the minimum length of a piece then.
 const EXPOSED: usize = 2;
+/// The same for runs beside other items, which take bandwidth from them.
+const EXPOSED_BESIDE: usize = 5;
+/// Cost of the start and the end of the launch of other items, in halves of a KV tile of each worker.
+const OTHERS_EXPOSED_HALVES: usize = 5;
 /// Cost of the partial states of a piece: they are written and merged. In KV tiles.
 const PARTIAL: usize = 4;
 
@@ -51,13 +55,16 @@ pub(super) fn append(
     check_items(inputs.operator, schedule.items.len().saturating_add(units))?;
     let cost: usize = segments.iter().map(ManyRowSegment::cost).sum();
     let has_levels = segments.iter().any(|segment| segment.shared);
-    // without levels, other items run beside the runs
-    let alone = schedule.items.is_empty() || has_levels;
-    let pieces = if alone { pieces_of_like_units(&segments, units, many.workers.max(1)) } else { None };
+    let workers = many.workers.max(1);
     // a KV tile of the other items takes about as long, by its bytes, as one of a run by its products
-    let others = |item: &WorkItem| item.kv_heads.len() * (item.kv.end - item.kv.start) as usize;
-    let beside = if alone { 0 } else { schedule.items.iter().map(others).sum::<usize>() };
-    let share = (cost + beside / inputs.tiling.kv_tokens.max(1)).div_ceil(many.workers.max(1));
+    let keys = |item: &WorkItem| item.kv_heads.len() * (item.kv.end - item.kv.start) as usize;
+    let [beside, beside_runs] = [inputs.tiling.kv_tokens, many.kv_tokens]
+        .map(|tile| schedule.items.iter().map(keys).sum::<usize>() / tile.max(1));
+    let pieces = match schedule.items.is_empty() || has_levels {
+        true => pieces_of_like_units(&segments, units, workers, beside_runs),
+        false => None,
+    };
+    let share = (cost + if has_levels { 0 } else { beside }).div_ceil(workers);
     let cutter = RunCutter { inputs, kv_tokens: many.kv_tokens, share, pieces };
     check_items(
         inputs.operator,
@@ -115,8 +122,18 @@ fn sections(segments: &[ManyRowSegment], resident_keys: usize) -> Vec<Vec<RunUni
     sections
 }
 
-/// The number of pieces per unit after which equal workers end first; `None` if the units differ by more than an eighth.
-fn pieces_of_like_units(segments: &[ManyRowSegment], units: usize, workers: usize) -> Option<usize> {
+/// The number of pieces per unit after which runs, and other items of `beside` KV tiles, end first; `None` if the units differ by more
+/// than an eighth.
+///
+/// Runs that take `l` on `c` of `w` workers leave `w - c` to the other items, which then end at `c l / w + beside / w`. The rate of these
+/// is proportional to their workers. Runs that end last leave workers idle, so `l` counts a sixteenth more. Constants fit
+/// [measured cascades](../../../../../benches/record/h200/attention-cascades-2026-11-28.csv).
+fn pieces_of_like_units(
+    segments: &[ManyRowSegment],
+    units: usize,
+    workers: usize,
+    beside: usize,
+) -> Option<usize> {
     let tiles = || segments.iter().flat_map(|segment| &segment.tiles).map(|tile| tile.kv_tiles.1 as usize);
     let (longest, shortest) = (tiles().max()?, tiles().min()?);
     if 8 * shortest < 7 * longest {
@@ -124,11 +141,21 @@ fn pieces_of_like_units(segments: &[ManyRowSegment], units: usize, workers: usiz
     }
     // rows of levels have partial states in any case
     let writes_more = !segments.iter().any(|segment| segment.shared);
+    let exposed = if beside > 0 { EXPOSED_BESIDE } else { EXPOSED };
+    // in 16ths of a KV tile of all workers
+    let others = if beside > 0 { 16 * beside + 8 * OTHERS_EXPOSED_HALVES * workers } else { 0 };
     let end = |pieces: usize| {
-        let fixed = EXPOSED + if writes_more && pieces > 1 { PARTIAL } else { 0 };
-        (units * pieces).div_ceil(workers) * (longest.div_ceil(pieces) + fixed)
+        let fixed = exposed + if writes_more && pieces > 1 { PARTIAL } else { 0 };
+        let rounds = (units * pieces).div_ceil(workers);
+        let length = rounds * (longest.div_ceil(pieces) + fixed);
+        (17 * workers * length).max(16 * workers_of(units * pieces, workers) * length + others)
     };
     (1..=(longest / EXPOSED).max(1)).min_by_key(|&pieces| end(pieces))
+}
+
+/// Workers that execute `runs` runs of like cost as fast as all of `workers` do.
+pub(in super::super) fn workers_of(runs: usize, workers: usize) -> usize {
+    runs.div_ceil(runs.div_ceil(workers.max(1)).max(1))
 }
 
 impl ManyRowSegment {

@@ -95,12 +95,32 @@ fn plans_show_the_part_of_runs() {
     for (plan, line, part) in [
         (&mixed, "  64 items of segments of many rows, which begin on 83 % of the SMs\n", true),
         (&chunk, "  64 items of segments of many rows\n", false),
-        (&cascade, "  8 items of segments of many rows\n", false),
+        (&cascade, "  8 items of segments of many rows, which begin on 6 % of the SMs\n", true),
         (&decode, "", false),
     ] {
         let text = plan.explain().to_string();
         assert!(text.contains(line) && (line.is_empty() != text.contains("many rows")), "{text}");
         assert!(plan.svg("a GPU").contains(&format!("a GPU · {}", line.trim())) != line.is_empty(), "{text}");
         assert_eq!(plan.part_of_runs().is_some(), part, "{text}");
+    }
+}
+
+/// 64 requests after 2,048 shared tokens: a level has fewer runs, on fewer SMs, the more own keys are read beside it.
+#[test]
+fn levels_leave_workers_to_own_keys() {
+    let many = ManyRows { min_rows: 17, kv_tokens: 128, workers: 132, level_overhead: 0, ..MANY_ROWS };
+    let planner = planner(8, Tiling { many_rows: Some(many), ..TILING });
+    let (rows, shared): (Vec<i32>, Vec<i32>) = ((0..=64).collect(), (0..128).collect());
+    for (own_pages, runs) in [(1, 64), (16, 24), (64, 8)] {
+        let indptr: Vec<i32> = rows.iter().map(|row| row * own_pages).collect();
+        let indices: Vec<i32> = (128..128 + indptr[64]).collect();
+        let own = PageTable::new(&indptr, &indices, &[16; 64], 16);
+        let level = PageTable::new(&[0, 128], &shared, &[16], 16);
+        let levels = [Level { qo_indptr: (&[0, 64]).into(), table: level }];
+        let batch = Batch::paged(&rows, own).with_levels(&levels);
+        let plan = planner.plan_with(&batch, Split::Balanced).expect("it is sound");
+        assert_eq!(plan.schedule().runs().len(), runs, "{own_pages} own pages");
+        assert_eq!(plan.part_of_runs(), Some(runs as f64 / 132.0));
+        assert!(plan.schedule().merges.iter().all(|merge| plan.schedule().arrivals(merge).is_empty()));
     }
 }

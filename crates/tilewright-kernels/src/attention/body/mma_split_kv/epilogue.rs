@@ -21,7 +21,6 @@ impl<'k> SplitKvBody<'_, 'k> {
     /// Reduces the states of all warps and writes the result, one row tile after the other.
     pub(super) fn end(&self) {
         let rows = self.current.rows();
-        self.cta.wait_before_merges();
         for (tile, begin) in self.tiles.iter().zip((0..).step_by(MAX_SPLIT_KV_ROWS)) {
             match begin {
                 0 => self.end_tile(tile, rows, begin),

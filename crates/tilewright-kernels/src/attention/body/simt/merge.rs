@@ -23,14 +23,6 @@ impl<'k> SimtCta<'k, '_> {
     #[track_caller]
     pub(super) fn arrive_and_merge(&self, item: &WorkItemRegs<'k>) {
         let (k, params) = (self.k, &self.params);
-        let added = item.added_sources();
-        k.when(added.exist, || {
-            let WorkItemRegs { kv_head, qo_begin, qo_len, .. } = *item;
-            // the first source is the item
-            let (source_begin, source_end) = (added.begin - 1, added.end);
-            let arrivals = k.constant(1);
-            self.merge(&MergeItemRegs { kv_head, qo_begin, qo_len, source_begin, source_end, arrivals });
-        });
         k.repeat_rolled((item.merge_deps_begin, item.merge_deps_end), 1, |at| {
             let index = params.plan.merge_deps.at_wide(at.to_u64()).load();
             let merge = MergeItemRegs::load(k, params.plan.merges, index);

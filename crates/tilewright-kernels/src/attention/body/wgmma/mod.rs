@@ -31,6 +31,7 @@ mod consumer;
 mod epilogue;
 mod fp8;
 mod kv_loads;
+mod level_merges;
 mod mask_words;
 mod masks;
 pub(super) mod producer;
@@ -40,6 +41,7 @@ mod transpose;
 
 pub(super) use config::{CONSUMERS, SHARED, THREADS};
 pub use config::{Q_ROWS, WgmmaConfig};
+pub use level_merges::{LEVEL_MERGE_CTAS_PER_SM, LEVEL_MERGE_WARPS, level_merge_args, level_merges};
 
 use crate::{
     attention::{

@@ -4,15 +4,15 @@
 //! sources written and adds them in plan order, so the result is deterministic.
 //!
 //! Merge records are fetched to shared memory while the item is processed, so that an arrival is a single access to memory. The
-//! sources of the first merge are loaded while the arrivals are counted. An item that adds sources itself does not arrive.
+//! sources of the first merge are loaded while the arrivals are counted.
 
 use crate::attention::{
-    items::{MAX_ADDED, MergeItem, MergeItemRegs, MergeSource, MergeSourceRegs, NONE, WorkItemRegs},
+    items::{MergeItem, MergeItemRegs, MergeSourceRegs, NONE, WorkItemRegs},
     kernel::cta::MmaCta,
     params::AttentionParamRegs,
 };
 use tilewright_ptx::{
-    build::{Global, Shared, Value, Var},
+    build::{Shared, Value, Var},
     isa::{
         memory::{AtomicOp, Order, Scope},
         sync::Fence,
@@ -73,56 +73,10 @@ pub(crate) fn load_numbers<'k>(cta: &MmaCta<'k>, first: Value<'k, u32>, end: Val
     number
 }
 
-/// Loads the words of the sources that an item adds, one per thread; else as [`load_numbers`].
-pub(crate) fn load_words_of<'k>(cta: &MmaCta<'k>, item: &WorkItemRegs<'k>) -> Var<'k, u32> {
-    if !cta.can_follow_runs() {
-        return load_numbers(cta, item.merge_deps_begin, item.merge_deps_end);
-    }
-    let (k, added, plan) = (cta.k, item.added_sources(), &cta.params.plan);
-    let words = MergeSource::WORDS as u32;
-    let shift = added.exist.select(words.trailing_zeros(), 0);
-    let limit = added.exist.select(MAX_ADDED as u32 * words, RECORDS as u32);
-    let (first, end) = (added.begin << shift, added.end << shift);
-    let array = added.exist.select(plan.sources.address(), plan.merge_deps.address());
-    let word = k.var("merge", NONE);
-    let at = first + k.thread();
-    k.when(k.thread().lt(limit) & at.lt(end), || word.set(Global::<u32>::new(array).at(at).load()));
-    word
-}
-
-/// The `at`th stored source.
-fn added_source<'k>(cta: &MmaCta<'k>, at: Value<'k, u32>) -> Shared<'k, u32> {
-    cta.at::<u32>(cta.layout.merges).at(at * MergeSource::WORDS as u32)
-}
-
-/// The partial row of a packed row of an item in its `at`th stored source.
-pub(crate) fn added_row<'k>(
-    cta: &MmaCta<'k>,
-    item: &WorkItemRegs<'k>,
-    at: Value<'k, u32>,
-    row: Value<'k, u32>,
-) -> Value<'k, u32> {
-    let [partial, qo_begin] = added_source(cta, at).load_vector();
-    let (token, in_group) = cta.params.group.divide(row);
-    partial + (item.qo_begin + token - qo_begin) * cta.params.group.by + in_group
-}
-
 /// Fetches the records of these merges.
 pub(crate) fn fetch_records<'k>(cta: &MmaCta<'k>, number: Var<'k, u32>) {
     let (k, number) = (cta.k, number.get());
     k.when(number.ne(NONE), || fetch_record(cta, number));
-}
-
-/// Fetches the records of these merges, or stores the words of the sources that an item adds.
-pub(crate) fn fetch_words_of<'k>(cta: &MmaCta<'k>, item: &WorkItemRegs<'k>, word: Var<'k, u32>) {
-    let (k, word) = (cta.k, word.get());
-    if !cta.can_follow_runs() {
-        return k.when(word.ne(NONE), || fetch_record(cta, word));
-    }
-    k.when(word.ne(NONE), || {
-        let store = || cta.at::<u32>(cta.layout.merges).at(k.thread()).store(word);
-        k.when_else(item.added_sources().exist, store, || fetch_record(cta, word));
-    });
 }
 
 /// Fetches the record of merge `number`.

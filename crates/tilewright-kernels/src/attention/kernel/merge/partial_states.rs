@@ -28,6 +28,8 @@ use tilewright_ptx::build::{Global, Shared, Value, Var};
 const AHEAD: usize = 4;
 /// Registers of values in flight at once after that: the latency of memory dominates a merge.
 const IN_FLIGHT: usize = 56;
+/// The same for merges by many warps of an SM, which hide the latency of each other.
+const IN_FLIGHT_OF_HEAD: usize = 16;
 
 /// Merges the states of all rows; `source` has the first 32 sources.
 pub(crate) fn merge<'k>(
@@ -38,13 +40,35 @@ pub(crate) fn merge<'k>(
 ) {
     let k = cta.k;
     let rows = merge.qo_len * cta.params.group.by;
-    let is_single_batch = (merge.source_end - merge.source_begin).le(32);
+    let is_single_batch = is_single_batch(&merge);
     k.repeat((k.thread() >> 5, rows), (cta.threads / 32) as u32, |row| {
         let (token, in_group) = cta.params.group.divide(row);
         let token = merge.qo_begin + token;
-        let states = PartialStates { cta, merge, source, is_single_batch, token, in_group, slice: None };
+        let (slice, in_flight) = (None, IN_FLIGHT);
+        let states = PartialStates { cta, merge, source, is_single_batch, token, in_group, slice, in_flight };
         write_row(hooks, &states, &states.reduce());
     });
+}
+
+/// Merges, by one warp, the states of head `in_group` of all tokens; `source` has the first 32 sources.
+pub(crate) fn merge_head<'k>(
+    cta: &MmaCta<'k>,
+    hooks: &RowHooks<'k, '_>,
+    merge: MergeItemRegs<'k>,
+    source: LaneSource<'k>,
+    in_group: Value<'k, u32>,
+) {
+    let is_single_batch = is_single_batch(&merge);
+    cta.k.repeat((merge.qo_begin, merge.qo_begin + merge.qo_len), 1, |token| {
+        let (slice, in_flight) = (None, IN_FLIGHT_OF_HEAD);
+        let states = PartialStates { cta, merge, source, is_single_batch, token, in_group, slice, in_flight };
+        write_row(hooks, &states, &states.reduce());
+    });
+}
+
+/// Whether a merge has at most 32 sources.
+fn is_single_batch<'k>(merge: &MergeItemRegs<'k>) -> Value<'k, bool> {
+    (merge.source_end - merge.source_begin).le(32)
 }
 
 /// Merges some of the slices of all rows, 128 elements each; `number` and `ctas` are the number of this CTA and the count of those that
@@ -72,8 +96,8 @@ pub(crate) fn merge_slices<'k>(
         let (token, in_group) = cta.params.group.divide(row);
         let (token, is_single_batch) = (merge.qo_begin + token, of_warp.le(32));
         source.load(cta, &part, begin);
-        let slice = Some(slice);
-        let states = PartialStates { cta, merge: part, source, is_single_batch, token, in_group, slice };
+        let (merge, slice, in_flight) = (part, Some(slice), IN_FLIGHT);
+        let states = PartialStates { cta, merge, source, is_single_batch, token, in_group, slice, in_flight };
         let reduced = states.reduce();
         k.when(is_divided, || exchange.add(cta, &reduced));
         k.when(!is_divided | warp.eq(0), || write_row(hooks, &states, &reduced));
@@ -171,6 +195,8 @@ struct PartialStates<'c, 'k> {
     in_group: Value<'k, u32>,
     /// The slice of 32 vectors that is merged, if it is not the whole row.
     slice: Option<Value<'k, u32>>,
+    /// Registers of values in flight at once.
+    in_flight: usize,
 }
 
 impl<'k> PartialStates<'_, 'k> {
@@ -218,7 +244,7 @@ impl<'k> PartialStates<'_, 'k> {
         let weighted_sum = (weight * sum_of_state).unless(!states.exists, 0.0);
         sum.set(sum.get() + reduce::warp_sum(weighted_sum));
         self.add(&ahead, |at| weight.of_lane(k.constant(at)), sums);
-        let batch = IN_FLIGHT / (4 * sums.len());
+        let batch = self.in_flight / (4 * sums.len());
         let count = (self.merge.source_end - states.first).min(32);
         let weight_of = |at: Value<'k, u32>| {
             let weight = weight.of_lane(at);
