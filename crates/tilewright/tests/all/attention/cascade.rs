@@ -226,19 +226,17 @@ fn levels_agree_with_the_oracle<B: Backend + Clone>(backends: &[B]) {
     }
 }
 
-/// Levels of many rows, which Hopper computes in a launch of their own, before own keys in one piece or several, and beside prompts
-/// and levels of few rows.
-fn levels_precede_own_keys<B: Backend + Clone>(backends: &[B]) {
+/// Levels of many rows beside own keys in one piece or several, prompts and levels of few rows. A launch merges rows with both.
+fn levels_beside_own_keys<B: Backend + Clone>(backends: &[B]) {
     let families = [
         (vec![(1, 20); 20], vec![(0..20, 10)]),
         ([vec![(1, 5); 4], vec![(1, 900), (2, 0), (30, 40), (1, 64)]].concat(), vec![(0..8, 12), (0..3, 5)]),
     ];
     for (number, (lens, shared)) in families.into_iter().enumerate() {
         let family = Family { page_size: 16, lens, shared };
-        let heads = Heads { qo: 8, kv: 2 };
-        let problem = Problem::builder(heads, HeadDim::same(64)).dtypes(Dtype::Bf16, Dtype::Bf16);
-        let problem = problem.mask([Mask::Full, Mask::Causal][number]).build().expect("it is sound");
-        let pool = family.pool(problem, number as u64);
+        let problem = Problem::builder(Heads { qo: 8, kv: 2 }, HeadDim::same(64));
+        let problem = problem.dtypes(Dtype::Bf16, Dtype::Bf16).mask([Mask::Full, Mask::Causal][number]);
+        let pool = family.pool(problem.build().expect("it is sound"), number as u64);
         for (backend, split) in
             backends.iter().flat_map(|b| [Split::Balanced, Split::Fixed { tokens: 128 }].map(|s| (b, s)))
         {
@@ -247,7 +245,9 @@ fn levels_precede_own_keys<B: Backend + Clone>(backends: &[B]) {
                 let of_runs = |at: &u32| schedule.runs().contains(&schedule.items[*at as usize]);
                 let is_mixed = |merge: &Merge| {
                     let sources = &schedule.sources[merge.sources.start as usize..merge.sources.end as usize];
-                    sources.iter().any(of_runs) && !sources.iter().all(of_runs)
+                    let is_mixed = sources.iter().any(of_runs) && !sources.iter().all(of_runs);
+                    assert_eq!(schedule.arrivals(merge).is_empty(), is_mixed, "{merge:?}");
+                    is_mixed
                 };
                 let expected = given && plan.tiling().many_rows.is_some();
                 assert!(!expected || schedule.merges.iter().any(is_mixed), "{plan:?}");
@@ -256,7 +256,7 @@ fn levels_precede_own_keys<B: Backend + Clone>(backends: &[B]) {
     }
 }
 
-/// A level in more pieces than the items of own keys add themselves: these states are counted, as those of cut units are.
+/// A level in more pieces than a warp has lanes, whose states are merged in several batches.
 fn a_level_in_many_pieces<B: Backend + Clone>(backends: &[B]) {
     let family = Family { page_size: 16, lens: vec![(1, 5); 5], shared: vec![(0..5, 34 * 12)] };
     let problem =
@@ -422,11 +422,11 @@ crate::judge_backends!(
     pages_under_a_packed_mask_are_not_shared,
     partial_pages_are_not_shared,
     levels_agree_with_the_oracle,
-    levels_precede_own_keys,
+    levels_beside_own_keys,
     a_level_in_many_pieces,
     variant_positions_count_through_all_levels,
     random_families_agree_with_the_oracle,
     a_long_prefix_becomes_a_level_and_is_read_once,
     a_short_shared_prefix_stays_flat
 );
-crate::judge_bodies!(levels_precede_own_keys, a_level_in_many_pieces);
+crate::judge_bodies!(levels_beside_own_keys, a_level_in_many_pieces);
