@@ -40,7 +40,7 @@ pub(crate) fn mutant(kernel: &Kernel) -> Option<Kernel> {
 }
 
 /// Parts of names that tell bodies of attention apart.
-const BODIES: [&str; 5] = ["few", "large", "latent", "mla", "wgmma"];
+const BODIES: [&str; 6] = ["few", "large", "latent", "level", "mla", "wgmma"];
 
 /// `rmsnorm` of `rmsnorm_bf16_bf16_8_128x4`, `attention_few` of `attention_bf16_bf16_d128_128_few32_sm80`.
 fn family(name: &str) -> String {
