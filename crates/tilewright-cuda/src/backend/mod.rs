@@ -1,6 +1,6 @@
 //! The backend: the engine's operators on a GPU or the simulator. One file per operator: arguments, kernel, launch.
 //!
-//! Attention loads its kernels in `new` and `plan`. Other operators have no constructor: their first run loads the kernel of its dtypes,
+//! Attention loads its kernels in `plan` or `prepare`. Other operators have no constructor: their first run loads the kernel of its dtypes,
 //! alignment and extents. A run before a capture, with the tensors of the capture, loads what the capture needs.
 
 mod activation;

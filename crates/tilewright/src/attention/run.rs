@@ -195,7 +195,8 @@ impl<'a> Operator<'a> for AttentionRun<'a> {
 }
 
 impl<B: Backend> Attention<B> {
-    /// Executes `plan`. It does not schedule; it allocates at most in the first call, and waits only for the result.
+    /// Executes `plan`, without scheduling. A CPU returns after the result is written; only its first call and bound tables allocate. A GPU
+    /// returns after the launches and allocates lists of arguments on the host. It waits for uploads of new scales and copies of hook buffers.
     ///
     /// `q`: `[num_rows, num_qo_heads, head_dim_qk]`; `kv`: see [`KvCache`]. Strides are arbitrary, except that the last
     /// axis of each tensor has stride 1.
@@ -210,8 +211,7 @@ impl<B: Backend> Attention<B> {
 
     /// [`Attention::run`] over a quantized cache: true value = stored value times scale.
     ///
-    /// The `key` and `value` hooks of a variant transform stored values, the `logits` hook scaled ones: see
-    /// [`variant`](super::variant).
+    /// The `key` and `value` hooks of a variant transform stored values, the `logits` hook scaled ones: see [`variant`](super::variant).
     ///
     /// # Errors
     /// As [`Attention::run`], and when a scale is missing, or not finite and positive.

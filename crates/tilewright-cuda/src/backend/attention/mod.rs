@@ -193,7 +193,7 @@ impl<M: Machine> RunContext<'_, M> {
         selected.map(|(part, config)| Ok((self.loaded(part)?, config))).transpose()
     }
 
-    /// A kernel that construction or planning has loaded. Only a run with the plan of an operator with other hooks loads it now.
+    /// A kernel that `plan` or `prepare` has loaded. Only a run with the plan of an operator with other hooks loads it now.
     fn loaded(&self, part: Part) -> Result<M::Function> {
         let loaded = self.kernels.functions[part as usize].get().cloned();
         loaded.map_or_else(|| self.kernels.load(self.gpu, part), Ok)
