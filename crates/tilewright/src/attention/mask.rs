@@ -1,6 +1,6 @@
-//! Packed bit masks: visibility of single keys, in addition to the mask of the problem.
+//! Masks: [`Mask`] of a problem, and packed bits of single keys in addition to it.
 //!
-//! Little-endian: bit `n` is bit `n % 8` of byte `n / 8`; 1 means visible. The bits of a request are a row-major matrix
+//! Bits are little-endian: bit `n` is bit `n % 8` of byte `n / 8`; 1 means visible. The bits of a request are a row-major matrix
 //! `[qo_len, columns]` that begins at a byte boundary. `columns` is at most the request's `kv_len`; with fewer, the
 //! bits are for its last keys and all earlier keys are visible.
 
@@ -12,7 +12,70 @@ use crate::{
     Dtype, Error, Result, View,
     tensor::{DeviceAddress, check_dtype},
 };
-use std::ops::Range;
+use std::{fmt, ops::Range};
+
+/// The keys visible to a query row. A mask selects keys; it is never added to logits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Mask {
+    /// Every key of the request.
+    Full,
+    /// Keys at or before the row's own position, aligned bottom-right: row `i` of `qo_len` sees the first `kv_len -
+    /// qo_len + i + 1` keys, or none if that is below 1.
+    #[default]
+    Causal,
+    /// Keys near the row's own position `p = kv_len - qo_len + i`: at most `left` before it (`left + 1` including
+    /// itself) and at most `right` after it, or all. `right: Some(0)` is a causal sliding window; `right: None` is
+    /// FlashInfer's `window_left` without causal.
+    Window {
+        /// Keys before the row's own position.
+        left: u32,
+        /// Keys after the row's own position; `None` is all.
+        right: Option<u32>,
+    },
+}
+
+impl Mask {
+    /// The positions visible to a row at `position`, for any request length.
+    pub(crate) fn range(self, position: i64) -> Range<i64> {
+        match self {
+            Self::Full => 0..i64::MAX,
+            Self::Causal => 0..position + 1,
+            Self::Window { left, right } => {
+                let end = right.map_or(i64::MAX, |right| position + 1 + i64::from(right));
+                position - i64::from(left)..end
+            }
+        }
+    }
+
+    /// Visible keys before and after a row's own position; `None` is all.
+    fn sides(self) -> [Option<u32>; 2] {
+        match self {
+            Self::Full => [None, None],
+            Self::Causal => [None, Some(0)],
+            Self::Window { left, right } => [Some(left), right],
+        }
+    }
+
+    /// Whether each key that `other` shows is visible.
+    pub(super) fn contains(self, other: Self) -> bool {
+        let wider = |(side, other): (Option<u32>, Option<u32>)| {
+            side.is_none_or(|most| other.is_some_and(|other| other <= most))
+        };
+        self.sides().into_iter().zip(other.sides()).all(wider)
+    }
+}
+
+impl fmt::Display for Mask {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Full => f.write_str("full"),
+            Self::Causal => f.write_str("causal"),
+            Self::Window { left, right: Some(0) } => write!(f, "causal, window {left}"),
+            Self::Window { left, right: Some(right) } => write!(f, "window {left} left, {right} right"),
+            Self::Window { left, right: None } => write!(f, "window {left} left"),
+        }
+    }
+}
 
 /// A packed mask.
 #[derive(Debug, Clone, Copy)]

@@ -1,8 +1,9 @@
 //! The static shape of an attention operator: everything that a kernel is compiled for. [`super::Batch`] holds the
 //! inputs of one step.
 
+use super::mask::Mask;
 use crate::{Dtype, Result, kv::KvLayout};
-use std::{fmt, ops::Range};
+use std::fmt;
 
 /// Maximum number of query heads, so that products of counts do not overflow.
 const MAX_HEADS: usize = 1 << 16;
@@ -36,71 +37,6 @@ impl HeadDim {
     /// The same for queries, keys, values and outputs.
     pub fn same(dim: usize) -> Self {
         Self { qk: dim, vo: dim }
-    }
-}
-
-/// The keys visible to a query row. A mask selects keys; it is never added to logits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum Mask {
-    /// Every key of the request.
-    Full,
-    /// Keys at or before the row's own position, aligned bottom-right: row `i` of `qo_len` sees the first `kv_len -
-    /// qo_len + i + 1` keys, or none if that is below 1.
-    #[default]
-    Causal,
-    /// Keys near the row's own position `p = kv_len - qo_len + i`: at most `left` before it (`left + 1` including
-    /// itself) and at most `right` after it, or all. `right: Some(0)` is a causal sliding window; `right: None` is
-    /// FlashInfer's `window_left` without causal.
-    Window {
-        /// Keys before the row's own position.
-        left: u32,
-        /// Keys after the row's own position; `None` is all.
-        right: Option<u32>,
-    },
-}
-
-impl Mask {
-    /// The positions visible to a row at `position`, for any request length.
-    pub(crate) fn range(self, position: i64) -> Range<i64> {
-        match self {
-            Self::Full => 0..i64::MAX,
-            Self::Causal => 0..position + 1,
-            Self::Window { left, right } => {
-                let end = right.map_or(i64::MAX, |right| position + 1 + i64::from(right));
-                position - i64::from(left)..end
-            }
-        }
-    }
-}
-
-impl Mask {
-    /// Visible keys before and after a row's own position; `None` is all.
-    fn sides(self) -> [Option<u32>; 2] {
-        match self {
-            Self::Full => [None, None],
-            Self::Causal => [None, Some(0)],
-            Self::Window { left, right } => [Some(left), right],
-        }
-    }
-
-    /// Whether each key that `other` shows is visible.
-    fn contains(self, other: Self) -> bool {
-        let wider = |(side, other): (Option<u32>, Option<u32>)| {
-            side.is_none_or(|most| other.is_some_and(|other| other <= most))
-        };
-        self.sides().into_iter().zip(other.sides()).all(wider)
-    }
-}
-
-impl fmt::Display for Mask {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Full => f.write_str("full"),
-            Self::Causal => f.write_str("causal"),
-            Self::Window { left, right: Some(0) } => write!(f, "causal, window {left}"),
-            Self::Window { left, right: Some(right) } => write!(f, "window {left} left, {right} right"),
-            Self::Window { left, right: None } => write!(f, "window {left} left"),
-        }
     }
 }
 

@@ -4,8 +4,8 @@
 //! block sparsity spread a row's keys over several segments, whose results are merged.
 
 use super::{
-    mask::MaskBits,
-    problem::{Mask, Problem},
+    mask::{Mask, MaskBits},
+    problem::Problem,
 };
 use crate::{
     Result,
