@@ -11,7 +11,7 @@
 //!
 //! Integers are little-endian. Any other file is [`Damage`]; its content is used only after the checksum matches.
 
-use super::lookup::KernelKey;
+use super::key::KernelKey;
 
 const MAGIC: &[u8; 8] = b"TILEWRKC";
 const FORMAT: u32 = 1;
@@ -76,7 +76,7 @@ fn text(rest: &mut &[u8]) -> Result<String, Damage> {
 #[cfg(test)]
 mod tests {
     use super::{Code, decode, encode};
-    use crate::cache::lookup::{KernelKey, Source};
+    use crate::cache::{KernelKey, Source};
 
     fn sample() -> (KernelKey, Code) {
         let key = Source::new("k", "sm_80", "ret;").key();

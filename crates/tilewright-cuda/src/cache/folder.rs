@@ -6,7 +6,7 @@
 
 use super::{
     entry::{Code, decode, encode},
-    lookup::KernelKey,
+    key::KernelKey,
 };
 use std::{
     ffi::OsStr,

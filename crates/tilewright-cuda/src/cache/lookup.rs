@@ -1,28 +1,19 @@
-//! Kernel source, its cache key, and the lookup of its machine code: in bundles, in the cache folder, by the assembler.
-//!
-//! The key is a hash of everything that determines the machine code, so equal keys imply equal code. It contains no kernel name,
-//! version or file time, so entries never become stale.
+//! Kernel source, and the lookup of its machine code: in bundles, in the cache folder, by the assembler.
 
 use super::{
     Assembler, Cache, CacheError, Code, MissingKernel, Mode, Origin, Result,
     folder::{Folder, Lookup},
+    key::KernelKey,
 };
 use std::{
     collections::HashMap,
     fmt,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, atomic::Ordering::Relaxed},
 };
-use tilewright_ptx::{
-    ir::Kernel,
-    text::{code_lines, ptx, without_source_lines},
-    verify::Invalid,
-};
+use tilewright_ptx::{ir::Kernel, text, verify::Invalid};
 
 /// The newest architecture that we print PTX for; newer devices use its text.
 const NEWEST_TEXT: u32 = 120;
-
-/// Bytes per hasher update: single lines are too short for its SIMD code, and the whole text is not copied.
-const PIECE: usize = 16 << 10;
 
 /// A kernel's PTX and its target.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,7 +41,7 @@ impl Source {
     /// If the architecture lacks one of its instructions.
     pub fn of(kernel: &Kernel, arch: u32) -> std::result::Result<Self, Invalid> {
         let specific = kernel.since().specific;
-        let text = ptx(kernel, if specific { arch } else { arch.min(NEWEST_TEXT) })?;
+        let text = text::ptx(kernel, if specific { arch } else { arch.min(NEWEST_TEXT) })?;
         let suffix = if specific { "a" } else { "" };
         Ok(Self::new(kernel.name.as_str(), format!("sm_{arch}{suffix}"), text))
     }
@@ -86,65 +77,12 @@ impl Source {
     /// key.
     #[must_use]
     pub fn without_source_lines(&self) -> Self {
-        Self { ptx: without_source_lines(&self.ptx), ..self.clone() }
+        Self { ptx: text::without_source_lines(&self.ptx), ..self.clone() }
     }
 
     /// Its key independent of the assembler, as bundles use it.
     pub fn key(&self) -> KernelKey {
         self.key
-    }
-}
-
-/// A 256-bit hash that identifies a kernel's code.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct KernelKey([u8; Self::BYTES]);
-
-impl KernelKey {
-    pub(super) const BYTES: usize = 32;
-
-    /// Skips line information: it determines no instruction, changes with each edit and contains the build folder.
-    fn of(target: &str, ptx: &str) -> Self {
-        let mut hasher = blake3::Hasher::new_derive_key("tilewright: PTX and its target, format 1");
-        hasher.update(&(target.len() as u64).to_le_bytes()).update(target.as_bytes());
-        let mut piece = String::with_capacity(2 * PIECE);
-        for line in code_lines(ptx) {
-            piece += line;
-            if piece.len() >= PIECE {
-                hasher.update(piece.as_bytes());
-                piece.clear();
-            }
-        }
-        hasher.update(piece.as_bytes());
-        Self(hasher.finalize().into())
-    }
-
-    /// The key of the code from the assembler `identity`, as the cache uses it: code from a new driver replaces that of the old
-    /// one.
-    pub(super) fn assembled_by(self, identity: &str) -> Self {
-        Self(blake3::keyed_hash(&self.0, identity.as_bytes()).into())
-    }
-
-    pub(super) fn bytes(&self) -> &[u8; Self::BYTES] {
-        &self.0
-    }
-
-    /// Parses the format that [`Display`](fmt::Display) writes.
-    pub(super) fn parse(text: &str) -> Option<Self> {
-        let lower = text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
-        let hash = blake3::Hash::from_hex(text).ok()?;
-        lower.then_some(Self(hash.into()))
-    }
-}
-
-impl fmt::Display for KernelKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-    }
-}
-
-impl fmt::Debug for KernelKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "KernelKey({self})")
     }
 }
 

@@ -39,6 +39,7 @@ mod entry;
 mod error;
 mod folder;
 mod footprint;
+mod key;
 mod lookup;
 mod own_file;
 pub(crate) mod parallel;
@@ -51,7 +52,8 @@ pub use entry::Code;
 pub use error::{CacheError, MissingKernel, Result};
 pub use folder::CacheEntry;
 pub use footprint::Footprint;
-pub use lookup::{KernelKey, Source};
+pub use key::KernelKey;
+pub use lookup::Source;
 pub use ptxas::Ptxas;
 pub use settings::{BUNDLE_FOLDER, DEFAULT_LIMIT, Mode, Settings, VARIABLE};
 
