@@ -6,7 +6,6 @@ pub mod attention;
 pub mod elementwise;
 pub mod naive;
 pub mod norm;
-pub mod quant;
 pub mod quantization;
 pub mod rope;
 pub mod sampling;

@@ -4,7 +4,7 @@
 #![allow(dead_code, reason = "several test binaries include this file and use parts of it")]
 
 use crate::elements::Elements;
-use tilewright::{Dtype, View, ViewMut, reference::quant::quantize};
+use tilewright::{Dtype, View, ViewMut, reference::quantization::quantize};
 
 pub(crate) const DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::Bf16];
 

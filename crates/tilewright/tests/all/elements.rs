@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use tilewright::{
     Dtype, E4m3, E5m2, Element, View, ViewMut,
-    reference::quant::decode,
+    reference::quantization::decode,
     tensor::{Data, DataMut},
 };
 

@@ -53,7 +53,7 @@ mod layers;
 mod memory;
 mod packed;
 mod paged_requests;
-mod quant;
+mod quantization;
 mod run;
 mod sample;
 mod sampling;

@@ -9,7 +9,7 @@ use crate::{
 };
 use tilewright::{
     Attention, Backend, Batch, Dtype, E4m3, E5m2, HeadDim, Heads, KvCache, KvLayout, KvScales, Mask, Output,
-    Problem, Scale, View, Workspace, attention::Split, reference::quant::decode,
+    Problem, Scale, View, Workspace, attention::Split, reference::quantization::decode,
 };
 
 const DTYPES: [Dtype; 3] = [Dtype::E4m3, Dtype::E5m2, Dtype::I8];

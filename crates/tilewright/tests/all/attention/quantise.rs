@@ -11,7 +11,7 @@ use tilewright::{
         append::{NewTokens, QuantizedCacheMut, append_paged_kv_cache_quantized},
         mla::{MlaCacheMut, NewMlaTokens, append_paged_mla_kv_cache},
     },
-    reference::quant::quantize,
+    reference::quantization::quantize,
 };
 
 const DTYPES: [Dtype; 3] = [Dtype::E4m3, Dtype::E5m2, Dtype::I8];

@@ -2,7 +2,7 @@
 
 use tilewright::{
     Dtype, E4m3, E5m2, Element, View, ViewMut,
-    reference::quant::{decode, quantize},
+    reference::quantization::{decode, quantize},
 };
 
 fn e4m3(bits: u8) -> f64 {
