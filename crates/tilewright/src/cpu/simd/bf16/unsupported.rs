@@ -16,6 +16,10 @@ impl Avx512Bf16 {
         None
     }
 
+    pub(super) fn configure(self) -> TileConfigGuard {
+        match self {}
+    }
+
     pub(super) unsafe fn multiply<const ADD: bool>(
         self,
         _: ProductShape,
@@ -53,28 +57,7 @@ impl Bf16Exact for E5m2 {}
 impl Bf16Exact for i8 {}
 
 /// Stands in for `amx::Amx`.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Amx {}
-
-impl Amx {
-    pub(crate) fn new() -> Option<Self> {
-        None
-    }
-
-    pub(super) fn configure(self) -> TileConfigGuard {
-        match self {}
-    }
-
-    pub(super) unsafe fn multiply<const ADD: bool>(
-        self,
-        _: ProductShape,
-        _: Matrix<*const bf16>,
-        _: Matrix<*const f32>,
-        _: Matrix<*mut f32>,
-    ) {
-        match self {}
-    }
-}
+pub(crate) type Amx = Avx512Bf16;
 
 /// Stands in for `amx::TileConfigGuard`.
 #[derive(Debug)]
