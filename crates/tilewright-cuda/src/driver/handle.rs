@@ -76,10 +76,8 @@ pub(super) fn optional() -> &'static OptionalFunctions {
 }
 
 /// The loader takes names of symbols, `cuGetProcAddress` those of cuda.h with the version of CUDA.
-#[cfg(not(feature = "linked"))]
-const STREAM_GET_CAPTURE_INFO: &CStr = c"cuStreamGetCaptureInfo_v2";
-#[cfg(feature = "linked")]
-const STREAM_GET_CAPTURE_INFO: &CStr = c"cuStreamGetCaptureInfo";
+const STREAM_GET_CAPTURE_INFO: &CStr =
+    if cfg!(feature = "linked") { c"cuStreamGetCaptureInfo" } else { c"cuStreamGetCaptureInfo_v2" };
 
 /// A function of the driver's library.
 ///
@@ -97,9 +95,7 @@ unsafe fn exported<F: Copy>(name: &CStr, version: i32) -> Option<F> {
         (std::ptr::null_mut(), sys::CUdriverProcAddressQueryResult::CU_GET_PROC_ADDRESS_SUCCESS);
     // SAFETY: the name is terminated, and both output locations are valid.
     let found = unsafe { sys::cuGetProcAddress_v2(name.as_ptr(), &mut function, version, 0, &mut status) };
-    if found != sys::CUresult::CUDA_SUCCESS || function.is_null() {
-        return None;
-    }
+    let is_found = found == sys::CUresult::CUDA_SUCCESS && !function.is_null();
     // SAFETY: as required of the caller; a function pointer has the size of a pointer.
-    Some(unsafe { std::mem::transmute_copy(&function) })
+    is_found.then(|| unsafe { std::mem::transmute_copy(&function) })
 }
