@@ -85,10 +85,12 @@ const STREAM_GET_CAPTURE_INFO: &CStr =
 /// The driver is loaded, and `F` is the function pointer that cuda.h of CUDA `version` declares for the name.
 #[cfg(not(feature = "linked"))]
 unsafe fn exported<F: Copy>(name: &CStr, _version: i32) -> Option<F> {
-    // SAFETY: as required of the caller.
+    // SAFETY: the caller guarantees a loaded driver and that `F` is the type of the symbol.
     unsafe { sys::culib().get(name.to_bytes_with_nul()).ok().map(|symbol| *symbol) }
 }
 
+/// # Safety
+/// `F` is the function pointer that cuda.h of CUDA `version` declares for the name.
 #[cfg(feature = "linked")]
 unsafe fn exported<F: Copy>(name: &CStr, version: i32) -> Option<F> {
     let (mut function, mut status) =
@@ -96,6 +98,6 @@ unsafe fn exported<F: Copy>(name: &CStr, version: i32) -> Option<F> {
     // SAFETY: the name is terminated, and both output locations are valid.
     let found = unsafe { sys::cuGetProcAddress_v2(name.as_ptr(), &mut function, version, 0, &mut status) };
     let is_found = found == sys::CUresult::CUDA_SUCCESS && !function.is_null();
-    // SAFETY: as required of the caller; a function pointer has the size of a pointer.
+    // SAFETY: `function` is not null; the caller guarantees that `F` is its type, which has the size of a pointer.
     is_found.then(|| unsafe { std::mem::transmute_copy(&function) })
 }

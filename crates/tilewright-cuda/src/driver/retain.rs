@@ -64,7 +64,8 @@ impl Context {
     }
 }
 
-/// Runs on a driver thread, on which driver functions must not be called.
+/// # Safety
+/// `token` is from [`Context::retain`], passed once. Runs on a driver thread, on which driver functions must not be called.
 unsafe extern "C" fn release(token: *mut c_void) {
     // SAFETY: `retain` made the token with `Box::into_raw`, and the driver passes it exactly once.
     let token = unsafe { Box::from_raw(token.cast::<ReleaseToken>()) };

@@ -42,7 +42,7 @@ pub(crate) unsafe fn finish_row(
     if hooks.output {
         variant.output(params.isa, at(), o);
     }
-    // SAFETY: upheld by the caller.
+    // SAFETY: the caller guarantees that no other thread accesses this row and head of output and LSE.
     unsafe {
         params.o.store(token, head, o);
         if let Some(lse) = &params.lse {

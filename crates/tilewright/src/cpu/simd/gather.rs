@@ -15,7 +15,7 @@ use std::marker::PhantomData;
 #[inline(always)]
 pub(crate) unsafe fn widen<S: Simd>(simd: S, data: Data<'_>, offset: usize, to: *mut f32, width: usize) {
     // Slicing checks the bounds once per row.
-    // SAFETY: `from` has `width` elements, and so has `to`, as upheld by the caller.
+    // SAFETY: slices check the `width` elements of the source; the caller guarantees as many writable at `to`.
     unsafe {
         match data {
             Data::F32(s) => to.copy_from_nonoverlapping(s[offset..offset + width].as_ptr(), width),
@@ -106,7 +106,7 @@ pub(crate) unsafe fn transpose_rows<S: Simd>(
     width: usize,
     to: Matrix<*mut f32>,
 ) {
-    // SAFETY: upheld by the caller.
+    // SAFETY: the caller guarantees `to` as `[width, offsets.len()]`, rounded up to whole registers.
     unsafe {
         each_data!(data, Data, s => transpose_blocks(simd, s, offsets, width, to));
     }
@@ -134,14 +134,14 @@ macro_rules! packed {
             const PER_LANE: usize = $per_lane;
             #[inline(always)]
             unsafe fn load<S: Simd>(simd: S, from: *const Self) -> S::V {
-                // SAFETY: upheld by the caller.
+                // SAFETY: the caller guarantees a readable register at `from`.
                 unsafe { simd.$load(from) }
             }
             #[inline(always)]
             unsafe fn store<S: Simd>($simd: S, $words: S::V, to: *mut f32, stride: usize) {
                 let columns: [S::V; $per_lane] = $columns;
                 for (c, column) in columns.into_iter().enumerate() {
-                    // SAFETY: upheld by the caller.
+                    // SAFETY: the caller guarantees a writable register at each of the `PER_LANE` columns.
                     unsafe { $simd.store(to.wrapping_add(c * stride), column) };
                 }
             }
@@ -170,7 +170,7 @@ impl<S: Simd, T: PackedElement> ColumnSink<S::V> for ColumnWriter<S, T> {
     #[inline(always)]
     unsafe fn store_column(&self, c: usize, words: S::V) {
         let at = self.to.ptr.wrapping_add(c * T::PER_LANE * self.to.stride);
-        // SAFETY: upheld by the caller.
+        // SAFETY: the caller guarantees a writable register at each column of word `c`.
         unsafe { T::store(self.simd, words, at, self.to.stride) };
     }
 }
@@ -200,7 +200,7 @@ unsafe fn transpose_blocks<S: Simd, T: PackedElement>(
         for column in (0..whole).step_by(per_block) {
             let to = Matrix { ptr: to.ptr.wrapping_add(column * to.stride + first), ..to };
             let block = rows.map(|row| row.wrapping_byte_add(column * size_of::<T>()));
-            // SAFETY: the block is within the `width` elements of each row; `to` is upheld by the caller.
+            // SAFETY: the block is within the `width` elements of each row, and its columns within the caller's `to`.
             unsafe {
                 simd.transpose(&block[..S::LANES], ColumnWriter::<S, T> { simd, to, elements: PhantomData });
             }

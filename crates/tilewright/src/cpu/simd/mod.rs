@@ -227,7 +227,7 @@ pub(crate) trait Simd: Copy {
     /// `from` is readable for `4 * LANES` elements.
     #[inline(always)]
     unsafe fn load_four_e4m3(self, from: *const crate::E4m3) -> [Self::V; 4] {
-        // SAFETY: upheld by the caller.
+        // SAFETY: the caller guarantees `4 * LANES` readable elements at `from`.
         unsafe {
             [
                 self.load_e4m3(from),

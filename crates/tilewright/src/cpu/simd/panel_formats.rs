@@ -45,7 +45,7 @@ macro_rules! panel_formats {
             unsafe fn load<S: Simd>($simd: S, panel: *const u8, pair: usize, vector: usize) -> [S::V; 2] {
                 let ($at, $first) = (panel.wrapping_add(pair * Self::TILE_PAIR_BYTES), vector * S::LANES);
                 let $second = $first + PANEL_FEATURES;
-                // SAFETY: both registers are inside the pair, upheld by the caller.
+                // SAFETY: the caller passes a pair of a block and `vector < PANEL_FEATURES / LANES`.
                 unsafe { $load }
             }
         }

@@ -266,7 +266,7 @@ impl<const ROWS: usize, const REGISTERS: usize> RegisterBlock<'_, ROWS, REGISTER
     ) -> [[S::V; REGISTERS]; 2] {
         let mut weights = [[simd.splat(0.0); REGISTERS]; 2];
         for v in 0..REGISTERS {
-            // SAFETY: upheld by the caller.
+            // SAFETY: the caller passes a pair of a block, and `vectors` are registers of a panel.
             let loaded = unsafe { F::load(simd, panels[v], pair, self.vectors[v]) };
             [weights[0][v], weights[1][v]] = scaled::<S, F>(simd, loaded, scales[v]);
         }
@@ -287,7 +287,7 @@ unsafe fn add_products<S: Simd, const ROWS: usize, const REGISTERS: usize>(
     weights: &[S::V; REGISTERS],
 ) {
     for r in 0..ROWS {
-        // SAFETY: upheld by the caller.
+        // SAFETY: the caller guarantees that each row of `x` is readable at `input`.
         let x = simd.splat(unsafe { *x[r].add(input) });
         for v in 0..REGISTERS {
             sums[r][v] = simd.mul_add(x, weights[v], sums[r][v]);

@@ -21,7 +21,7 @@ impl SoftmaxRow {
     /// `max` is readable as one element, `sums` as one register.
     #[inline(always)]
     pub(crate) unsafe fn state<S: Simd>(&self, simd: S) -> (f32, f32) {
-        // SAFETY: upheld by the caller.
+        // SAFETY: the caller guarantees a readable element at `max` and a register at `sums`.
         unsafe { (*self.max, simd.reduce_add(simd.load(self.sums))) }
     }
 
@@ -32,7 +32,7 @@ impl SoftmaxRow {
     #[inline(always)]
     pub(crate) unsafe fn multiply_each<S: Simd>(&self, simd: S, width: usize, factors: *const f32) {
         for at in (0..width).step_by(S::LANES) {
-            // SAFETY: upheld by the caller.
+            // SAFETY: `at` advances in whole registers through `width`, for which the caller guarantees both pointers.
             unsafe {
                 let product = simd.mul(simd.load(self.logits.add(at)), simd.load(factors.add(at)));
                 simd.store(self.logits.add(at), product);
@@ -47,7 +47,7 @@ impl SoftmaxRow {
     #[inline(always)]
     pub(crate) unsafe fn scale<S: Simd>(&self, simd: S, width: usize, factor: f32) {
         for at in (0..width).step_by(S::LANES) {
-            // SAFETY: upheld by the caller.
+            // SAFETY: `at` advances in whole registers through `width`, for which the caller guarantees the logits.
             unsafe {
                 simd.store(self.logits.add(at), simd.mul(simd.load(self.logits.add(at)), simd.splat(factor)));
             };
@@ -75,7 +75,7 @@ impl SoftmaxRow {
     /// `max`, one register of `sums` and `width` elements of `logits` are readable and writable, without other references.
     #[inline(always)]
     pub(crate) unsafe fn update<S: Simd>(&self, simd: S, width: usize, scale: f32) -> f32 {
-        // SAFETY: upheld by the caller; offsets advance through `width` in whole registers.
+        // SAFETY: the caller guarantees `max`, a register of `sums` and `width` logits; offsets advance in whole registers.
         unsafe {
             let mut largest = simd.splat(f32::NEG_INFINITY);
             for at in (0..width).step_by(S::LANES) {

@@ -43,7 +43,7 @@ pub(crate) trait RhsMatrix: Copy {
     unsafe fn load_row<S: Simd, const N: usize>(self, simd: S, k: usize, column: usize) -> [S::V; N] {
         let mut row = [simd.splat(0.0); N];
         for (v, register) in row.iter_mut().enumerate() {
-            // SAFETY: upheld by the caller.
+            // SAFETY: the caller guarantees `N` readable registers of row `k` from `column` on.
             *register = unsafe { self.load(simd, k, column + v * S::LANES) };
         }
         row
@@ -55,7 +55,7 @@ pub(crate) trait RhsMatrix: Copy {
 impl RhsMatrix for Matrix<*const f32> {
     #[inline(always)]
     unsafe fn load<S: Simd>(self, simd: S, k: usize, column: usize) -> S::V {
-        // SAFETY: upheld by the caller.
+        // SAFETY: the caller guarantees a readable register of row `k` at `column`.
         unsafe { simd.load(self.ptr.add(k * self.stride + column)) }
     }
     #[inline(always)]
@@ -94,14 +94,14 @@ macro_rules! kv_rows {
         impl RhsMatrix for KvRows<'_, $T> {
             #[inline(always)]
             unsafe fn load<S: Simd>(self, simd: S, k: usize, column: usize) -> S::V {
-                // SAFETY: upheld by the caller.
+                // SAFETY: `new` checked the rows; the caller guarantees row `k` and a register of it at `column`.
                 unsafe { simd.$load(self.data.as_ptr().add(*self.offsets.get_unchecked(k) + column)) }
             }
             $(
                 #[inline(always)]
                 unsafe fn load_row<S: Simd, const N: usize>(self, simd: S, k: usize, column: usize) -> [S::V; N] {
                     let mut row = [simd.splat(0.0); N];
-                    // SAFETY: upheld by the caller.
+                    // SAFETY: `new` checked the rows; the caller guarantees row `k` and `N` registers from `column` on.
                     unsafe {
                         let at = self.data.as_ptr().add(*self.offsets.get_unchecked(k) + column);
                         if N == 4 {
@@ -170,7 +170,7 @@ pub(crate) unsafe fn multiply_add<S: Simd, B: RhsMatrix>(
     b: B,
     c: Matrix<*mut f32>,
 ) {
-    // SAFETY: upheld by the caller; each arm processes `rows` rows.
+    // SAFETY: the caller guarantees `a`, `b` and `c` in `shape`; each arm processes `rows` rows.
     unsafe {
         match shape.rows {
             0 => {}
@@ -200,7 +200,7 @@ unsafe fn strip<S: Simd, B: RhsMatrix, const ROWS: usize>(
     while column < columns {
         let registers = (columns - column).div_ceil(S::LANES);
         let c = Matrix { ptr: c.ptr.wrapping_add(column), ..c };
-        // SAFETY: upheld by the caller for the columns from `column` on.
+        // SAFETY: the columns from `column` on, rounded up to whole registers, are in the caller's shapes.
         unsafe {
             if const { S::TILE_COLUMNS == 4 } && registers >= 4 {
                 block::<S, B, ROWS, 4>(simd, depth, a, (b, column), c);
@@ -226,7 +226,7 @@ unsafe fn block<S: Simd, B: RhsMatrix, const ROWS: usize, const COLUMNS: usize>(
     (b, first): (B, usize),
     c: Matrix<*mut f32>,
 ) {
-    // SAFETY: upheld by the caller; all offsets are within its shapes.
+    // SAFETY: the caller guarantees `ROWS` rows, `depth` and `COLUMNS` registers; all offsets are within them.
     unsafe {
         let mut sum = [[simd.splat(0.0); COLUMNS]; ROWS];
         for (r, row) in sum.iter_mut().enumerate() {

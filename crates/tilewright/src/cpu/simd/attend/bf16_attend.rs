@@ -84,7 +84,7 @@ impl QueryTile<'_, '_> {
         width: usize,
     ) {
         let (layout, vo) = (&self.ctx.layout, self.ctx.params.plan.problem.head_dim().vo);
-        // SAFETY: as upheld by the caller, matrices have the shapes of `ScratchLayout`; weights are padded with 0 to a multiple
+        // SAFETY: matrices have the shapes of `ScratchLayout`; the caller rounded weights, which pads them with 0 to a multiple
         // of `DEPTH`. `Worker::run` holds the thread guard.
         unsafe {
             let base = self.scratch.as_mut_ptr();

@@ -127,7 +127,7 @@ impl QueryTile<'_, '_> {
     ) {
         let (ctx, location) = (self.ctx, keys.location);
         let (dim, offsets) = (ctx.params.plan.problem.head_dim().vo, &location.v[..location.tokens]);
-        // SAFETY: upheld by the caller.
+        // SAFETY: the caller guarantees weights and `o` in the shapes of `PvProduct`; `KvRows::new` checks the values.
         unsafe {
             match ctx.heads_from(keys.head).1 {
                 Data::F32(v) => {
@@ -187,7 +187,7 @@ pub(super) unsafe fn rescale<S: Simd>(simd: S, row: *mut f32, width: usize, fact
         return;
     }
     for at in (0..width).step_by(S::LANES) {
-        // SAFETY: upheld by the caller.
+        // SAFETY: the caller guarantees `width` elements of `row`, rounded up to whole registers.
         unsafe { simd.store(row.add(at), simd.mul(simd.load(row.add(at)), simd.splat(factor))) };
     }
 }

@@ -62,7 +62,7 @@ impl Amx {
             let b = Matrix { ptr: b.ptr.wrapping_add(column), ..b };
             let c = Matrix { ptr: c.ptr.wrapping_add(column), ..c };
             let left = (columns - column) / TILE;
-            // SAFETY: upheld by the caller for the columns from `column` on.
+            // SAFETY: `left` counts the tiles from `column` on, so no arm leaves the caller's shapes.
             unsafe {
                 column += TILE
                     * match (rows > TILE, left) {
@@ -110,7 +110,7 @@ macro_rules! kernel {
         ) -> usize {
             let (a2, c2) = (a.ptr.wrapping_add(TILE * a.stride), c.ptr.wrapping_add(TILE * c.stride));
             let c_stride = c.stride * size_of::<f32>();
-            // SAFETY: upheld by the caller; loads and stores stay within the shapes of `multiply`.
+            // SAFETY: the caller's thread is configured; loads and stores stay within the shapes of `multiply`.
             unsafe {
                 if ADD {
                     asm!($($load,)+ "/* {c2} */", c = in(reg) c.ptr, c2 = in(reg) c2, c_stride = in(reg) c_stride,

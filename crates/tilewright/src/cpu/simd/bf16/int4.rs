@@ -120,7 +120,7 @@ unsafe fn multiply_block<const ROWS: usize>(
             }
             let inputs = line * INT4_INPUTS + 2 * pair;
             for (r, products) in products.iter_mut().enumerate() {
-                // SAFETY: upheld by the caller.
+                // SAFETY: the caller guarantees a group's inputs in each of `ROWS` rows, and `inputs + 1 < GROUP`.
                 let x = unsafe { x.add(r * stride + inputs).cast::<i32>().read_unaligned() };
                 for (product, weights) in products.iter_mut().zip(weights) {
                     *product = dot(*product, _mm512_set1_epi32(x), weights);

@@ -116,7 +116,7 @@ impl Bf16Mma {
         b: Matrix<*const f32>,
         c: Matrix<*mut f32>,
     ) {
-        // SAFETY: upheld by the caller.
+        // SAFETY: the caller holds a `ThreadGuard` and guarantees matrices of `shape`, its rows rounded up.
         unsafe {
             match self {
                 Self::Avx512(avx512) => avx512.multiply::<ADD>(shape, a, b, c),
@@ -143,7 +143,7 @@ impl Bf16Mma {
         width: usize,
         to: Matrix<*mut f32>,
     ) -> u64 {
-        // SAFETY: upheld by the caller.
+        // SAFETY: the caller guarantees `to` as `[32, width]` pairs and a supported `width`.
         unsafe {
             match data {
                 Data::Bf16(data) => self.interleave_rows(data, offsets, width, to),
@@ -170,7 +170,7 @@ impl Bf16Mma {
         for pair in 0..offsets.len().next_multiple_of(DEPTH) / 2 {
             let to = to.ptr.wrapping_add(pair * to.stride);
             let rows = (row(2 * pair), row(2 * pair + 1));
-            // SAFETY: upheld by the caller; rows that exist have `width` elements.
+            // SAFETY: `to` is row `pair` of the caller's `[32, width]` pairs; rows that exist have `width` elements.
             unsafe {
                 let finite = avx512.interleave(rows, width, to);
                 if finite != (true, true) {
@@ -195,7 +195,7 @@ impl Bf16Mma {
         to: Matrix<*mut f32>,
     ) {
         let avx512 = self.avx512();
-        // SAFETY: upheld by the caller.
+        // SAFETY: the caller guarantees `to` as `[width / 2, 16]` and a supported `width`; with `self`, `S` has 16 lanes.
         unsafe {
             match data {
                 Data::Bf16(data) => transpose(simd, data, offsets, width, WordColumns { simd, to }),
@@ -214,9 +214,9 @@ impl Bf16Mma {
     /// Rounds `width` weights of a row to the nearest bf16 and pads with 0 to a multiple of [`DEPTH`].
     ///
     /// # Safety
-    /// `weights` is readable and `to` writable as `[64]`, and they do not overlap; `width` is a multiple of 16.
+    /// `weights` is readable and `to` writable as `[64]`, and they do not overlap; `width` is 16, 32, 48 or 64.
     pub(super) unsafe fn round_weights(self, weights: *const f32, width: usize, to: *mut bf16) {
-        // SAFETY: upheld by the caller.
+        // SAFETY: the caller guarantees `[64]` weights and as many elements at `to`, without overlap.
         unsafe { self.avx512().round(weights, width, to) };
     }
 }
@@ -251,7 +251,7 @@ pub(super) unsafe fn copy_query(q: View<'_>, kv: Dtype, token: usize, head: usiz
     let (strides, width) = (q.strides(), q.shape()[2]);
     let offset = token * strides[0] + head * strides[1];
     let row = &elements[offset..offset + width];
-    // SAFETY: upheld by the caller.
+    // SAFETY: the caller guarantees that `to` is writable for a row, without other references.
     let to = unsafe { std::slice::from_raw_parts_mut(to, width) };
     to.copy_from_slice(row);
     if kv != Dtype::Bf16 {
@@ -279,7 +279,7 @@ unsafe fn transpose<S: Simd, T>(
     let words = width * size_of::<T>() / size_of::<f32>();
     for first in (0..words).step_by(S::LANES) {
         let block = rows.map(|row| row.cast::<f32>().wrapping_add(first));
-        // SAFETY: a full block from `first` on is within the `width` elements of a row; `sink` is upheld by the caller.
+        // SAFETY: a full block from `first` on is within the `width` elements of a row; the caller's `sink` accepts it.
         unsafe { simd.transpose(&block[..S::LANES], sink.at_word(first)) };
     }
 }
@@ -310,7 +310,7 @@ impl<S: Simd> ColumnSink<S::V> for WordColumns<S> {
     /// `to` is writable in row `c`.
     #[inline(always)]
     unsafe fn store_column(&self, c: usize, words: S::V) {
-        // SAFETY: upheld by the caller.
+        // SAFETY: the caller guarantees a writable register in row `c` of `to`.
         unsafe { self.simd.store(self.to.ptr.wrapping_add(c * self.to.stride), words) };
     }
 }
@@ -350,7 +350,7 @@ impl<V, T: vdpbf16::Bf16Exact> ColumnSink<V> for ByteColumns<T> {
     #[inline(always)]
     unsafe fn store_column(&self, c: usize, words: V) {
         let ptr = self.to.ptr.wrapping_add(2 * c * self.to.stride);
-        // SAFETY: upheld by the caller.
+        // SAFETY: the caller guarantees 64 bytes of `words`, and rows `2 c` and `2 c + 1` of `to`.
         unsafe { self.avx512.split::<T>((&raw const words).cast(), ptr, self.to.stride) };
     }
 }

@@ -20,6 +20,8 @@ impl Avx512Bf16 {
         match self {}
     }
 
+    /// # Safety
+    /// No condition: `Self` has no values.
     pub(super) unsafe fn multiply<const ADD: bool>(
         self,
         _: ProductShape,
@@ -30,6 +32,8 @@ impl Avx512Bf16 {
         match self {}
     }
 
+    /// # Safety
+    /// No condition: `Self` has no values.
     pub(super) unsafe fn interleave<T: Bf16Exact>(
         self,
         _: (Option<&[T]>, Option<&[T]>),
@@ -39,10 +43,14 @@ impl Avx512Bf16 {
         match self {}
     }
 
+    /// # Safety
+    /// No condition: `Self` has no values.
     pub(super) unsafe fn split<T: Bf16Exact>(self, _: *const i32, _: *mut f32, _: usize) {
         match self {}
     }
 
+    /// # Safety
+    /// No condition: `Self` has no values.
     pub(super) unsafe fn round(self, _: *const f32, _: usize, _: *mut bf16) {
         match self {}
     }

@@ -33,7 +33,7 @@ impl Avx512Bf16 {
         b: Matrix<*const f32>,
         c: Matrix<*mut f32>,
     ) {
-        // SAFETY: `self` proves the instructions; the rest is upheld by the caller.
+        // SAFETY: `self` proves the instructions; the caller guarantees the matrices of `Bf16Mma::multiply`.
         unsafe { multiply::<ADD>(shape, a, b, c) }
     }
 
@@ -48,7 +48,7 @@ impl Avx512Bf16 {
         to: *mut f32,
     ) -> (bool, bool) {
         let at = |row: Option<&[T]>| row.map(|row| row[..width].as_ptr());
-        // SAFETY: `self` proves the instructions; the rest is upheld by the caller.
+        // SAFETY: `self` proves the instructions; slices check the rows, and the caller guarantees `width` pairs at `to`.
         unsafe { interleave(self.0, (at(rows.0), at(rows.1)), width, to) }
     }
 
@@ -58,7 +58,7 @@ impl Avx512Bf16 {
     /// `words` is readable for 64 bytes, `to` is writable for 64 bytes at both offsets.
     #[inline(always)]
     pub(super) unsafe fn split<T: Bf16Exact>(self, words: *const i32, to: *mut f32, stride: usize) {
-        // SAFETY: `self` proves the instructions; the rest is upheld by the caller.
+        // SAFETY: `self` proves the instructions; the caller guarantees 64 bytes at `words` and at both offsets of `to`.
         unsafe {
             let (even, odd) = T::bytes_to_bf16(self.0, _mm512_loadu_si512(words.cast()));
             _mm512_storeu_si512(to.cast(), even);
@@ -69,7 +69,7 @@ impl Avx512Bf16 {
     /// # Safety
     /// Same as [`super::Bf16Mma::round_weights`].
     pub(super) unsafe fn round(self, weights: *const f32, width: usize, to: *mut bf16) {
-        // SAFETY: `self` proves the instructions; the rest is upheld by the caller.
+        // SAFETY: `self` proves the instructions; the caller guarantees `[64]` weights and as many elements at `to`.
         unsafe { round(weights, width, to) }
     }
 }
@@ -89,7 +89,7 @@ unsafe fn multiply<const ADD: bool>(
         while column < columns {
             let b = Matrix { ptr: b.ptr.wrapping_add(column), ..b };
             let c = Matrix { ptr: c.ptr.wrapping_add(row * c.stride + column), ..c };
-            // SAFETY: upheld by the caller; `a` and `c` have a multiple of 16 rows.
+            // SAFETY: the caller guarantees whole registers from `column` on; `a` and `c` have a multiple of 16 rows.
             unsafe {
                 if columns - column >= 64 {
                     block::<ADD, 4>(depth, a, b, c);
@@ -116,18 +116,18 @@ unsafe fn block<const ADD: bool, const COLUMNS: usize>(
     let mut sum = [[_mm512_setzero_ps(); COLUMNS]; ROWS];
     for (r, row) in sum.iter_mut().enumerate().filter(|_| ADD) {
         for (v, register) in row.iter_mut().enumerate() {
-            // SAFETY: upheld by the caller.
+            // SAFETY: the caller guarantees `ROWS` rows of `COLUMNS` registers of `c`.
             *register = unsafe { _mm512_loadu_ps(c.ptr.add(r * c.stride + 16 * v)) };
         }
     }
     for k in 0..depth / 2 {
         let mut right = [_mm512_setzero_ps(); COLUMNS];
         for (v, register) in right.iter_mut().enumerate() {
-            // SAFETY: upheld by the caller.
+            // SAFETY: the caller guarantees `depth / 2` rows of `COLUMNS` registers of `b`.
             *register = unsafe { _mm512_loadu_ps(b.ptr.add(k * b.stride + 16 * v)) };
         }
         for (r, row) in sum.iter_mut().enumerate() {
-            // SAFETY: upheld by the caller.
+            // SAFETY: the caller guarantees `ROWS` rows of `depth` elements of `a`, and `2 k + 1 < depth`.
             let pair = unsafe { a.ptr.add(r * a.stride + 2 * k).cast::<i32>().read_unaligned() };
             let left = _mm512_set1_epi32(pair);
             for (sum, right) in row.iter_mut().zip(right) {
@@ -137,7 +137,7 @@ unsafe fn block<const ADD: bool, const COLUMNS: usize>(
     }
     for (r, row) in sum.into_iter().enumerate() {
         for (v, register) in row.into_iter().enumerate() {
-            // SAFETY: upheld by the caller.
+            // SAFETY: the caller guarantees `ROWS` writable rows of `COLUMNS` registers of `c`.
             unsafe { _mm512_storeu_ps(c.ptr.add(r * c.stride + 16 * v), register) };
         }
     }
@@ -172,7 +172,7 @@ pub(super) trait Bf16Exact: Element {
     /// The machine has AVX-512 with BF16, and the rows are readable for [`Bf16Exact::COLUMNS`] elements.
     #[inline(always)]
     unsafe fn load_pairs(avx512: Avx512, rows: (Option<*const Self>, Option<*const Self>)) -> [__m512i; 2] {
-        // SAFETY: upheld by the caller.
+        // SAFETY: the caller guarantees AVX-512 with BF16, and 32 elements of 8 bits in each row.
         unsafe {
             let load = |row: Option<*const Self>| match row {
                 Some(row) => _mm256_loadu_si256(row.cast()),
@@ -228,7 +228,7 @@ impl Bf16Exact for bf16 {
 
     #[inline(always)]
     unsafe fn load_pairs(_: Avx512, rows: (Option<*const Self>, Option<*const Self>)) -> [__m512i; 2] {
-        // SAFETY: upheld by the caller.
+        // SAFETY: the caller guarantees AVX-512 with BF16, and 16 elements of 16 bits in each row.
         unsafe {
             let load = |row: Option<*const Self>| match row {
                 Some(row) => _mm512_cvtepu16_epi32(_mm256_loadu_si256(row.cast())),
@@ -254,7 +254,7 @@ impl Bf16Exact for E5m2 {
 
     #[inline(always)]
     unsafe fn bytes_to_bf16(_: Avx512, bytes: __m512i) -> (__m512i, __m512i) {
-        // SAFETY: upheld by the caller.
+        // SAFETY: the caller guarantees AVX-512 with BF16; no memory is accessed.
         unsafe {
             let odd = _mm512_and_si512(bytes, _mm512_set1_epi16(0xff00_u16.cast_signed()));
             (f16_to_bf16(_mm512_slli_epi16::<8>(bytes)), f16_to_bf16(odd))
@@ -267,7 +267,7 @@ impl Bf16Exact for i8 {
 
     #[inline(always)]
     unsafe fn bytes_to_bf16(_: Avx512, bytes: __m512i) -> (__m512i, __m512i) {
-        // SAFETY: upheld by the caller.
+        // SAFETY: the caller guarantees AVX-512 with BF16; no memory is accessed.
         unsafe {
             let even = _mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(bytes));
             (i16_to_bf16(even), i16_to_bf16(_mm512_srai_epi16::<8>(bytes)))
@@ -311,7 +311,7 @@ unsafe fn interleave<T: Bf16Exact>(
     let exponent = _mm512_set1_epi16(0x7f80);
     let mut nonfinite = 0;
     for at in (0..width).step_by(T::COLUMNS) {
-        // SAFETY: upheld by the caller.
+        // SAFETY: `at + COLUMNS <= width`; the caller guarantees `width` elements per row and `width` pairs at `to`.
         unsafe {
             let from = |row: Option<*const T>| row.map(|row| row.add(at));
             let pairs = T::load_pairs(avx512, (from(rows.0), from(rows.1)));
@@ -329,7 +329,7 @@ unsafe fn interleave<T: Bf16Exact>(
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 unsafe fn round(weights: *const f32, width: usize, to: *mut bf16) {
     for at in (0..width).step_by(DEPTH) {
-        // SAFETY: upheld by the caller.
+        // SAFETY: `at <= 32`; the caller guarantees `[64]` weights and as many elements at `to`.
         unsafe {
             let lower = _mm512_loadu_ps(weights.add(at));
             let upper =
