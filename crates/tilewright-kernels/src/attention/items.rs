@@ -116,9 +116,9 @@ record! {
     /// The first partial row, or [`NONE`]: the item writes the output itself.
     partial: u32,
     /// The first entry of `merge_deps` of this item.
-    merge_deps_begin ("feed_begin"): u32,
+    merge_deps_begin: u32,
     /// One past the last.
-    merge_deps_end ("feed_end"): u32,
+    merge_deps_end: u32,
     /// Columns of the segment's mask bits, which cover its last keys; 0 without mask bits.
     mask_columns: u32,
     /// The low word of the bit index of row `qo_begin` and the first column.

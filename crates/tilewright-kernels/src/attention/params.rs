@@ -99,13 +99,13 @@ crate::params! {
         /// `[workers + 1]` u32.
         worker_indptr: u64 as GlobalArray<u32>,
         /// u32.
-        merge_deps "feeds": u64 as GlobalArray<u32>,
+        merge_deps: u64 as GlobalArray<u32>,
         /// [`MergeItem`](super::items::MergeItem)s, aligned to 16 bytes.
         merges: u64 as GlobalArray<u32>,
         /// [`MergeSource`](super::items::MergeSource)s, aligned to 8 bytes.
         sources: u64 as GlobalArray<u32>,
         /// `[merges]` u32, all 0.
-        arrival_counters "counters": u64 as GlobalArray<u32>,
+        arrival_counters: u64 as GlobalArray<u32>,
         /// [`RequestRows`](super::items::RequestRows), aligned to 8 bytes.
         requests: u64 as GlobalArray<u32>,
         /// Number of requests; at least 1 if an item has rows of several.

@@ -260,9 +260,9 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
             let masked = self.rows.needs_mask(stage_keys.first, layout.stage_keys);
             let masked = self.hooks.needs_mask(|| self.current.load(), stage_keys, masked);
             let (values, whole) = (self.values_of(keys), layout.has_whole_stages());
-            let visible: Vec<_> = logits.iter().map(|_| [0, 8].map(|_| k.var::<u32>("seen", 0))).collect();
+            let visible: Vec<_> = logits.iter().map(|_| [0, 8].map(|_| k.var::<u32>("visible", 0))).collect();
             let visible_of = |words: &[Var<'k, u32>; 2]| words.map(|word| word.get().to_u64());
-            let has_nonfinite = k.var::<bool>("special", false);
+            let has_nonfinite = k.var::<bool>("has_nonfinite", false);
             k.when(masked, || {
                 self.compute_visible(stage, &visible);
                 visible

@@ -45,7 +45,7 @@ pub(crate) fn detect_signs<'k>(
     values: Shared<'k, u32>,
     signs: impl Fn(Value<'k, u32>) -> Value<'k, u32>,
 ) -> Value<'k, bool> {
-    let found = k.var::<u32>("not_finite", 0);
+    let found = k.var::<u32>("nonfinite", 0);
     let values = values.byte(partition.chunk << 4);
     // not unrolled: rows in flight would take the registers of the accumulators
     k.repeat_rolled((partition.row, rows as u32), partition.rows_at_once as u32, |row| {

@@ -26,7 +26,7 @@ pub(crate) fn visible_mask<'k>(
     let (by_key, end) = (item.kv_end.reinterpret::<i32>(), local(to));
     let end = blocks.select(local(by_key), end);
     let begin = local(from).unless(blocks, 0);
-    let word = k.var("seen", end & !begin);
+    let word = k.var("visible", end & !begin);
     k.when(blocks & (from.gt(0) | to.lt(i32::MAX)), || {
         let hide = |at: Value<'k, u32>| {
             let key = keys.first + at;

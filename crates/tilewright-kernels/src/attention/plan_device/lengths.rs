@@ -133,7 +133,7 @@ impl<'k> BatchLengths<'k> {
     /// Loads and validates the batch.
     pub(super) fn read(k: &'k Builder, params: PlanDeviceRegs<'k>) -> Self {
         let p = &params;
-        let warp_words = k.shared::<u32>("told", THREADS as usize / 32 * WARP_WORDS, 16);
+        let warp_words = k.shared::<u32>("warp_words", THREADS as usize / 32 * WARP_WORDS, 16);
         let count = p.num_requests.load();
         let limit = p.max_requests.min(p.per_thread * THREADS);
         let bits = k.var("bits", count.gt(limit).select(k.constant(LengthError::Requests as u32), 0_u32));

@@ -207,7 +207,7 @@ crate::params! {
         host plan: PlanArrays,
         items: GlobalArray<u32> = this.plan.items,
         worker_indptr: GlobalArray<u32> = this.plan.worker_indptr,
-        merge_deps "feeds": GlobalArray<u32> = this.plan.merge_deps,
+        merge_deps: GlobalArray<u32> = this.plan.merge_deps,
         merges: GlobalArray<u32> = this.plan.merges,
         sources: GlobalArray<u32> = this.plan.sources,
         requests: GlobalArray<u32> = this.plan.requests,

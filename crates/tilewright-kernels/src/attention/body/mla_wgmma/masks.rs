@@ -73,7 +73,7 @@ impl<'k> MlaConsumer<'_, 'k> {
         });
         let [from, to] = self.unmasked();
         let (begin, end) = (first.reinterpret::<i32>(), (first + present).reinterpret::<i32>());
-        let found = k.var::<bool>("not_finite", false);
+        let found = k.var::<bool>("has_nonfinite", false);
         k.when(begin.lt(from) | end.gt(to), || {
             self.flags().store(k, self.detect(n, half));
             self.sync(half);

@@ -145,7 +145,7 @@ impl<'k, 'v> SimtCta<'k, 'v> {
         // tiles begin at multiples of their keys, independent of the item's first key
         let begin = item.kv_begin & !(KEYS - 1);
         k.repeat((begin, item.kv_end), KEYS, |tile| {
-            let all_visible = k.var("all_seen", true);
+            let all_visible = k.var("all_visible", true);
             self.look_up_keys(item, tile);
             k.sync_threads();
             self.multiply_keys(block);
