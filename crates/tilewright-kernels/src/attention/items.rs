@@ -23,13 +23,10 @@ use tilewright_ptx::{
 /// Absent value: all bits are 1.
 pub const NONE: u32 = u32::MAX;
 
-/// Declares a record: the host struct, which is converted to words, and its device form, which is loaded into registers. A name
-/// in parentheses is the register's name if it differs from the field's.
+/// Declares a record: the host struct, which is converted to words, and its device form, which is loaded into registers.
 macro_rules! record {
-    (@register $field:ident) => { stringify!($field) };
-    (@register $field:ident $register:literal) => { $register };
     ($(#[$doc:meta])* $name:ident, $(#[$regs_doc:meta])* $regs:ident, $words:literal:
-        $($(#[$field_doc:meta])* $field:ident $(($register:literal))?: $ty:ident,)*) => {
+        $($(#[$field_doc:meta])* $field:ident: $ty:ident,)*) => {
         $(#[$doc])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
         pub struct $name { $($(#[$field_doc])* pub $field: $ty,)* }
@@ -72,7 +69,7 @@ macro_rules! record {
             fn from_words(k: &'k Builder, words: Vec<Value<'k, u32>>) -> Self {
                 let mut words = words.into_iter();
                 let mut next = || words.next().unwrap_or_else(|| k.constant(0));
-                Self { $($field: next().reinterpret::<$ty>().named(record!(@register $field $($register)?)),)* }
+                Self { $($field: next().reinterpret::<$ty>().named(stringify!($field)),)* }
             }
         }
     };

@@ -162,10 +162,8 @@ impl AttentionKernel {
                 format!("{shape}_wgmma{}", if config.any_mask { "_masks" } else { "" })
             }
             Self::LevelMerges(config) => {
-                format!(
-                    "{}_level_merges",
-                    shape([config.q, config.o, config.out, config.kv], config.head_dim)
-                )
+                let shape = shape([config.q, config.o, config.out, config.kv], config.head_dim);
+                format!("{shape}_level_merges")
             }
             Self::LargeMerges(config) => {
                 let shape = latent_shape(config.dtype, config.out, config.head_dim);

@@ -4,11 +4,11 @@
 //! of the plan, so the arrays of a plan of fixed capacity never move:
 //!
 //! ```text
-//! worker_indptr  counters  requests  merges  sources  feeds  items | indices      | mask bits
+//! worker_indptr  counters  requests  merges  sources  merge_deps  items | indices      | mask bits
 //! ```
 //!
-//! The bounds of workers are followed by those of all items in order, so that items of either kind can be executed as workers: runs
-//! by a kernel without tickets, and the others beside runs. The counters of merges are followed by the ticket of runs, and by the
+//! If there are runs, the bounds of workers are followed by those of workers beside runs, which have a few items each, and by those of
+//! runs as workers, for a kernel without tickets. The counters of merges are followed by the ticket of runs, and by the
 //! list of large merges.
 //!
 //! One copy uploads all arrays. If page indices are on the device, or a plan of fixed capacity is large, that copy ends with the last used
@@ -16,7 +16,7 @@
 
 use tilewright::{
     Plan,
-    attention::{ArraySizes, KvSource, Schedule, Segment, Split},
+    attention::{ArraySizes, KvSource, Merge, Schedule, Segment, Split},
 };
 use tilewright_kernels::attention::{
     body::{Bodies, MAX_PAIRED_ROWS, MAX_SPLIT_KV_ROWS},
@@ -90,7 +90,7 @@ impl PlanLayout {
         let count = schedule.runs().len();
         let first = schedule.items_of_workers().len();
         let bounds = arrays.worker_indptr + 4 * (schedule.num_workers() + 1) as u64;
-        let workers = first.div_ceil(items_per_worker(plan));
+        let workers = workers_beside(plan);
         (count > 0).then(|| DeviceRuns {
             count: count as u32,
             as_workers: PlanArrays { worker_indptr: bounds + 4 * workers as u64, ..arrays },
@@ -168,11 +168,16 @@ fn items_per_worker(plan: &Plan) -> usize {
     (waves / MIN_WAVES).clamp(1, MAX_ITEMS)
 }
 
+/// Number of workers of the items beside runs.
+fn workers_beside(plan: &Plan) -> usize {
+    plan.schedule().items_of_workers().len().div_ceil(items_per_worker(plan))
+}
+
 /// Bounds of workers; if there are runs, also of those beside them, and of runs as workers.
 fn worker_bounds(plan: &Plan) -> usize {
     let schedule = plan.schedule();
-    let beside = schedule.items_of_workers().len().div_ceil(items_per_worker(plan));
-    let of_items = if schedule.runs().is_empty() { 0 } else { beside + schedule.runs().len() + 1 };
+    let runs = schedule.runs().len();
+    let of_items = if runs == 0 { 0 } else { workers_beside(plan) + runs + 1 };
     schedule.num_workers() + 1 + of_items
 }
 
@@ -205,7 +210,7 @@ pub(super) fn write(plan: &Plan, layout: &PlanLayout, words: &mut [u32]) {
         let item = &schedule.items[source as usize];
         *to = MergeSource { partial: item.partial.unwrap_or(NONE), qo_begin: item.qo.start }.to_words();
     }
-    write_feeds(&mut rest[from(offsets.merge_deps)][..schedule.sources.len()], items, schedule);
+    write_merge_deps(&mut rest[from(offsets.merge_deps)][..schedule.sources.len()], items, schedule);
 }
 
 /// Writes the requests, then fills unused entries so that no row belongs to them.
@@ -218,7 +223,7 @@ fn write_requests(to: &mut [u32], plan: &Plan) {
     unused.fill(NONE);
 }
 
-fn device_merge(schedule: &Schedule, merge: &tilewright::attention::Merge) -> MergeItem {
+fn device_merge(schedule: &Schedule, merge: &Merge) -> MergeItem {
     MergeItem {
         kv_head: merge.kv_heads.start,
         qo_begin: merge.qo.start,
@@ -229,38 +234,38 @@ fn device_merge(schedule: &Schedule, merge: &tilewright::attention::Merge) -> Me
     }
 }
 
-/// The words of an item that hold the bounds of its feeds.
-const FEEDS: std::ops::Range<usize> = 11..13;
+/// The words of an item that hold the bounds of its list of merges.
+const MERGE_DEPS: std::ops::Range<usize> = 11..13;
 
 /// Writes the merges that depend on each item, and the bounds of each item's list of them.
-fn write_feeds(feeds: &mut [u32], items: &mut [u32], schedule: &Schedule) {
+fn write_merge_deps(merge_deps: &mut [u32], items: &mut [u32], schedule: &Schedule) {
     let items = items.as_chunks_mut::<{ WorkItem::WORDS }>().0;
     // without levels an item is a source of at most one merge, and sources are in the order of items
     if schedule.sources.is_sorted_by(|a, b| a < b) {
-        for (number, merge) in schedule.merges.iter().enumerate() {
-            let arrives = !schedule.arrivals(merge).is_empty();
-            for source in merge.sources.clone().filter(|_| arrives) {
-                feeds[source as usize] = number as u32;
+        let with_arrivals = |(_, merge): &(usize, &Merge)| !schedule.arrivals(merge).is_empty();
+        for (number, merge) in schedule.merges.iter().enumerate().filter(with_arrivals) {
+            for source in merge.sources.clone() {
+                merge_deps[source as usize] = number as u32;
                 let item = schedule.sources[source as usize];
-                items[item as usize][FEEDS].copy_from_slice(&[source, source + 1]);
+                items[item as usize][MERGE_DEPS].copy_from_slice(&[source, source + 1]);
             }
         }
         return;
     }
     for &item in schedule.merges.iter().flat_map(|merge| schedule.arrivals(merge)) {
-        items[item as usize][FEEDS.end - 1] += 1;
+        items[item as usize][MERGE_DEPS.end - 1] += 1;
     }
     let mut next = 0;
     for item in items.iter_mut() {
-        let count = item[FEEDS.end - 1];
-        item[FEEDS].copy_from_slice(&[next, next]);
+        let count = item[MERGE_DEPS.end - 1];
+        item[MERGE_DEPS].copy_from_slice(&[next, next]);
         next += count;
     }
     // the end of each list advances as its merges are written
     for (merge, number) in schedule.merges.iter().zip(0..) {
         for &item in schedule.arrivals(merge) {
-            let end = &mut items[item as usize][FEEDS.end - 1];
-            feeds[*end as usize] = number;
+            let end = &mut items[item as usize][MERGE_DEPS.end - 1];
+            merge_deps[*end as usize] = number;
             *end += 1;
         }
     }

@@ -58,8 +58,8 @@ pub(super) fn append(
     let workers = many.workers.max(1);
     // a KV tile of the other items takes about as long, by its bytes, as one of a run by its products
     let keys = |item: &WorkItem| item.kv_heads.len() * (item.kv.end - item.kv.start) as usize;
-    let [beside, beside_runs] = [inputs.tiling.kv_tokens, many.kv_tokens]
-        .map(|tile| schedule.items.iter().map(keys).sum::<usize>() / tile.max(1));
+    let keys: usize = schedule.items.iter().map(keys).sum();
+    let [beside, beside_runs] = [inputs.tiling.kv_tokens, many.kv_tokens].map(|tile| keys / tile.max(1));
     let pieces = match schedule.items.is_empty() || has_levels {
         true => pieces_of_like_units(&segments, units, workers, beside_runs),
         false => None,

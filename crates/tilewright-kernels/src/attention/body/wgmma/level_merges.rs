@@ -3,19 +3,16 @@
 //! No item waits for runs then, so that both kinds are executed side by side. The last CTA to arrive could not merge as fast: a run has
 //! the rows of many requests.
 
-use super::{ARCH, WgmmaConfig, unsupported_variant};
-use crate::{
-    attention::{
-        items::MergeItemRegs,
-        kernel::{
-            cta::MmaCta,
-            layout::{CtaLayout, RowFormat},
-            merge::{arrival::LaneSource, partial_states::merge_head},
-            row_hooks::RowHooks,
-        },
-        params::AttentionParams,
+use super::{ARCH, WgmmaConfig, supported_hooks};
+use crate::attention::{
+    items::MergeItemRegs,
+    kernel::{
+        cta::MmaCta,
+        layout::{CtaLayout, RowFormat},
+        merge::{arrival::LaneSource, partial_states::merge_head},
+        row_hooks::RowHooks,
     },
-    variant::Hooks,
+    params::AttentionParams,
 };
 use tilewright::attention::variant::ExpressionVariant;
 use tilewright_ptx::{
@@ -46,11 +43,7 @@ pub fn level_merges(
     config: &WgmmaConfig,
     variant: &ExpressionVariant,
 ) -> Result<Kernel, Invalid> {
-    let reasons = [config.unsupported(), unsupported_variant(config, variant)].concat();
-    if !reasons.is_empty() {
-        return Err(Invalid::of(name, reasons.join("; ")));
-    }
-    let hooks = Hooks::of(name, variant)?;
+    let hooks = supported_hooks(name, config, variant)?;
     Builder::kernel(name, THREADS, |k| {
         k.ctas_per_sm(LEVEL_MERGE_CTAS_PER_SM);
         let (q, v) = (RowFormat::new(config.head_dim.qk, 2), RowFormat::new(config.head_dim.vo, 2));

@@ -134,16 +134,25 @@ pub(crate) fn unsupported_variant(config: &WgmmaConfig, variant: &ExpressionVari
     mma::unsupported_variant(&of_mma, variant)
 }
 
+/// The hooks of a supported variant.
+fn supported_hooks<'v>(
+    name: &str,
+    config: &WgmmaConfig,
+    variant: &'v ExpressionVariant,
+) -> Result<Hooks<'v>, Invalid> {
+    let reasons = [config.unsupported(), unsupported_variant(config, variant)].concat();
+    if !reasons.is_empty() {
+        return Err(Invalid::of(name, reasons.join("; ")));
+    }
+    Hooks::of(name, variant)
+}
+
 /// Builds the kernel for a variant. Parameters: [`RunParams::args`].
 ///
 /// # Errors
 /// With the reasons of [`WgmmaConfig::unsupported`] and `unsupported_variant`, if there are any.
 pub fn attention(name: &str, config: &WgmmaConfig, variant: &ExpressionVariant) -> Result<Kernel, Invalid> {
-    let reasons = [config.unsupported(), unsupported_variant(config, variant)].concat();
-    if !reasons.is_empty() {
-        return Err(Invalid::of(name, reasons.join("; ")));
-    }
-    let hooks = Hooks::of(name, variant)?;
+    let hooks = supported_hooks(name, config, variant)?;
     Builder::kernel(name, THREADS, |k| {
         let masks_ahead = config.computes_masks_ahead() && !hooks.is_live(Hook::Mask);
         let shared = WgmmaCta::new(k, *config, masks_ahead);
