@@ -215,9 +215,7 @@ impl Driver {
     pub fn context(&self) -> &Context {
         &self.context
     }
-}
 
-impl Driver {
     /// The reason why the driver refuses a kernel of a bundle; `None` if it loads one, or the bundle has none for this GPU.
     pub fn refusal(&self, bundle: &BundleContent) -> Option<String> {
         let arch = self.context.properties().arch;

@@ -23,8 +23,11 @@ use std::{
 
 /// The name of the kernel's dynamic shared memory.
 const SHARED: &str = "shared_memory";
+/// The newest target of our PTX version.
+const NEWEST: u32 = 120;
 
-/// Prints the kernel for `sm_<arch>`, or for `sm_<arch>a` if it has architecture-specific instructions.
+/// Prints the kernel for `sm_<arch>`, or for `sm_<arch>a` if it has architecture-specific instructions. Without them, the text for
+/// GPUs newer than `sm_120` is that for `sm_120`.
 ///
 /// # Errors
 /// When `arch` does not support an instruction.
@@ -39,6 +42,7 @@ pub fn ptx(kernel: &Kernel, arch: u32) -> Result<String, Invalid> {
             format!("sm_{arch} was asked for; it needs sm_{}{suffix}", since.sm),
         ));
     }
+    let arch = if since.specific { arch } else { arch.min(NEWEST) };
     let printed = forms.iter().filter(|(_, form)| !form.is_omitted(arch));
     let spellings = printed.map(|(op, form)| (op, Spelling::of(form))).collect();
     let mut printer = Printer {

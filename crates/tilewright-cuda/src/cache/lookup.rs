@@ -12,9 +12,6 @@ use std::{
 };
 use tilewright_ptx::{ir::Kernel, text, verify::Invalid};
 
-/// The newest architecture that we print PTX for; newer devices use its text.
-const NEWEST_TEXT: u32 = 120;
-
 /// A kernel's PTX and its target.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Source {
@@ -40,9 +37,8 @@ impl Source {
     /// # Errors
     /// If the architecture lacks one of its instructions.
     pub fn of(kernel: &Kernel, arch: u32) -> std::result::Result<Self, Invalid> {
-        let specific = kernel.since().specific;
-        let text = text::ptx(kernel, if specific { arch } else { arch.min(NEWEST_TEXT) })?;
-        let suffix = if specific { "a" } else { "" };
+        let text = text::ptx(kernel, arch)?;
+        let suffix = if kernel.since().specific { "a" } else { "" };
         Ok(Self::new(kernel.name.as_str(), format!("sm_{arch}{suffix}"), text))
     }
 

@@ -192,10 +192,7 @@ impl Context {
     /// # Errors
     /// If the GPU lacks one of its instructions.
     pub fn ptx(&self, kernel: &Kernel) -> Result<String> {
-        // without architecture-specific instructions, at most the newest target of our PTX version
-        let arch = self.properties().arch;
-        let arch = if kernel.since().specific { arch } else { arch.min(120) };
-        text::ptx(kernel, arch).map_err(|why| {
+        text::ptx(kernel, self.properties().arch).map_err(|why| {
             DriverError::of(ErrorKind::Kernel, format!("kernel {}", kernel.name), why.to_string())
         })
     }

@@ -69,15 +69,12 @@ impl<'k, T: Scalar> Global<'k, T> {
     #[must_use]
     #[track_caller]
     pub fn at(self, index: impl IntoOperand<u32>) -> Self {
-        let k = self.base.builder();
-        if let Operand::Const(index) = index.into_operand() {
-            return Self { offset: self.offset + (index as usize * T::CLASS.bytes()) as i64, ..self };
+        let (k, index, size) = (self.base.builder(), index.into_operand(), T::CLASS.bytes() as u64);
+        if let Operand::Const(index) = index {
+            return Self { offset: self.offset + (index * size) as i64, ..self };
         }
-        let size = Operand::Const(T::CLASS.bytes() as u64);
-        Self {
-            base: k.compute(PureOp::MadWideU32, &[index.into_operand(), size, self.base.operand()]),
-            ..self
-        }
+        let operands = [index, Operand::Const(size), self.base.operand()];
+        Self { base: k.compute(PureOp::MadWideU32, &operands), ..self }
     }
 
     /// Element `index` of an array with possibly more than 2^32 elements.
@@ -100,16 +97,12 @@ impl<'k, T: Scalar> Shared<'k, T> {
     #[must_use]
     #[track_caller]
     pub fn at(self, index: impl IntoOperand<u32>) -> Self {
-        let k = self.base.builder();
-        let size = T::CLASS.bytes() as u64;
-        if let Operand::Const(index) = index.into_operand() {
+        let (k, index, size) = (self.base.builder(), index.into_operand(), T::CLASS.bytes() as u64);
+        if let Operand::Const(index) = index {
             return Self { offset: self.offset + (index * size) as i64, ..self };
         }
-        Self {
-            base: k
-                .compute(PureOp::MadU32, &[index.into_operand(), Operand::Const(size), self.base.operand()]),
-            ..self
-        }
+        let operands = [index, Operand::Const(size), self.base.operand()];
+        Self { base: k.compute(PureOp::MadU32, &operands), ..self }
     }
 
     /// The address advanced by `bytes`.

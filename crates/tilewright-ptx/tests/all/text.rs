@@ -90,3 +90,9 @@ fn rolled_loops_begin_with_a_pragma() {
     assert_eq!(after("$L1:"), ".pragma \"nounroll\";");
     assert!(after("$L3:").starts_with("setp."), "{}", after("$L3:"));
 }
+
+#[test]
+fn gpus_newer_than_our_targets_get_the_text_of_the_newest() {
+    let kernel = Builder::kernel("nothing", 32, |_| ()).unwrap();
+    assert_eq!(text::ptx(&kernel, 121), text::ptx(&kernel, 120));
+}
