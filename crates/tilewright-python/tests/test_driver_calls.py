@@ -65,20 +65,20 @@ def test_an_installed_package_loads_kernels_from_its_bundle(with_bundle, on_doub
     assert sources["bundle"] == str(with_bundle / "tilewright" / "tilewright-kernels")
     assert sources["folder"] == str(tmp_path / "kernels")
     assert sources["refusal"] is None
-    # six of attention; append, norm and RoPE. Those of bound sinks and of a small vocabulary are no common ones
-    assert (sources["bundled"], sources["cached"]) == (9, 0)
+    # seven of attention; append, norm and RoPE. Those of bound sinks and of a small vocabulary are no common ones
+    assert (sources["bundled"], sources["cached"]) == (10, 0)
     others = len(list((tmp_path / "kernels").glob("*.kernel")))
-    assert sources["assembled"] == others == 7
+    assert sources["assembled"] == others == 8
     # kernels with setmaxnreg are loaded as text
     assert names(found["calls"]).count("cuLinkCreate_v2") == others - 2
 
     again = on_double("sources", PYTHONPATH=str(with_bundle))
     assert "cuLinkCreate_v2" not in names(again["calls"])
-    assert (again["sources"]["bundled"], again["sources"]["cached"]) == (9, others)
+    assert (again["sources"]["bundled"], again["sources"]["cached"]) == (10, others)
 
     compiled = on_double("sources", PYTHONPATH=str(with_bundle), TILEWRIGHT_CACHE="jit")["sources"]
     assert (compiled["bundle"], compiled["folder"], compiled["bundled"], compiled["cached"]) == (None, None, 0, 0)
-    assert compiled["assembled"] == 9 + others
+    assert compiled["assembled"] == 10 + others
 
 
 def test_a_damaged_bundle_costs_time_only(with_bundle, on_double):
@@ -86,7 +86,7 @@ def test_a_damaged_bundle_costs_time_only(with_bundle, on_double):
         kernel.write_bytes(kernel.read_bytes()[:-1])
     sources = on_double("sources", PYTHONPATH=str(with_bundle))["sources"]
     assert (sources["bundled"], sources["cached"]) == (0, 0)
-    assert sources["assembled"] == 16
+    assert sources["assembled"] == 18
     assert sources["refusal"].endswith("its checksum is wrong")
 
 
@@ -101,7 +101,9 @@ def names(calls: list) -> list:
 def test_a_decode_step_launches_and_does_nothing_else(on_double):
     """No allocation, free, synchronization, copy to the host, query of a pointer, or load of a kernel after the first step."""
     parts = on_double("decode_step")
-    expected = {"append": 2 * LAUNCH, "rmsnorm": LAUNCH, "apply_rope": LAUNCH, "run": LAUNCH, "run_sinks": LAUNCH, "sample": LAUNCH,
+    # the tensor maps of keys and values are encoded by the host
+    run = LAUNCH[:-2] + 2 * ["cuTensorMapEncodeTiled"] + LAUNCH[-2:]
+    expected = {"append": 2 * LAUNCH, "rmsnorm": LAUNCH, "apply_rope": LAUNCH, "run": run, "run_sinks": run, "sample": LAUNCH,
                 "replan": UPLOAD, "replan_large": 2 * UPLOAD}
     assert list(parts) == list(expected)
     for part, steps in parts.items():

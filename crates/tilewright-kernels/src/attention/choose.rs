@@ -103,6 +103,8 @@ pub struct Choice {
     pub many_rows: Option<WgmmaConfig>,
     /// Whether it has a kernel for items of at most [`MAX_PAIRED_ROWS`].
     pub pairs: bool,
+    /// Whether it has a kernel for items of few rows with caches that TMA loads.
+    pub boxes: bool,
     /// Faster bodies, fastest first, each with all reasons against it.
     pub rejected: Vec<(Body, Vec<String>)>,
 }
@@ -120,6 +122,7 @@ pub fn choose(input: &ChoiceInput<'_>) -> Choice {
                     kernel,
                     many_rows,
                     pairs: body == Body::Mma && input.has_pairs(),
+                    boxes: matches!(body, Body::Wgmma | Body::Mma) && input.has_boxes(),
                     rejected,
                 };
             }
@@ -127,7 +130,7 @@ pub fn choose(input: &ChoiceInput<'_>) -> Choice {
         }
     }
     let kernel = KernelConfig::Simt(input.simt());
-    Choice { body: Body::Simt, kernel, many_rows: None, pairs: false, rejected }
+    Choice { body: Body::Simt, kernel, many_rows: None, pairs: false, boxes: false, rejected }
 }
 
 impl ChoiceInput<'_> {
@@ -174,6 +177,15 @@ impl ChoiceInput<'_> {
         let config = MmaConfig { bodies: Bodies::SplitKvPairs, ..self.mma() };
         let has_rows = self.problem.heads().group() <= MAX_PAIRED_ROWS;
         has_rows && self.variant.is_some_and(|variant| mma::fits_pairs(&config, variant))
+    }
+
+    /// Whether `mma` has a kernel of [`Bodies::SplitKvBoxes`] for the problem and the variant.
+    fn has_boxes(&self) -> bool {
+        let config = MmaConfig { bodies: Bodies::SplitKvBoxes, ..self.mma() };
+        let fits = |variant| mma::unsupported_variant(&config, variant).is_empty();
+        self.problem.heads().group() <= MAX_SPLIT_KV_ROWS
+            && config.unsupported().is_empty()
+            && self.variant.is_some_and(fits)
     }
 
     fn wgmma(&self) -> WgmmaConfig {

@@ -22,6 +22,8 @@ use tilewright_ptx::{ir::Kernel, verify::Invalid};
 pub enum Part {
     /// Items of few rows.
     SplitKv,
+    /// The same for caches that TMA loads.
+    SplitKvBoxes,
     /// Items of at most twice as many rows, if no runs have them.
     SplitKvPairs,
     /// Items of any number of rows.
@@ -40,8 +42,9 @@ pub enum Part {
 
 impl Part {
     /// All parts.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::SplitKv,
+        Self::SplitKvBoxes,
         Self::SplitKvPairs,
         Self::Both,
         Self::ManyRows,
@@ -91,6 +94,7 @@ impl OperatorKernels {
             Part::Both => Some(items(Bodies::Both)),
             Part::SplitKv if is_simt || self.problem.heads().group() > MAX_SPLIT_KV_ROWS => None,
             Part::SplitKv => Some(items(Bodies::SplitKv)),
+            Part::SplitKvBoxes => self.choice.boxes.then(|| items(Bodies::SplitKvBoxes)),
             Part::SplitKvPairs => self.choice.pairs.then(|| items(Bodies::SplitKvPairs)),
             Part::ManyRows | Part::ManyRowsAnyMask => self.many_rows(part).map(AttentionKernel::Runs),
             Part::LevelMerges => self.many_rows(Part::ManyRows).map(AttentionKernel::LevelMerges),
@@ -135,6 +139,7 @@ impl AttentionKernel {
         let few = |bodies| match bodies {
             Bodies::SplitKv => "_few",
             Bodies::SplitKvPairs => "_few32",
+            Bodies::SplitKvBoxes => "_few_boxes",
             Bodies::Both => "",
         };
         match self {

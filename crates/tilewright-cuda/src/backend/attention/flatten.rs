@@ -19,7 +19,7 @@ use tilewright::{
     attention::{ArraySizes, KvSource, Merge, Schedule, Segment, Split},
 };
 use tilewright_kernels::attention::{
-    body::{Bodies, MAX_PAIRED_ROWS, MAX_SPLIT_KV_ROWS},
+    body::{Bodies, MAX_PAIRED_ROWS, MAX_SPLIT_KV_ROWS, mma},
     items::{MergeItem, MergeSource, NONE, RequestRows, WorkItem},
     params::{KvLayout, PlanArrays},
 };
@@ -332,6 +332,7 @@ pub(super) fn layout(plan: &Plan) -> (KvLayout, u32) {
 
 /// The kind of the items of the plan's workers; for a plan of fixed capacity, of all plans within that capacity.
 pub(super) fn items(plan: &Plan) -> Bodies {
+    let (layout, page_size) = layout(plan);
     let group = plan.problem().heads().group();
     let tokens = match plan.capacity() {
         // an item of a level has rows of many requests
@@ -346,6 +347,7 @@ pub(super) fn items(plan: &Plan) -> Bodies {
         }
     };
     match tokens.saturating_mul(group) {
+        0..=MAX_SPLIT_KV_ROWS if mma::has_boxes(layout, page_size) => Bodies::SplitKvBoxes,
         0..=MAX_SPLIT_KV_ROWS => Bodies::SplitKv,
         // with other splits, the bits of a row do not depend on the other items
         ..=MAX_PAIRED_ROWS if plan.split() == Split::Balanced => Bodies::SplitKvPairs,

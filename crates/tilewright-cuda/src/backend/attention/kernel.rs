@@ -168,12 +168,13 @@ impl<M: Machine> AttentionKernels<M> {
 
     /// The kernel of items; one for any number of rows supports all.
     pub(super) fn part_of(&self, items: Bodies) -> Part {
-        let part = match items {
-            Bodies::SplitKv => Part::SplitKv,
-            Bodies::SplitKvPairs => Part::SplitKvPairs,
-            Bodies::Both => Part::Both,
+        let parts: &[Part] = match items {
+            Bodies::SplitKvBoxes => &[Part::SplitKvBoxes, Part::SplitKv],
+            Bodies::SplitKv => &[Part::SplitKv],
+            Bodies::SplitKvPairs => &[Part::SplitKvPairs],
+            Bodies::Both => &[],
         };
-        self.parts.part(part).map_or(Part::Both, |_| part)
+        parts.iter().copied().find(|part| self.parts.part(*part).is_some()).unwrap_or(Part::Both)
     }
 
     /// The kernel of runs with tensors that `wgmma` does not accept, which are executed like items: caches of 8 bits with scales of

@@ -215,7 +215,10 @@ impl<M: Machine> RunContext<'_, M> {
                 let maps = mla_maps(self.inputs, params, box_rows);
                 MlaWgmmaParams { box_rows, maps, large_merges: device_plan.large_merges }.all_args(params)
             }
-            KernelConfig::Mma(config) => mma::args(&config, params, wait),
+            KernelConfig::Mma(config) => mma::args(&config, params, wait, || {
+                [(params.k, self.inputs.k()), (params.v, self.inputs.v())]
+                    .map(|(tensor, (view, _))| mma::box_map(tensor, map_dims(&view, params)))
+            }),
             KernelConfig::Mla(_) | KernelConfig::Simt(_) => params.all_args(),
         };
         let grid = [workers * kernel.ctas_per_item(), 1, 1];
@@ -347,11 +350,15 @@ fn mla_maps(inputs: &Inputs<'_>, params: &AttentionParams, box_rows: u32) -> [Te
 
 /// The tensor map of keys or values.
 fn tensor_map(tensor: CacheTensor, view: &View<'_>, params: &AttentionParams, box_rows: u32) -> TensorMap {
+    kv_map(tensor, view.dtype().size(), map_dims(view, params), box_rows)
+}
+
+/// Pages, slots, heads and elements of a head of keys or values.
+fn map_dims(view: &View<'_>, params: &AttentionParams) -> [u64; 4] {
     let dim = view.shape().last().copied().unwrap_or(1);
     let heads = (params.qo_heads / params.group.max(1)) as usize;
     // pages times slots, or the tokens of a ragged tensor
     let tokens = view.shape().iter().product::<usize>() / (heads * dim).max(1);
     let slots = if params.layout == KvLayout::Paged { params.page_size as usize } else { tokens };
-    let dims = [tokens / slots.max(1), slots, heads, dim].map(|dim| dim.max(1) as u64);
-    kv_map(tensor, view.dtype().size(), dims, box_rows)
+    [tokens / slots.max(1), slots, heads, dim].map(|dim| dim.max(1) as u64)
 }

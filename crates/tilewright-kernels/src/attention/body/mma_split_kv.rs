@@ -10,8 +10,10 @@
 //! ```
 //!
 //! Decoding is memory-bound: warps run independently, without CTA barriers in the loop, to keep as many bytes in flight as
-//! possible. Copies do not stop between items: with the last stages of an item, a warp copies the first ones of the next.
+//! possible. Copies do not stop between items: with the last stages of an item, a warp copies the first ones of the next. Rows are
+//! copied by `cp.async`; on Hopper, TMA loads [boxes] of 16-bit caches.
 
+pub(super) mod boxes;
 mod epilogue;
 mod operands;
 pub(super) mod ring;
@@ -74,6 +76,15 @@ struct SplitKvBody<'c, 'k> {
     cursors: RingCursors<'k>,
 }
 
+/// A stage, or a part of one, of which copies have started.
+#[derive(Clone, Copy)]
+struct CopiedStage<'k> {
+    /// Its number of keys.
+    count: Value<'k, u32>,
+    /// Slot, head and page of this lane's box, if TMA loads it.
+    corner: Option<[Value<'k, u32>; 3]>,
+}
+
 impl<'c, 'k> SplitKvBody<'c, 'k> {
     fn new(
         cta: &'c MmaCta<'k>,
@@ -133,8 +144,9 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
         let is_incomplete = copied.lt(last_key);
         // all pages are requested at once
         let stages: Vec<_> =
-            first_keys.iter().map(|_| PendingStage::new(k, self.layout.stage_keys)).collect();
+            first_keys.iter().map(|_| cursors.pending.another(k, self.layout.stage_keys)).collect();
         k.when(is_incomplete, || {
+            cursors.pending.restart();
             let requests = first_keys.iter().zip(&stages);
             requests.for_each(|(first, stage)| self.lookup.request(KvSource::from(&item), *first, *stage));
         });
@@ -145,8 +157,8 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
         k.when(is_incomplete, || {
             for (first, stage) in first_keys.iter().zip(&stages) {
                 k.when(copied.le(*first), || {
-                    let count = self.copy_stage(*stage, || ());
-                    self.copy_values(count);
+                    let stage = self.copy_stage(*stage, || ());
+                    self.copy_values(stage);
                 });
             }
         });
@@ -167,26 +179,45 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
     }
 
     /// Starts the copies of a stage, or of its keys, and calls `look_up` before: assemblers do not move loads from shared memory
-    /// across copies to it. Returns the number of keys.
-    fn copy_stage(&self, stage: PendingStage<'k>, look_up: impl FnOnce()) -> Value<'k, u32> {
-        let (k, count) = (self.k, stage.count());
+    /// across copies to it.
+    fn copy_stage(&self, stage: PendingStage<'k>, look_up: impl FnOnce()) -> CopiedStage<'k> {
+        let copied = CopiedStage { count: stage.count(), corner: self.lookup.corner(stage) };
         // all lanes have read the entries of the stage before, and the unit that is overwritten
-        k.sync_warp();
-        self.lookup.write_entries(stage);
+        self.k.sync_warp();
+        if copied.corner.is_none() {
+            self.lookup.write_entries(stage);
+        }
         look_up();
-        self.copy_units(0..self.layout.units_at_once(), count);
-        count
+        self.copy_units(0..self.layout.units_at_once(), copied);
+        copied
     }
 
-    /// Starts the copies of the values of a stage of `count` keys, unless [`copy_stage`](Self::copy_stage) did.
-    fn copy_values(&self, count: Value<'k, u32>) {
+    /// Starts the copies of the values of a stage, unless [`copy_stage`](Self::copy_stage) did.
+    fn copy_values(&self, stage: CopiedStage<'k>) {
         if !self.layout.has_whole_stages() {
-            self.copy_units(1..2, count);
+            self.copy_units(1..2, stage);
         }
     }
 
-    /// Starts the copies of the units `tables` of a stage, by the entries of their tables.
-    fn copy_units(&self, tables: Range<usize>, count: Value<'k, u32>) {
+    /// Starts the copies of the units `tables` of a stage.
+    fn copy_units(&self, tables: Range<usize>, CopiedStage { count, corner }: CopiedStage<'k>) {
+        match (self.cursors.boxes, corner) {
+            (Some(boxes), Some(corner)) => self.k.when(count.ne(0), || {
+                // all lanes have read the units that are overwritten
+                self.k.sync_warp();
+                let first = self.cursors.write.get();
+                for table in tables.clone() {
+                    let unit = first + ((table - tables.start) * self.layout.unit_bytes) as u32;
+                    boxes.load(table, corner, unit, self.cursors.policy);
+                }
+                self.advance(self.cursors.write);
+            }),
+            _ => self.copy_rows_of_units(tables, count),
+        }
+    }
+
+    /// The same by rows, by the entries of their tables.
+    fn copy_rows_of_units(&self, tables: Range<usize>, count: Value<'k, u32>) {
         let (k, layout) = (self.k, self.layout);
         k.when(count.ne(0), || {
             // all lanes have written the entries, and have read the units that are overwritten
@@ -226,11 +257,23 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
 
     /// Waits for the units that are read next, and returns the first one.
     fn wait_for_units(&self) -> Shared<'k, u32> {
-        self.k.wait_copies(self.layout.stages_ahead() * (3 - self.layout.units_at_once()));
-        // the copies of all lanes have arrived
-        self.k.sync_warp();
-        let first = self.ring.byte(self.cursors.read.get());
+        let (layout, read) = (self.layout, self.cursors.read.get());
+        match self.cursors.boxes {
+            Some(boxes) => {
+                let units = 0..layout.units_at_once();
+                units.for_each(|unit| boxes.wait(read + (unit * layout.unit_bytes) as u32));
+            }
+            None => {
+                self.k.wait_copies(layout.stages_ahead() * (3 - layout.units_at_once()));
+                // the copies of all lanes have arrived
+                self.k.sync_warp();
+            }
+        }
+        let first = self.ring.byte(read);
         self.advance(self.cursors.read);
+        if let Some(boxes) = self.cursors.boxes {
+            boxes.advance(self.cursors.read.get());
+        }
         first
     }
 
@@ -245,13 +288,13 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
     fn attend(&self, query: &QueryOperands<'k>) {
         let (k, layout) = (self.k, self.layout);
         k.repeat((0, self.count), 1, |stage| {
-            let count = self.copy_stage(self.cursors.pending, || self.look_up());
+            let copied = self.copy_stage(self.cursors.pending, || self.look_up());
             let keys = self.wait_for_units();
             let of_tile = |_| (0..layout.stage_keys / 8).map(|_| self.unset_fragment()).collect();
             let logits: Vec<Vec<AccFragment<'k>>> = (0..layout.row_tiles).map(of_tile).collect();
             self.operands.multiply_keys(query, keys, &logits);
             self.page_scales.scale_logits(keys.plus(layout.scales / 4).cast(), &logits);
-            self.copy_values(count);
+            self.copy_values(copied);
             let stage_keys = self.key_range(stage);
             for (tile, logits) in logits.iter().enumerate() {
                 let row = || k.constant(16 * tile as u32);

@@ -268,8 +268,7 @@ impl<'c, 'k> SplitQBody<'c, 'k> {
     fn extract_nonfinite(&self, values: Shared<'k, u32>) {
         let k = self.k;
         k.when(self.nonfinite_flags().any(k), || {
-            let (threads, stride) = (self.cta.thread_group(), self.cta.layout.v.stride);
-            nonfinite::extract(self.cta, threads, values, stride, self.nonfinite_masks());
+            nonfinite::extract(self.cta, self.cta.thread_group(), values, self.nonfinite_masks());
             k.sync_threads();
         });
     }

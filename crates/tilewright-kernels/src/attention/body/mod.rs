@@ -81,6 +81,8 @@ pub enum Bodies {
     SplitKv,
     /// The same with two row tiles per warp, for items of at most [`MAX_PAIRED_ROWS`] rows, in plans without larger ones.
     SplitKvPairs,
+    /// The same as [`Bodies::SplitKv`] with keys and values that are loaded by TMA, in boxes of [`BOX_KEYS`](mma::BOX_KEYS) keys.
+    SplitKvBoxes,
     /// Both bodies, for items of any size.
     Both,
 }
@@ -95,7 +97,7 @@ impl Bodies {
         split_q: impl FnOnce(),
     ) {
         match self {
-            Self::SplitKv | Self::SplitKvPairs => split_kv(),
+            Self::SplitKv | Self::SplitKvPairs | Self::SplitKvBoxes => split_kv(),
             Self::Both => k.when_else(current.rows().le(MAX_SPLIT_KV_ROWS as u32), split_kv, split_q),
         }
     }

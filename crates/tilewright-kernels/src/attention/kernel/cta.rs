@@ -1,7 +1,7 @@
 //! State shared by all threads of a CTA, and the loop over its work items.
 
 use super::{
-    layout::CtaLayout,
+    layout::{CtaLayout, PANEL_ALIGN},
     merge::{arrival, partial_states},
     page_scales,
     partition::ThreadGroup,
@@ -105,7 +105,8 @@ impl<'k> MmaCta<'k> {
     ) -> Self {
         let elements = if o == Dtype::F16 { Elements::F16 } else { Elements::Bf16 };
         let params = AttentionParamRegs::declare(k, mla);
-        let arena = k.shared("arena", layout.bytes / 4, 128);
+        let align = if layout.k.has_panels { PANEL_ALIGN } else { 128 };
+        let arena = k.shared("arena", layout.bytes / 4, align);
         Self {
             k,
             layout,

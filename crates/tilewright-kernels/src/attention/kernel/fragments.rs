@@ -5,7 +5,7 @@
 
 use super::{
     cta::MmaCta,
-    layout::{CtaLayout, RowFormat},
+    layout::{CtaLayout, PANEL_BYTES, RowFormat},
 };
 use tilewright_ptx::build::{Builder, Shared, Value, Var};
 
@@ -95,31 +95,56 @@ pub(crate) fn apply_mask<'k>(k: &'k Builder, visible: [Value<'k, u64>; 2], logit
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FragmentLoader<'k> {
     /// Queries, as the A operand.
-    q: Value<'k, u32>,
+    q: LaneOffset<'k>,
     /// Keys, as B columns.
-    k: Value<'k, u32>,
+    k: LaneOffset<'k>,
     /// Values, as B depth (transposed).
-    v: Value<'k, u32>,
+    v: LaneOffset<'k>,
+}
+
+/// The offset of a lane's row, at the first of the steps of 16 elements.
+#[derive(Debug, Clone, Copy)]
+enum LaneOffset<'k> {
+    /// Other steps are at constant distances.
+    Padded(Value<'k, u32>),
+    /// In panels: one offset for each of the four steps of a panel, because of the swizzle.
+    Panels([Value<'k, u32>; 4]),
+}
+
+impl<'k> LaneOffset<'k> {
+    /// Of chunk 0 or 1 of each step.
+    fn new(row: Value<'k, u32>, chunk: Value<'k, u32>, format: RowFormat) -> Self {
+        match format.has_panels {
+            true => Self::Panels([0, 1, 2, 3].map(|step| format.chunk(row, chunk + 2 * step))),
+            false => Self::Padded(format.chunk(row, chunk)),
+        }
+    }
+
+    /// The address at a step of 16 elements of the rows at `rows`.
+    #[track_caller]
+    fn at(self, rows: Shared<'k, u32>, step: usize) -> Shared<'k, u32> {
+        match self {
+            Self::Padded(offset) => rows.byte(offset).plus(step * 8),
+            Self::Panels(offsets) => rows.byte(offsets[step % 4]).plus(step / 4 * PANEL_BYTES / 4),
+        }
+    }
 }
 
 impl<'k> FragmentLoader<'k> {
     pub(crate) fn new(k: &'k Builder, layout: &CtaLayout) -> Self {
         let lane = k.lane();
         let (low, high, middle) = (lane & 15, lane >> 4, (lane >> 3) & 1);
-        let at = |row: Value<'k, u32>, chunk: Value<'k, u32>, format: RowFormat| {
-            row * format.stride as u32 + (chunk << 4)
-        };
         Self {
-            q: at(low, high, layout.q),
-            k: at((lane & 7) + (high << 3), middle, layout.k),
-            v: at(low, high, layout.v),
+            q: LaneOffset::new(low, high, layout.q),
+            k: LaneOffset::new((lane & 7) + (high << 3), middle, layout.k),
+            v: LaneOffset::new(low, high, layout.v),
         }
     }
 
     /// The A fragment of step `step` of 16 elements of the 16 rows at `rows`.
     #[track_caller]
     pub(crate) fn query(&self, cta: &MmaCta<'k>, rows: Shared<'k, u32>, step: usize) -> [Value<'k, u32>; 4] {
-        cta.k.load_matrix(rows.byte(self.q).plus(step * 8), false)
+        cta.k.load_matrix(self.q.at(rows, step), false)
     }
 
     /// Both B fragments, of 8 keys each, of step `step` of 16 elements of the 16 keys at `keys`.
@@ -130,14 +155,14 @@ impl<'k> FragmentLoader<'k> {
         keys: Shared<'k, u32>,
         step: usize,
     ) -> [[Value<'k, u32>; 2]; 2] {
-        let [a, b, c, d] = cta.k.load_matrix::<4, _>(keys.byte(self.k).plus(step * 8), false);
+        let [a, b, c, d] = cta.k.load_matrix::<4, _>(self.k.at(keys, step), false);
         [[a, b], [c, d]]
     }
 
     /// Both B fragments, of 8 elements each, of the `step`th 16 elements of the 16 values at `values`.
     #[track_caller]
     fn value(&self, cta: &MmaCta<'k>, values: Shared<'k, u32>, step: usize) -> [[Value<'k, u32>; 2]; 2] {
-        let [a, b, c, d] = cta.k.load_matrix::<4, _>(values.byte(self.v).plus(step * 8), true);
+        let [a, b, c, d] = cta.k.load_matrix::<4, _>(self.v.at(values, step), true);
         [[a, b], [c, d]]
     }
 
@@ -155,7 +180,7 @@ impl<'k> FragmentLoader<'k> {
         for step in 0..format.steps() {
             let left: Vec<_> = (0..logits.len()).map(|tile| query(tile, step)).collect();
             for pair in 0..pairs {
-                let right = self.key(cta, keys.plus(pair * 4 * format.stride), step);
+                let right = self.key(cta, keys.plus(pair * format.block_bytes() / 4), step);
                 for (left, sums) in left.iter().zip(logits) {
                     cta.k.mma(cta.elements, sums[2 * pair], *left, right[0]);
                     cta.k.mma(cta.elements, sums[2 * pair + 1], *left, right[1]);
@@ -175,7 +200,7 @@ impl<'k> FragmentLoader<'k> {
         let format = cta.layout.v;
         for step in 0..weights.first().map_or(0, Vec::len) {
             for pair in 0..tiles.first().map_or(0, |tile| tile.o.len() / 2) {
-                let right = self.value(cta, values.plus(step * 4 * format.stride), pair);
+                let right = self.value(cta, values.plus(step * format.block_bytes() / 4), pair);
                 for (weights, tile) in weights.iter().zip(tiles) {
                     cta.k.mma(cta.elements, tile.o[2 * pair], weights[step], right[0]);
                     cta.k.mma(cta.elements, tile.o[2 * pair + 1], weights[step], right[1]);

@@ -1,7 +1,11 @@
 //! Shared memory that the tensor-core bodies have in common.
 //!
 //! Rows of elements are chunks of 16 bytes. The row stride is an odd number of chunks, so that the same column of eight rows is
-//! in different banks, and every location is a constant offset from one address per lane.
+//! in different banks, and every location is a constant offset from one address per lane. Rows that TMA writes are in panels:
+//!
+//! ```text
+//! [16-row block][panel of 64 elements][16 rows][8 chunks]; chunk c of row r is at chunk c ^ (r % 8): the 128-byte swizzle
+//! ```
 //!
 //! ```text
 //! positions and visible ranges of the tile's rows · control words · running scales | the body's part
@@ -9,6 +13,7 @@
 
 use super::merge::arrival::RECORDS;
 use crate::attention::items::MergeItem;
+use tilewright_ptx::build::Value;
 
 /// Warps that share a row table and a running scale; also the warps per CTA of the `mma` bodies.
 pub(crate) const WARPS: usize = 4;
@@ -29,14 +34,43 @@ pub(crate) struct RowFormat {
     pub(crate) size: usize,
     /// Chunks of 16 bytes, padded to steps of 16 elements.
     pub(crate) chunks: usize,
-    /// Row stride in bytes.
+    /// Row stride in bytes, in a panel if there are panels.
     pub(crate) stride: usize,
+    /// Whether rows are in panels.
+    pub(crate) has_panels: bool,
 }
+
+/// Rows of a block of panels.
+pub(crate) const BLOCK_ROWS: usize = 16;
+/// Bytes of a panel of a block.
+pub(crate) const PANEL_BYTES: usize = BLOCK_ROWS * 128;
+/// Alignment of blocks, because of the swizzle.
+pub(crate) const PANEL_ALIGN: usize = 1024;
 
 impl RowFormat {
     pub(crate) fn new(dim: usize, size: usize) -> Self {
         let chunks = dim.div_ceil(16) * size;
-        Self { dim, size, chunks, stride: (chunks | 1) * 16 }
+        Self { dim, size, chunks, stride: (chunks | 1) * 16, has_panels: false }
+    }
+
+    /// Rows of 16-bit elements in panels; `dim` is a multiple of 64.
+    pub(crate) fn of_panels(dim: usize) -> Self {
+        Self { dim, size: 2, chunks: dim / 8, stride: 128, has_panels: true }
+    }
+
+    /// Bytes of 16 rows.
+    pub(crate) fn block_bytes(self) -> usize {
+        if self.has_panels { self.dim / 64 * PANEL_BYTES } else { BLOCK_ROWS * self.stride }
+    }
+
+    /// The byte offset of a chunk of a row of 16-bit elements.
+    #[track_caller]
+    pub(crate) fn chunk<'k>(self, row: Value<'k, u32>, chunk: Value<'k, u32>) -> Value<'k, u32> {
+        if !self.has_panels {
+            return row * self.stride as u32 + (chunk << 4);
+        }
+        let panel = (row >> 4) * self.block_bytes() as u32 + (chunk >> 3) * PANEL_BYTES as u32;
+        panel + ((row & 15) << 7) + (((chunk ^ row) & 7) << 4)
     }
 
     /// Steps of 16 elements.

@@ -82,15 +82,14 @@ impl<'k> NonfiniteFlags<'k> {
     }
 }
 
-/// Replaces non-finite elements of values by 0 and writes their masks. The values are rows of `stride` bytes.
+/// Replaces non-finite elements of the values of a tile by 0 and writes their masks.
 pub(crate) fn extract<'k>(
     cta: &MmaCta<'k>,
     threads: ThreadGroup<'k>,
     values: Shared<'k, u32>,
-    stride: usize,
     masks: NonfiniteMasks<'k>,
 ) {
-    extract_chunks(cta, threads, |row, chunk| values.byte(row * stride as u32 + (chunk << 4)), masks);
+    extract_chunks(cta, threads, |row, chunk| values.byte(cta.layout.v.chunk(row, chunk)), masks);
 }
 
 /// The same for values of which each chunk is at the address that `at_chunk` returns for its row and index.

@@ -1,11 +1,22 @@
 //! Page-table lookup of the keys and values of a warp's stages.
 
-use super::{cta::MmaCta, page_lookup::KvSource, page_scales};
-use crate::attention::params::{CacheTensorRegs, KvLayout};
+use super::{
+    cta::MmaCta,
+    layout::{BLOCK_ROWS, WARPS},
+    page_lookup::KvSource,
+    page_scales,
+};
+use crate::attention::{
+    items::NONE,
+    params::{CacheTensorRegs, KvLayout},
+};
 use tilewright_ptx::build::{Builder, Shared, Value, Var};
 
 /// Lookup of the keys and values of a warp's stages, each in two steps: the page number is requested long before it is used. In
 /// stages of 16 keys, lanes below 16 look up keys, the others values; in stages of 32 keys, each lane looks up both.
+///
+/// For stages that TMA loads, lanes look up boxes of keys and values instead: at once the pages of 32 boxes, which are those of
+/// several stages of the warp, so that few stages wait for page numbers.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StageLookup<'k> {
     cta: MmaCta<'k>,
@@ -45,26 +56,60 @@ impl<'k> LaneTensor<'k> {
     }
 }
 
+/// The boxes of a stage that is looked up.
+#[derive(Debug, Clone, Copy)]
+struct PendingBoxes<'k> {
+    /// The slot of this lane's box.
+    slot: Var<'k, u32>,
+    /// The lane that holds the page of the stage's first box.
+    holder: Var<'k, u32>,
+    /// Number of boxes requested so far of those of which the lanes hold the pages; 0 before the next pages are loaded.
+    requested: Var<'k, u32>,
+}
+
 /// A stage that is looked up.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PendingStage<'k> {
-    /// The page of this lane's key.
+    /// The page of this lane's key or box.
     page: Var<'k, u32>,
-    /// The addresses of the key and its value in page 0, or of one of them.
+    /// The addresses of the key and its value in page 0, or of one of them; none for boxes.
     addresses: [Option<Var<'k, u64>>; 2],
+    /// Its boxes, if TMA loads it.
+    boxes: Option<PendingBoxes<'k>>,
     /// The number of keys that exist, beginning with the first, and from bit [`HEAD_SHIFT`] on the KV head.
     keys: Var<'k, u32>,
 }
 
 impl<'k> PendingStage<'k> {
-    /// Of `keys` keys.
-    pub(crate) fn new(k: &'k Builder, keys: usize) -> Self {
-        let address = |name| k.var(name, 0);
+    /// Of `keys` keys, in boxes or rows.
+    pub(crate) fn new(k: &'k Builder, keys: usize, has_boxes: bool) -> Self {
+        let address = |exists: bool, name| exists.then(|| k.var(name, 0));
+        let boxes = || {
+            let [slot, holder, requested] = ["slot", "holder", "requested"].map(|name| k.var(name, 0));
+            PendingBoxes { slot, holder, requested }
+        };
         Self {
             page: k.var("page", 0),
-            addresses: [Some(address("key_address")), (keys > 16).then(|| address("value_address"))],
+            addresses: [
+                address(!has_boxes, "key_address"),
+                address(!has_boxes && keys > 16, "value_address"),
+            ],
+            boxes: has_boxes.then(boxes),
             keys: k.var("keys", 0),
         }
+    }
+
+    /// Another stage of `keys` keys, with the same pages of boxes.
+    pub(crate) fn another(&self, k: &'k Builder, keys: usize) -> Self {
+        let Some(PendingBoxes { requested, .. }) = self.boxes else { return Self::new(k, keys, false) };
+        let new = Self::new(k, keys, true);
+        let boxes = new.boxes.map(|boxes| PendingBoxes { requested, ..boxes });
+        Self { page: self.page, boxes, ..new }
+    }
+
+    /// The next stage does not follow this one: its pages are loaded.
+    pub(crate) fn restart(&self) {
+        self.boxes.iter().for_each(|boxes| boxes.requested.set(0));
     }
 
     /// The number of keys that exist, beginning with the first.
@@ -109,12 +154,16 @@ impl<'k> StageLookup<'k> {
     #[track_caller]
     pub(crate) fn request(&self, from: KvSource<'k>, first: Value<'k, u32>, to: PendingStage<'k>) {
         let (k, params) = (self.cta.k, &self.cta.params);
+        let count = |keys: u32| (from.end - first).min(keys).unless(first.ge(from.end), 0);
+        if let Some(boxes) = to.boxes {
+            to.keys.set(count(self.keys as u32) | (from.head << HEAD_SHIFT));
+            return self.request_boxes(from, first, to.page, boxes);
+        }
         let key = first + self.in_stage();
         let is_ragged = params.has_layout(KvLayout::Ragged);
         let (page, slot) = params.page_size.divide(key);
         let slot = slot.unless(is_ragged, from.start + key);
-        let count = (from.end - first).min(self.keys as u32).unless(first.ge(from.end), 0);
-        to.keys.set(count | (from.head << HEAD_SHIFT));
+        to.keys.set(count(self.keys as u32) | (from.head << HEAD_SHIFT));
         to.page.set(0);
         k.when(key.lt(from.end) & !is_ragged, || {
             to.page.set(params.plan.indices.at(from.start + page).load());
@@ -125,6 +174,48 @@ impl<'k> StageLookup<'k> {
             let in_page = from.head.to_u64() * tensor.head + slot.to_u64() * tensor.token;
             address.set(tensor.address + in_page);
         }
+    }
+
+    /// Boxes of a stage.
+    fn boxes(&self) -> u32 {
+        (self.keys / BLOCK_ROWS) as u32
+    }
+
+    /// Looks up the slots of the boxes of a stage, and the pages of its and the next stages' boxes, unless the lanes hold them.
+    fn request_boxes(
+        &self,
+        from: KvSource<'k>,
+        first: Value<'k, u32>,
+        pages: Var<'k, u32>,
+        to: PendingBoxes<'k>,
+    ) {
+        let (k, params, lane) = (self.cta.k, &self.cta.params, self.cta.k.lane());
+        let boxes = self.boxes();
+        let is_ragged = params.has_layout(KvLayout::Ragged);
+        let in_stage = (lane & (boxes - 1)) * BLOCK_ROWS as u32;
+        let requested = to.requested.get() & 31;
+        k.when(requested.eq(0), || {
+            let key = first + (lane / boxes) * (WARPS * self.keys) as u32 + in_stage;
+            pages.set(key.lt(from.end).select::<u32>(0, NONE));
+            k.when(key.lt(from.end) & !is_ragged, || {
+                let page = params.page_size.quotient(key);
+                pages.set(params.plan.indices.at(from.start + page).load());
+            });
+        });
+        to.holder.set(requested);
+        to.requested.set(requested + boxes);
+        let key = first + in_stage;
+        let (_, slot) = params.page_size.divide(key);
+        to.slot.set(slot.unless(is_ragged, from.start + key));
+    }
+
+    /// Slot, head and page of this lane's box of a stage; `None` if the stage has no boxes.
+    #[track_caller]
+    pub(crate) fn corner(&self, stage: PendingStage<'k>) -> Option<[Value<'k, u32>; 3]> {
+        stage.boxes.map(|boxes| {
+            let holder = boxes.holder.get() + (self.cta.k.lane() & (self.boxes() - 1));
+            [boxes.slot.get(), stage.keys.get() >> HEAD_SHIFT, stage.page.get().of_lane(holder)]
+        })
     }
 
     /// Writes the entries of a stage.

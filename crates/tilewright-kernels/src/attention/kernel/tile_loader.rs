@@ -44,7 +44,13 @@ impl<'k> TileLoader<'k> {
     /// The rows, and the chunks that this thread copies.
     #[track_caller]
     pub(crate) fn partitioned_rows(&self) -> PartitionedRows<'k> {
-        PartitionedRows { partition: self.partition(), format: self.format, rows: self.rows }
+        let format = self.format;
+        if format.has_panels {
+            // the rows of all panels
+            let (format, rows) = (RowFormat::of_panels(64), self.rows * format.dim / 64);
+            return PartitionedRows { partition: ThreadPartition::new(self.threads, 8), format, rows };
+        }
+        PartitionedRows { partition: self.partition(), format, rows: self.rows }
     }
 
     #[track_caller]

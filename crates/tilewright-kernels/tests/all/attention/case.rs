@@ -17,7 +17,11 @@ use tilewright_kernels::attention::{
     operator::AttentionKernel,
     params::{AttentionParams, KvLayout, UNLIMITED, Wait},
 };
-use tilewright_ptx::{ir::Kernel, sim::Arg, verify::Invalid};
+use tilewright_ptx::{
+    ir::Kernel,
+    sim::{Arg, tensor::TensorMap},
+    verify::Invalid,
+};
 
 /// Granularity of the KV scales.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -141,6 +145,12 @@ impl Case {
         if self.body == Body::Mma && has_rows(MAX_PAIRED_ROWS) && fits_pairs() {
             bodies.push(Bodies::SplitKvPairs);
         }
+        let boxes = self.config(Bodies::SplitKvBoxes);
+        let has_boxes =
+            || mma::has_boxes(self.layout, self.page_size as u32) && boxes.unsupported().is_empty();
+        if self.body == Body::Mma && has_rows(MAX_SPLIT_KV_ROWS) && has_boxes() {
+            bodies.push(Bodies::SplitKvBoxes);
+        }
         let record = |bodies| {
             let kernel = self.kernel(bodies, variant);
             (bodies, kernel.record(&kernel.name(variant), variant))
@@ -160,9 +170,18 @@ impl Case {
     }
 
     /// The arguments of a kernel with workers, which waits for the previous launch at a point that depends on the seed.
-    pub(crate) fn args(&self, bodies: Bodies, call: &AttentionParams, seed: u64) -> Vec<Arg> {
+    pub(crate) fn args(
+        &self,
+        bodies: Bodies,
+        call: &AttentionParams,
+        seed: u64,
+        maps: impl FnOnce() -> [TensorMap; 2],
+    ) -> Vec<Arg> {
         let wait = [Wait::AtStart, Wait::AtEnd][(seed % 2) as usize];
-        if self.body == Body::Mma { mma::args(&self.config(bodies), call, wait) } else { call.all_args() }
+        match self.body {
+            Body::Mma => mma::args(&self.config(bodies), call, wait, maps),
+            _ => call.all_args(),
+        }
     }
 
     pub(crate) fn config(&self, bodies: Bodies) -> MmaConfig {

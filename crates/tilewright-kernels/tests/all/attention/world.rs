@@ -11,6 +11,7 @@ use tilewright_kernels::{
         body::{
             Bodies,
             mla_wgmma::MlaWgmmaParams,
+            mma::box_map,
             wgmma::{RunParams, kv_map, level_merge_args},
         },
         choose::Body,
@@ -290,7 +291,10 @@ impl World {
         let mut launches = match case.body {
             Body::MlaWgmma => vec![self.mla_launch(&call, large_merges)],
             Body::Wgmma => self.run_launches(&call, (schedule.items.len(), ticket)),
-            _ => vec![(case.workers, case.args(bodies, &call, seed))],
+            _ => {
+                let maps = || [self.box_map(call.k, dim.qk), self.box_map(call.v, dim.vo)];
+                vec![(case.workers, case.args(bodies, &call, seed, maps))]
+            }
         };
         if seed % 2 == 1 {
             launches.reverse();
@@ -382,13 +386,21 @@ impl World {
 
     /// The tensor map of keys or values.
     fn map(&self, (tensor, dim): (CacheTensor, usize), box_rows: u32) -> TensorMap {
+        kv_map(tensor, self.case.kv.size(), self.map_dims(dim), box_rows)
+    }
+
+    /// The same for boxes of `mma`.
+    fn box_map(&self, tensor: CacheTensor, dim: usize) -> TensorMap {
+        box_map(tensor, self.map_dims(dim))
+    }
+
+    fn map_dims(&self, dim: usize) -> [u64; 4] {
         let (pages, slots) = match self.case.layout {
             // one ragged tensor
             KvLayout::Blocks => (1, self.num_pages() * self.slots()),
             _ => (self.num_pages(), self.slots()),
         };
-        let size = self.case.kv.size();
-        kv_map(tensor, size, [pages, slots, self.case.heads.1, dim].map(|dim| dim as u64), box_rows)
+        [pages, slots, self.case.heads.1, dim].map(|dim| dim as u64)
     }
 
     /// Query, key and value tensors, and the positional part of latent attention.

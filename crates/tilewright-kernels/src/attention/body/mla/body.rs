@@ -259,8 +259,7 @@ impl<'c, 'k> MlaBody<'c, 'k> {
         k.when(self.nonfinite_flags().any(k), || {
             // all warps have read the logits
             k.sync_threads();
-            let (threads, stride) = (self.cta.thread_group(), self.cta.layout.v.stride);
-            nonfinite::extract(self.cta, threads, tile, stride, self.nonfinite_masks());
+            nonfinite::extract(self.cta, self.cta.thread_group(), tile, self.nonfinite_masks());
             k.sync_threads();
         });
     }

@@ -105,7 +105,9 @@ impl MlaLayout {
         let body = |groups| MlaBodyLayout::new(groups, keys, k.stride, SharedAllocator(taken.0), budget);
         let ((single_group, single_group_end), (multi_group, multi_group_end)) = (body(1), body(groups));
         let (bytes, stages) = match bodies {
-            Bodies::SplitKv | Bodies::SplitKvPairs => (single_group_end, single_group.num_stages),
+            Bodies::SplitKv | Bodies::SplitKvPairs | Bodies::SplitKvBoxes => {
+                (single_group_end, single_group.num_stages)
+            }
             Bodies::Both => {
                 (single_group_end.max(multi_group_end), single_group.num_stages.min(multi_group.num_stages))
             }

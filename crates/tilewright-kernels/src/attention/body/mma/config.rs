@@ -2,8 +2,9 @@
 
 use super::layout::MmaLayout;
 use crate::attention::{
-    body::{Bodies, DeviceLimits, accepts_copies},
-    params::AttentionParams,
+    body::{Bodies, DeviceLimits, accepts_copies, wgmma},
+    kernel::layout::BLOCK_ROWS,
+    params::{AttentionParams, KvLayout},
 };
 use tilewright::{Dtype, HeadDim};
 
@@ -11,6 +12,8 @@ use tilewright::{Dtype, HeadDim};
 pub const THREADS: u32 = 128;
 /// Keys per KV tile.
 pub const KV_TOKENS: usize = 64;
+/// Keys per box of the tensor maps of [`Bodies::SplitKvBoxes`].
+pub const BOX_KEYS: usize = BLOCK_ROWS;
 
 /// Compile-time configuration of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -95,7 +98,10 @@ impl MmaConfig {
     /// Whether the kernel supports these arguments. Addresses and strides must be multiples of 16 bytes, those of the output of
     /// 8. Scales may differ between heads, and between pages only in 8-bit caches. Called on every run, so it must not allocate.
     pub fn accepts(&self, params: &AttentionParams) -> bool {
-        accepts_copies(params, [self.q, self.out, self.kv]) && params.v.is_aligned(16, self.kv.size())
+        let accepts_boxes = self.bodies != Bodies::SplitKvBoxes || has_boxes(params.layout, params.page_size);
+        accepts_boxes
+            && accepts_copies(params, [self.q, self.out, self.kv])
+            && params.v.is_aligned(16, self.kv.size())
     }
 
     /// Reasons why the configuration is unsupported; empty if it is supported.
@@ -118,9 +124,28 @@ impl MmaConfig {
                 reasons.push(format!("head_dim {name} = {dim}, expected a multiple of {vector} in 16..=256"));
             }
         }
+        if self.bodies == Bodies::SplitKvBoxes {
+            let HeadDim { qk, vo } = self.head_dim;
+            if self.device.arch != wgmma::ARCH {
+                reasons.push(format!("sm_{}, expected sm_{} for boxes", self.device.arch, wgmma::ARCH));
+            }
+            if self.kv.size() != 2 || qk % 64 + vo % 64 != 0 {
+                let text = format!("{} heads of {qk}/{vo}", self.kv);
+                reasons.push(format!("{text}, expected 16 bits and multiples of 64 for boxes"));
+            }
+        }
         if reasons.is_empty() && self.layout().is_none() {
             reasons.push(self.device.too_little_shared("two tiles"));
         }
         reasons
+    }
+}
+
+/// Whether keys and values consist of whole boxes: pages of a multiple of [`BOX_KEYS`] keys, or ragged tensors.
+pub fn has_boxes(layout: KvLayout, page_size: u32) -> bool {
+    match layout {
+        KvLayout::Ragged => true,
+        KvLayout::Paged => page_size.is_multiple_of(BOX_KEYS as u32),
+        KvLayout::Blocks => false,
     }
 }

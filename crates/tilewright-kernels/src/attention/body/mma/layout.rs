@@ -8,7 +8,9 @@
 use super::config::{KV_TOKENS, MmaConfig};
 use crate::attention::{
     body::{Bodies, MAX_SPLIT_KV_ROWS},
-    kernel::layout::{CtaLayout, MAX_ROWS, MAX_STAGES, RowFormat, SharedAllocator, WARPS},
+    kernel::layout::{
+        BLOCK_ROWS, CtaLayout, MAX_ROWS, MAX_STAGES, PANEL_ALIGN, RowFormat, SharedAllocator, WARPS,
+    },
 };
 
 /// The layout of a kernel.
@@ -47,6 +49,8 @@ pub(crate) struct SplitQLayout {
 pub(crate) struct SplitKvLayout {
     /// Row tiles of 16 rows, which each warp multiplies with its keys.
     pub(crate) row_tiles: usize,
+    /// Whether TMA loads keys and values, in boxes of [`BLOCK_ROWS`] keys.
+    pub(crate) has_boxes: bool,
     /// Keys per stage: 32, which shorten the chain of dependent instructions per key, or 16.
     pub(crate) stage_keys: usize,
     /// Per warp `[2][stage_keys]` entries of 16 bytes, or, when the copies of a stage have started, `[stage_keys][chunks]` u16: masks of
@@ -117,6 +121,11 @@ impl LayoutPrefix {
         self.cta.stored_k.size == 1
     }
 
+    /// Whether TMA loads keys and values.
+    fn has_boxes(&self) -> bool {
+        self.cta.k.has_panels
+    }
+
     /// The layout of `split_kv`, and its end, with 32 keys per stage if heads leave enough registers and shared memory.
     fn split_kv(&self, row_tiles: usize, budget: usize) -> (SplitKvLayout, usize) {
         // pairs of row tiles of an 8-bit cache also keep converted operands
@@ -175,16 +184,24 @@ impl LayoutPrefix {
         let states = allocator.take(SplitKvLayout::STATES_BYTES + WARPS * 4);
         let q = allocator.take(rows * self.cta.q.stride);
         let row_factors = allocator.take(if self.is_8_bit() { rows * 4 } else { 0 });
-        let scales = stage_keys * self.cta.stored_k.stride.max(self.cta.stored_v.stride);
+        let [k, v] = [self.cta.stored_k, self.cta.stored_v];
+        let scales = stage_keys / BLOCK_ROWS * k.block_bytes().max(v.block_bytes());
         let unit_bytes = scales + self.scales(stage_keys) / 2;
+        // the barriers of units follow the layout
+        let (barriers, align) =
+            if self.has_boxes() { (WARPS * 2 * MAX_STAGES * 8, PANEL_ALIGN) } else { (0, 1) };
+        let budget = budget.saturating_sub(barriers);
+        allocator.0 = allocator.0.next_multiple_of(align);
         let fitting = (budget.saturating_sub(allocator.0) / (WARPS * unit_bytes)).min(2 * MAX_STAGES);
         // whole stages need fewer waits
         let num_units = if fitting > SplitKvLayout::MIN_UNITS { fitting & !1 } else { fitting };
         let sums_stride = self.cta.v.steps() * 16 + 8;
         let ring_bytes = (num_units * unit_bytes).max(MAX_SPLIT_KV_ROWS * sums_stride * 4);
+        let ring_bytes = ring_bytes.next_multiple_of(align);
         let rings = allocator.take(WARPS * ring_bytes);
         let split_kv = SplitKvLayout {
             row_tiles,
+            has_boxes: self.has_boxes(),
             stage_keys,
             entries,
             entry_bytes,
@@ -207,13 +224,18 @@ impl MmaLayout {
     pub(super) fn new(config: &MmaConfig, row_tiles: usize, budget: usize) -> Option<Self> {
         let (dim, size) = (config.head_dim, config.kv.size());
         let [q, v] = [dim.qk, dim.vo].map(|dim| RowFormat::new(dim, 2));
-        let (cta, taken) = CtaLayout::new(q, v, [dim.qk, dim.vo].map(|dim| RowFormat::new(dim, size)));
+        let stored = [dim.qk, dim.vo].map(|dim| RowFormat::new(dim, size));
+        let (mut cta, taken) = CtaLayout::new(q, v, stored);
+        if config.bodies == Bodies::SplitKvBoxes {
+            let [k, v] = [dim.qk, dim.vo].map(RowFormat::of_panels);
+            cta = CtaLayout { k, v, stored_k: k, stored_v: v, ..cta };
+        }
         let prefix = LayoutPrefix { cta, taken };
         let (split_q, split_q_end) = prefix.split_q(row_tiles, budget);
         let (split_kv, split_kv_end) =
             prefix.split_kv(1 + usize::from(config.bodies == Bodies::SplitKvPairs), budget);
         let bytes = match config.bodies {
-            Bodies::SplitKv | Bodies::SplitKvPairs => split_kv_end,
+            Bodies::SplitKv | Bodies::SplitKvPairs | Bodies::SplitKvBoxes => split_kv_end,
             Bodies::Both => split_kv_end.max(split_q_end),
         };
         let cta = CtaLayout { bytes, ..cta };

@@ -17,36 +17,67 @@ mod config;
 pub(super) mod layout;
 mod variant;
 
-pub use config::{KV_TOKENS, MmaConfig, THREADS};
+pub use config::{BOX_KEYS, KV_TOKENS, MmaConfig, THREADS, has_boxes};
 pub use variant::{fits_pairs, unsupported_variant};
 
 use super::{
     Bodies,
-    mma_split_kv::{self, ring::RingCursors},
+    mma_split_kv::{self, boxes::StageBoxes, ring::RingCursors},
     mma_split_q, wgmma,
 };
 use crate::{
     attention::{
         kernel::{cta::MmaCta, row_hooks::RowHooks},
-        params::{AttentionParams, Wait},
+        params::{AttentionParams, CacheTensor, Wait},
     },
     variant::Hooks,
 };
 use tilewright::attention::variant::ExpressionVariant;
-use tilewright_ptx::{build::Builder, ir::Kernel, sim::Arg, verify::Invalid};
+use tilewright_ptx::{
+    build::Builder,
+    ir::Kernel,
+    sim::{Arg, tensor::TensorMap},
+    verify::Invalid,
+};
 
 /// Whether the kernel can follow runs. Problems with runs have no kernel of two row tiles per warp.
 fn can_follow_runs(config: &MmaConfig) -> bool {
     config.device.arch == wgmma::ARCH && config.bodies != Bodies::SplitKvPairs
 }
 
-/// The arguments of the kernel in order. If the kernel can follow runs, `wait` says when it waits for them.
-pub fn args(config: &MmaConfig, params: &AttentionParams, wait: Wait) -> Vec<Arg> {
+/// The arguments of the kernel in order. If the kernel can follow runs, `wait` says when it waits for them. `maps` are the tensor
+/// maps of keys and values, for [`Bodies::SplitKvBoxes`]: [`box_map`].
+pub fn args(
+    config: &MmaConfig,
+    params: &AttentionParams,
+    wait: Wait,
+    maps: impl FnOnce() -> [TensorMap; 2],
+) -> Vec<Arg> {
     let wait = can_follow_runs(config).then_some(Arg::U32(wait as u32));
     let mut args = params.args(false);
     args.extend(wait);
     args.extend_from_slice(&params.variant);
+    if config.bodies == Bodies::SplitKvBoxes {
+        args.extend(maps().map(|map| Arg::TensorMap(map.into())));
+    }
     args
+}
+
+/// The tensor map of keys or values `[pages, slots, kv_heads, dim]` of 16 bits, in boxes of [`BOX_KEYS`] keys of all elements of a
+/// head; a ragged tensor is one page.
+pub fn box_map(tensor: CacheTensor, [pages, slots, heads, dim]: [u64; 4]) -> TensorMap {
+    let map = wgmma::kv_map(tensor, 2, [pages, slots, heads, dim], BOX_KEYS as u32);
+    // panels of 64 elements are the outermost dimension
+    let panels = dim / 64;
+    let mut dims = map.dims;
+    dims[0] = 64;
+    dims.push(panels);
+    TensorMap {
+        dims,
+        strides: [map.strides, vec![128]].concat(),
+        box_dims: [map.box_dims, vec![panels as u32]].concat(),
+        ..map
+    }
 }
 
 /// Builds the kernel. Parameters: [`args`].
@@ -91,7 +122,8 @@ fn recorded(name: &str, config: &MmaConfig, hooks: Option<&Hooks<'_>>) -> Result
         );
         let cta = cta.with_wait(can_follow_runs(config).then(|| k.param::<u32>("wait")));
         let hooks = RowHooks::new(&cta, hooks, true);
-        let cursors = RingCursors::new(&cta, layout.split_kv.stage_keys);
+        let boxes = layout.split_kv.has_boxes.then(|| StageBoxes::new(&cta, &layout.split_kv));
+        let cursors = RingCursors::new(&cta, &layout.split_kv, boxes);
         cta.run(&hooks, |current| {
             let split_kv = || mma_split_kv::run(&cta, &layout.split_kv, current, cursors, &hooks);
             let split_q = || {

@@ -15,7 +15,10 @@ use crate::{
     },
     tile::reduce,
 };
-use tilewright_ptx::build::{Shared, Value};
+use tilewright_ptx::{
+    build::{Shared, Value},
+    isa::sync::Fence,
+};
 
 impl<'k> SplitKvBody<'_, 'k> {
     /// Reduces the states of all warps and writes the result, one row tile after the other.
@@ -56,6 +59,10 @@ impl<'k> SplitKvBody<'_, 'k> {
             k.when(row.lt(rows), || {
                 self.operands.store_sums(tile, half, sums.at(row * layout.sums_stride as u32));
             });
+        }
+        if layout.has_boxes {
+            // TMA overwrites the sums next
+            k.fence(Fence::ProxyAsyncShared);
         }
         k.sync_threads();
         let chunks = self.cta.layout.v.dim / 4;

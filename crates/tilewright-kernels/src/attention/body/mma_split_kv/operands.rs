@@ -26,7 +26,7 @@ use crate::{
 };
 use tilewright_ptx::{
     build::{Shared, Value},
-    isa::matrix::Elements,
+    isa::{matrix::Elements, sync::Fence},
 };
 
 /// Operands of K and V of a cache.
@@ -176,7 +176,8 @@ impl<'k> StageOperands<'k> {
         }
     }
 
-    /// Whether this lane copied a value at `values` that is not finite; `None` if all values of the dtype are.
+    /// Whether this lane's part of the values at `values` is not finite: that which it copied, unless TMA loaded them. `None` if all
+    /// values of the dtype are finite.
     pub(super) fn detect_nonfinite(
         &self,
         loader: &TileLoader<'k>,
@@ -196,9 +197,13 @@ impl<'k> StageOperands<'k> {
         match self.is_8_bit {
             true => nonfinite_bytes::extract(cta, cta.layout.stored_v, values, self.nonfinite_masks(masks)),
             false => {
-                let (lanes, stride) = (ThreadGroup::of_warp(cta.k), cta.layout.v.stride);
-                nonfinite::extract(cta, lanes, values, stride, self.nonfinite_masks(masks));
+                let lanes = ThreadGroup::of_warp(cta.k);
+                nonfinite::extract(cta, lanes, values, self.nonfinite_masks(masks));
             }
+        }
+        if self.layout.has_boxes {
+            // TMA overwrites the values next
+            cta.k.fence(Fence::ProxyAsyncShared);
         }
     }
 

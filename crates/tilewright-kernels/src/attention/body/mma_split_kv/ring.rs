@@ -1,7 +1,8 @@
 //! The ring of a warp, which is filled across work items: stages of the next item are copied while this one is processed.
 
+use super::boxes::StageBoxes;
 use crate::attention::{
-    body::MAX_SPLIT_KV_ROWS,
+    body::{MAX_SPLIT_KV_ROWS, mma::layout::SplitKvLayout},
     items::WorkItemRegs,
     kernel::{
         cta::{CurrentItem, MmaCta},
@@ -30,21 +31,24 @@ pub(crate) struct RingCursors<'k> {
     pub(super) write: Var<'k, u32>,
     /// The L2 cache policy of keys and values, which are read once.
     pub(super) policy: CachePolicy<'k>,
+    /// The loads of units by TMA; `None` if they are copied by `cp.async`.
+    pub(super) boxes: Option<StageBoxes<'k>>,
 }
 
 impl<'k> RingCursors<'k> {
-    /// Of stages of `keys` keys.
-    pub(crate) fn new(cta: &MmaCta<'k>, keys: usize) -> Self {
+    /// At the start of an empty ring.
+    pub(crate) fn new(cta: &MmaCta<'k>, layout: &SplitKvLayout, boxes: Option<StageBoxes<'k>>) -> Self {
         let k = cta.k;
         let var = |name| k.var(name, 0);
         Self {
             is_next: var("fills_next"),
             from: ["fill_start", "fill_end", "fill_head"].map(var),
             first_key: var("fill_key"),
-            pending: PendingStage::new(k, keys),
+            pending: PendingStage::new(k, layout.stage_keys, layout.has_boxes),
             read: var("reads"),
             write: var("fills"),
             policy: k.cache_policy(Eviction::First),
+            boxes,
         }
     }
 
@@ -100,6 +104,7 @@ impl<'k> RingCursors<'k> {
                 self.is_next.set(1);
                 self.set_source(KvSource::from(&next));
                 self.first_key.set(next.kv_begin + in_group);
+                self.pending.restart();
             });
         });
         lookup.request(self.source(), self.first_key.get(), self.pending);
