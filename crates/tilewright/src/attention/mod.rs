@@ -9,10 +9,10 @@
 //! A row without visible keys has `o = 0, lse = -inf`.
 
 mod batch;
-mod bound;
 mod capacity;
 mod cascade;
 mod explanation;
+mod inputs;
 mod mask;
 mod on_device;
 mod picture;
@@ -29,17 +29,17 @@ mod state;
 pub mod variant;
 
 pub use batch::{Batch, Index, KvTable, Level, Shard};
-pub use bound::BoundAttention;
 pub use capacity::{ArraySizes, Capacity};
 pub use cascade::SharedPrefix;
 pub use explanation::Explanation;
+pub use inputs::{Inputs, KvTensor, LatentCache, LatentQuery, QuantizedLatentCache};
 pub use mask::{BitOrder, Mask, MaskBits, PackedMask, TreeMask, packbits, segment_packbits};
 pub use on_device::{DeviceBatch, DevicePages, packbits_on_device, segment_packbits_on_device};
 pub use plan::{Plan, Workspace};
 pub use planner::Planner;
 pub use problem::{HeadDim, Heads, Problem, ProblemBuilder};
 pub use requests::{KvSource, Request, Requests, Segment, SegmentMask};
-pub use run::{AttentionRun, Inputs, LatentCache, LatentQuery, QuantizedLatentCache};
+pub use run::{AttentionRun, BoundAttention};
 pub use schedule::{ManyRows, Merge, Schedule, Split, Tiling, WorkItem};
 pub use state::{LSE_TO_NATURAL, StateMerge, merge_state, merge_states};
 pub use variant::Variant;

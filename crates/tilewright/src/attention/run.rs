@@ -1,113 +1,20 @@
-//! `run`: the arguments of a layer, and their checks against the plan.
+//! `run`: checks the tensors of a layer against the plan and calls the backend.
 
 use super::{
-    Attention, BoundAttention, Output, Plan, Planner, Problem, Variant, requests::KvSource,
-    variant::ExpressionVariant,
+    Attention, Inputs, KvTensor, LatentCache, LatentQuery, Output, Plan, Planner, QuantizedLatentCache,
+    Variant, requests::KvSource,
 };
 use crate::{
     Backend, Dtype, Error, Operator, Result, View,
-    backend::Opaque,
-    kv::{
-        KvCache, KvScales, QuantizedCache, Scale,
-        layout::{KvShape, KvStrides},
-    },
+    kv::{KvCache, KvScales, KvStrides, QuantizedCache, Scale, layout::KvShape},
     operator::{TensorRef, TensorVisitor, dispatch},
     tensor::{check_dtype, check_shape},
 };
 
-pub(super) const OPERATOR: &str = "attention.run";
-pub(super) const ROW_AXES: &str = "[num_rows, num_qo_heads, head_dim]";
+const OPERATOR: &str = "attention.run";
+const ROW_AXES: &str = "[num_rows, num_qo_heads, head_dim]";
 /// The first position not distinct from its successor in f32; variants compute with f32 positions.
 const MAX_VARIANT_POSITION: usize = 1 << 24;
-
-/// Queries of latent attention, in the two parts that models compute.
-#[derive(Debug, Clone, Copy)]
-pub struct LatentQuery<'a> {
-    /// `[num_rows, num_heads, ckv]`, absorbed.
-    pub nope: View<'a>,
-    /// `[num_rows, num_heads, kpe]`, rotated.
-    pub pe: View<'a>,
-}
-
-/// KV cache of latent attention: paged `[num_pages, page_size, dim]` or ragged `[num_tokens, dim]`.
-#[derive(Debug, Clone, Copy)]
-pub struct LatentCache<'a> {
-    /// The compressed keys, also the values.
-    pub ckv: View<'a>,
-    /// The rotary part of keys.
-    pub kpe: View<'a>,
-}
-
-/// A latent cache of 8 bits: true value = stored value times scale. If the scale of `kpe` differs, multiply `q.pe` by the ratio of
-/// the two.
-#[derive(Debug, Clone, Copy)]
-pub struct QuantizedLatentCache<'a> {
-    /// Both tensors.
-    pub cache: LatentCache<'a>,
-    /// Their scale: [`Scale::Tensor`] or [`Scale::Values`] of one element, or [`Scale::One`] for any dtype.
-    pub scale: Scale<'a>,
-}
-
-/// Validated inputs of a backend's attention call.
-#[derive(Debug, Clone, Copy)]
-pub struct Inputs<'a> {
-    /// The operator's problem, which may differ from the plan's in scale and mask.
-    pub(crate) problem: &'a Problem,
-    /// Queries, and their trailing elements if they are in a second tensor.
-    pub(crate) q: (View<'a>, Option<View<'a>>),
-    /// Keys.
-    pub(crate) k: (View<'a>, KvStrides),
-    /// Trailing elements of keys, if they are in a second tensor.
-    pub(crate) k_pe: Option<(View<'a>, KvStrides)>,
-    /// Values.
-    pub(crate) v: (View<'a>, KvStrides),
-    pub(crate) scales: KvScales<'a>,
-    pub(crate) variant: &'a ExpressionVariant,
-    pub(crate) built: Option<&'a Opaque>,
-}
-
-impl<'a> Inputs<'a> {
-    /// The operator's problem, whose scale and mask apply. The plan's may have another scale and a wider mask.
-    pub fn problem(&self) -> &'a Problem {
-        self.problem
-    }
-
-    /// Queries `[num_rows, num_qo_heads, head_dim_qk]`. In latent attention the second tensor has the trailing
-    /// elements.
-    pub fn q(&self) -> (View<'a>, Option<View<'a>>) {
-        self.q
-    }
-
-    /// Keys and their strides.
-    pub fn k(&self) -> (View<'a>, KvStrides) {
-        self.k
-    }
-
-    /// Trailing elements of keys, if they are in a second tensor.
-    pub fn k_pe(&self) -> Option<(View<'a>, KvStrides)> {
-        self.k_pe
-    }
-
-    /// Values and their strides.
-    pub fn v(&self) -> (View<'a>, KvStrides) {
-        self.v
-    }
-
-    /// Scales of stored keys and values.
-    pub fn scales(&self) -> KvScales<'a> {
-        self.scales
-    }
-
-    /// The recorded hooks.
-    pub fn variant(&self) -> &'a ExpressionVariant {
-        self.variant
-    }
-
-    /// The result of the backend's [`build`](Backend::build) for this operator.
-    pub fn built(&self) -> Option<&'a Opaque> {
-        self.built
-    }
-}
 
 /// The arguments of a run, made by [`Attention::run`].
 #[derive(Debug)]
@@ -163,14 +70,14 @@ impl<'a> Operator<'a> for AttentionRun<'a> {
     }
 
     fn views(&mut self, visit: &mut TensorVisitor<'_, 'a>) -> Result<()> {
-        let Inputs { q, k, k_pe, v, scales, .. } = &mut self.inputs;
-        visit("q", TensorRef::Input(&mut q.0))?;
-        if let (Some(q), Some(k)) = (&mut q.1, k_pe) {
+        let Inputs { q, q_pe, k, k_pe, v, scales, .. } = &mut self.inputs;
+        visit("q", TensorRef::Input(q))?;
+        if let (Some(q), Some(k)) = (q_pe, k_pe) {
             visit("q.pe", TensorRef::Input(q))?;
-            visit("kpe", TensorRef::Input(&mut k.0))?;
+            visit("kpe", TensorRef::Input(&mut k.view))?;
         }
-        visit("k", TensorRef::Input(&mut k.0))?;
-        visit("v", TensorRef::Input(&mut v.0))?;
+        visit("k", TensorRef::Input(&mut k.view))?;
+        visit("v", TensorRef::Input(&mut v.view))?;
         for (name, scale) in [("k scale", &mut scales.k), ("v scale", &mut scales.v)] {
             if let Scale::Page(scales) | Scale::Values(scales) = scale {
                 visit(name, TensorRef::Input(scales))?;
@@ -261,22 +168,157 @@ impl<B: Backend> Attention<B> {
     }
 
     /// Rejects a plan of another operator.
-    pub(super) fn check(&self, plan: &Plan) -> Result<()> {
+    fn check(&self, plan: &Plan) -> Result<()> {
         let of = Planner::new(self.problem, self.tiling);
         plan.check_origin(OPERATOR, &of, plan.problem.serves(&self.problem))
     }
 }
 
+/// An operator with the tables of its variant, from [`Attention::bind`].
+#[derive(Debug, Clone, Copy)]
+pub struct BoundAttention<'t, B> {
+    attention: &'t Attention<B>,
+    tables: &'t [(&'t str, View<'t>)],
+}
+
+impl<B: Backend> BoundAttention<'_, B> {
+    /// [`Attention::run_scaled`] with these tables.
+    ///
+    /// # Errors
+    /// As [`Attention::run_scaled`], and when a table is missing, unknown, of another length or dtype, or not contiguous.
+    pub fn run_scaled(
+        &self,
+        plan: &Plan,
+        q: View<'_>,
+        kv: QuantizedCache<'_>,
+        out: Output<'_>,
+    ) -> Result<()> {
+        self.attention.check(plan)?;
+        crate::ensure!(
+            !self.attention.problem.is_latent(),
+            OPERATOR,
+            "this is latent attention, whose tensors run_latent takes"
+        );
+        let Attention { problem, variant, built, .. } = self.attention;
+        let QuantizedCache { cache, scales } = kv;
+        let rows = plan.tensor_rows(q.shape().first());
+        let (heads, dim, dtype) = (problem.heads(), problem.head_dim(), problem.dtype_q());
+        RowShape { shape: [rows, heads.qo, dim.qk], axes: ROW_AXES, dtype }.check("q", &q)?;
+        let pages = plan.check_cache(cache)?;
+        scales.check(OPERATOR, heads.kv, pages)?;
+        if let KvSource::Paged { indices, .. } = &plan.requests.source {
+            let used = || indices.iter().map(|&page| page as usize);
+            scales.k.check_pages(OPERATOR, "k scale", used())?;
+            scales.v.check_pages(OPERATOR, "v scale", used())?;
+        }
+        let strides = |view: View<'_>| KvStrides::of(problem.layout(), view.strides());
+        let [k, v] = [cache.k, cache.v].map(|view| KvTensor { view, strides: strides(view) });
+        let (q_pe, k_pe, built) = (None, None, built.as_ref());
+        self.execute(plan, Inputs { problem, q, q_pe, k, k_pe, v, scales, variant, built }, out)
+    }
+
+    /// [`Attention::run_latent_scaled`] with these tables.
+    ///
+    /// # Errors
+    /// As [`Attention::run_latent_scaled`], and for tables as [`BoundAttention::run_scaled`].
+    pub fn run_latent_scaled(
+        &self,
+        plan: &Plan,
+        q: LatentQuery<'_>,
+        kv: QuantizedLatentCache<'_>,
+        out: Output<'_>,
+    ) -> Result<()> {
+        self.attention.check(plan)?;
+        crate::ensure!(
+            self.attention.problem.is_latent(),
+            OPERATOR,
+            "this is not latent attention, expected Problem::latent"
+        );
+        let Attention { problem, variant, built, .. } = self.attention;
+        let QuantizedLatentCache { cache: kv, scale } = kv;
+        let kv_dtype = problem.dtype_kv();
+        crate::ensure!(
+            matches!(scale, Scale::One)
+                || (matches!(scale, Scale::Tensor(_) | Scale::Values(_)) && kv_dtype.is_cache_only()),
+            OPERATOR,
+            "a scale of a latent cache is one number for elements of 8 bits, the cache is {kv_dtype}"
+        );
+        let scales = KvScales { k: scale, v: scale };
+        scales.check(OPERATOR, 1, None)?;
+        let rows = plan.tensor_rows(q.nope.shape().first());
+        let (heads, dim, dtype) = (problem.heads(), problem.head_dim(), problem.dtype_q());
+        let kpe = dim.qk - dim.vo;
+        let axes = "[num_rows, num_heads, ckv]";
+        RowShape { shape: [rows, heads.qo, dim.vo], axes, dtype }.check("q.nope", &q.nope)?;
+        let axes = "[num_rows, num_heads, kpe]";
+        RowShape { shape: [rows, heads.qo, kpe], axes, dtype }.check("q.pe", &q.pe)?;
+        plan.check_latent("ckv", &kv.ckv, dim.vo)?;
+        plan.check_latent("kpe", &kv.kpe, kpe)?;
+        let strides = |view: &View<'_>| match *view.strides() {
+            [page, token, _] => KvStrides { page, token, head: 0 },
+            [token, ..] => KvStrides { page: 0, token, head: 0 },
+            [] => KvStrides { page: 0, token: 0, head: 0 },
+        };
+        let [k, pe] = [kv.ckv, kv.kpe].map(|view| KvTensor { view, strides: strides(&view) });
+        let (q, q_pe, k_pe, v, built) = (q.nope, Some(q.pe), Some(pe), k, built.as_ref());
+        self.execute(plan, Inputs { problem, q, q_pe, k, k_pe, v, scales, variant, built }, out)
+    }
+
+    /// Checks tables and outputs, and calls the backend.
+    fn execute(&self, plan: &Plan, inputs: Inputs<'_>, out: Output<'_>) -> Result<()> {
+        let operator = AttentionRun { plan, inputs, tables: self.checked_tables()?, out };
+        operator.check()?;
+        self.attention.backend.attention(operator)
+    }
+
+    /// The indices of the tables with their values.
+    fn checked_tables(&self) -> Result<Vec<(usize, View<'_>)>> {
+        let variant = &self.attention.variant;
+        let mut tables = Vec::with_capacity(self.tables.len());
+        for &(name, values) in self.tables {
+            let known = variant.tables().iter().position(|(known, _)| known == name);
+            let Some(at) =
+                known.filter(|at| variant.is_bound(*at) && tables.iter().all(|(other, _)| other != at))
+            else {
+                let text =
+                    format!("variant {} has no table {name:?} to bind, or it is bound twice", variant.name());
+                return Err(Error::new(OPERATOR, text));
+            };
+            let len = variant.tables()[at].1.len();
+            check_shape(OPERATOR, name, values.shape(), &[len], "[elements of the table]")?;
+            check_dtype(OPERATOR, name, values.dtype(), Dtype::F32)?;
+            crate::ensure!(
+                values.is_contiguous(),
+                OPERATOR,
+                "{name} has strides {:?}, expected a contiguous tensor",
+                values.strides()
+            );
+            tables.push((at, values));
+        }
+        let missing = (0..variant.tables().len())
+            .find(|at| variant.is_bound(*at) && tables.iter().all(|(bound, _)| bound != at));
+        missing.map_or(Ok(tables), |at| {
+            let (name, table) = &variant.tables()[at];
+            let text = format!(
+                "variant {}: table {name:?} is not bound, expected {} elements of f32",
+                variant.name(),
+                table.len()
+            );
+            Err(Error::new(OPERATOR, text))
+        })
+    }
+}
+
 /// The expected form of queries or outputs.
-pub(super) struct RowShape {
-    pub(super) shape: [usize; 3],
+struct RowShape {
+    shape: [usize; 3],
     /// The axes in errors.
-    pub(super) axes: &'static str,
-    pub(super) dtype: Dtype,
+    axes: &'static str,
+    dtype: Dtype,
 }
 
 impl RowShape {
-    pub(super) fn check(&self, name: &str, view: &View<'_>) -> Result<()> {
+    fn check(&self, name: &str, view: &View<'_>) -> Result<()> {
         check_shape(OPERATOR, name, view.shape(), &self.shape, self.axes)?;
         check_dtype(OPERATOR, name, view.dtype(), self.dtype)?;
         crate::ensure!(
@@ -292,7 +334,7 @@ impl RowShape {
 impl Plan {
     /// Checks that a cache has the plan's shape, layout and dtype, and all its pages or tokens. Returns the number of
     /// pages of a paged one.
-    pub(super) fn check_cache(&self, kv: KvCache<'_>) -> Result<Option<usize>> {
+    fn check_cache(&self, kv: KvCache<'_>) -> Result<Option<usize>> {
         let page_size = match self.requests.source {
             KvSource::Paged { page_size, .. } => Some(page_size),
             KvSource::Ragged { .. } | KvSource::Blocks { .. } => None,
@@ -316,7 +358,7 @@ impl Plan {
     }
 
     /// Checks one tensor of a latent cache.
-    pub(super) fn check_latent(&self, name: &str, view: &View<'_>, dim: usize) -> Result<()> {
+    fn check_latent(&self, name: &str, view: &View<'_>, dim: usize) -> Result<()> {
         let count = view.shape().first().copied().unwrap_or(0);
         let (shape, axes): (&[usize], _) = match self.requests.source {
             KvSource::Paged { page_size, .. } => (&[count, page_size, dim], "[num_pages, page_size, dim]"),

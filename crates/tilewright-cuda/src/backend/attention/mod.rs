@@ -21,7 +21,7 @@ use hooks::VariantBuffers;
 use kernel::AttentionKernels;
 use tilewright::{
     Error, Mask, Result, Scale, View,
-    attention::{AttentionRun, Inputs},
+    attention::{AttentionRun, Inputs, KvTensor},
     kv::KvStrides,
     tensor::DeviceMemory,
 };
@@ -50,9 +50,9 @@ const LARGE_MERGE_CTAS_PER_SM: u32 = 4;
 impl<M: Machine> Gpu<M> {
     pub(super) fn run_attention(&self, operator: &AttentionRun<'_>) -> Result<()> {
         let AttentionRun { plan, inputs, .. } = operator;
-        let kernels = AttentionKernels::<M>::of(inputs.built());
+        let kernels = AttentionKernels::<M>::of(inputs.built);
         let (Some(device_plan), Some(kernels)) = (DevicePlan::of(plan), kernels) else {
-            let text = match plan.prepared().is_some() && inputs.built().is_some() {
+            let text = match plan.prepared().is_some() && inputs.built.is_some() {
                 true => "the plan or the operator was made by another backend",
                 false => "the plan or the operator was made without a device",
             };
@@ -69,8 +69,8 @@ impl<M: Machine> Gpu<M> {
         if plan.num_rows() == 0 && plan.capacity().is_none() {
             return Ok(());
         }
-        self.check_page_indices(plan, device_plan, inputs.k().0.shape()[0])?;
-        let variant = inputs.variant();
+        self.check_page_indices(plan, device_plan, inputs.k.view.shape()[0])?;
+        let variant = inputs.variant;
         let buffers = VariantBuffers::upload(self, variant)?;
         let address = |(at, table): &(usize, View<'_>)| {
             Ok((*at, self.address(OPERATOR, &variant.tables()[*at].0, table)?))
@@ -96,29 +96,28 @@ impl<M: Machine> Gpu<M> {
     ) -> Result<AttentionParams> {
         let workspace = out.workspace.device().map(DeviceMemory::device_address);
         let workspace = self.check_device(OPERATOR, "workspace", workspace)?;
-        let (q, q_pe) = inputs.q();
         let row = |name, view: View<'_>| -> Result<RowTensor> {
             Ok(row_tensor(self.address(OPERATOR, name, &view)?, view.strides()))
         };
-        let cache = |name, (view, strides): (View<'_>, KvStrides)| -> Result<CacheTensor> {
-            let mut tensor = cache_tensor(self.address(OPERATOR, name, &view)?, strides);
+        let cache = |name, of: KvTensor<'_>| -> Result<CacheTensor> {
+            let mut tensor = cache_tensor(self.address(OPERATOR, name, &of.view)?, of.strides);
             if plan.layout == KvLayout::Blocks {
                 tensor.page = u64::from(plan.page_size) * tensor.token;
             }
             Ok(tensor)
         };
-        let pe = match (q_pe, inputs.k_pe()) {
+        let pe = match (inputs.q_pe, inputs.k_pe) {
             (Some(q), Some(k)) => Some(PeTensors { q: row("q.pe", q)?, k: cache("kpe", k)? }),
             _ => None,
         };
-        let problem = inputs.problem();
+        let problem = inputs.problem;
         let (left, right) = window(problem.mask());
         let (heads, dim) = (problem.heads(), problem.head_dim());
         let lse = out.lse.as_ref().map(|lse| self.address_mut(OPERATOR, "lse", lse)).transpose()?;
         Ok(AttentionParams {
-            q: row("q", q)?,
-            k: cache("k", inputs.k())?,
-            v: cache("v", inputs.v())?,
+            q: row("q", inputs.q)?,
+            k: cache("k", inputs.k)?,
+            v: cache("v", inputs.v)?,
             pe,
             o: row_tensor(self.address_mut(OPERATOR, "o", &out.o)?, out.o.strides()),
             lse: lse.unwrap_or(0),
@@ -132,8 +131,8 @@ impl<M: Machine> Gpu<M> {
             left,
             right,
             scale: problem.scale(),
-            k_scale: self.scale("k scale", inputs.scales().k, temporaries)?,
-            v_scale: self.scale("v scale", inputs.scales().v, temporaries)?,
+            k_scale: self.scale("k scale", inputs.scales.k, temporaries)?,
+            v_scale: self.scale("v scale", inputs.scales.v, temporaries)?,
             variant: Vec::new(),
         })
     }
@@ -216,8 +215,8 @@ impl<M: Machine> RunContext<'_, M> {
                 MlaWgmmaParams { box_rows, maps, large_merges: device_plan.large_merges }.all_args(params)
             }
             KernelConfig::Mma(config) => mma::args(&config, params, wait, || {
-                [(params.k, self.inputs.k()), (params.v, self.inputs.v())]
-                    .map(|(tensor, (view, _))| mma::box_map(tensor, map_dims(&view, params)))
+                [(params.k, self.inputs.k), (params.v, self.inputs.v)]
+                    .map(|(tensor, of)| mma::box_map(tensor, map_dims(&of.view, params)))
             }),
             KernelConfig::Mla(_) | KernelConfig::Simt(_) => params.all_args(),
         };
@@ -241,8 +240,8 @@ impl<M: Machine> RunContext<'_, M> {
         let selected = self.select_many_rows(params)?;
         Ok(selected.map(|(function, config)| {
             let box_rows = config.box_rows(params);
-            let maps = [(params.k, self.inputs.k()), (params.v, self.inputs.v())];
-            let maps = maps.map(|(tensor, (view, _))| tensor_map(tensor, &view, params, box_rows));
+            let maps = [(params.k, self.inputs.k), (params.v, self.inputs.v)];
+            let maps = maps.map(|(tensor, of)| tensor_map(tensor, &of.view, params, box_rows));
             let ctas = runs.count.min(self.gpu.limits.multiprocessors);
             let ticket = runs.ticket;
             let run_params =
@@ -343,9 +342,8 @@ fn window(mask: Mask) -> (u32, u32) {
 
 /// The tensor maps of both parts of latent keys.
 fn mla_maps(inputs: &Inputs<'_>, params: &AttentionParams, box_rows: u32) -> [TensorMap; 2] {
-    let (pe, view) = (params.pe.unwrap_or_default(), inputs.k_pe().unwrap_or_else(|| inputs.k()));
-    [(params.k, inputs.k()), (pe.k, view)]
-        .map(|(tensor, (view, _))| tensor_map(tensor, &view, params, box_rows))
+    let (pe, k_pe) = (params.pe.unwrap_or_default(), inputs.k_pe.unwrap_or(inputs.k));
+    [(params.k, inputs.k), (pe.k, k_pe)].map(|(tensor, of)| tensor_map(tensor, &of.view, params, box_rows))
 }
 
 /// The tensor map of keys or values.

@@ -8,9 +8,8 @@ use super::{
 };
 use crate::{
     HeadDim,
-    attention::{Inputs, KvSource, Plan, Segment, WorkItem, variant::QueryRow},
+    attention::{Inputs, KvSource, KvTensor, Plan, Segment, WorkItem, variant::QueryRow},
     cpu::Isa,
-    kv::layout::KvStrides,
     tensor::Data,
 };
 use std::ops::Range;
@@ -171,8 +170,8 @@ impl ItemContext<'_> {
     #[inline(always)]
     pub(super) fn heads_from(&self, head: usize) -> (Data<'_>, Data<'_>) {
         let head = self.item.kv_heads.start as usize + head;
-        let ((k, k_strides), (v, v_strides)) = (self.params.inputs.k, self.params.inputs.v);
-        (k.data().skip(head * k_strides.head), v.data().skip(head * v_strides.head))
+        let Inputs { k, v, .. } = self.params.inputs;
+        (k.view.data().skip(head * k.strides.head), v.view.data().skip(head * v.strides.head))
     }
 
     /// Location of the keys in `start..end` that fall in the KV tile at `start`, for KV head 0.
@@ -181,12 +180,11 @@ impl ItemContext<'_> {
         let tokens = KV_TOKENS.min(end.saturating_sub(start));
         let none = [0; KV_TOKENS];
         let mut location = KvLocation { k: none, v: none, pe: none, page: [0; KV_TOKENS], tokens };
-        let (k, v, pe) =
-            (self.params.inputs.k.1, self.params.inputs.v.1, self.params.inputs.k_pe.map(|pe| pe.1));
+        let Inputs { k, v, k_pe, .. } = *self.params.inputs;
         let mut put = |token: usize, page: usize, slot: usize| {
-            let offset = |strides: KvStrides| page * strides.page + slot * strides.token;
+            let offset = |KvTensor { strides, .. }: KvTensor<'_>| page * strides.page + slot * strides.token;
             (location.k[token], location.v[token]) = (offset(k), offset(v));
-            if let Some(pe) = pe {
+            if let Some(pe) = k_pe {
                 location.pe[token] = offset(pe);
             }
             location.page[token] = page as u32;

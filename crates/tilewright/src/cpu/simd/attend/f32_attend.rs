@@ -20,7 +20,7 @@ impl QueryTile<'_, '_> {
     pub(super) fn load_f32_tile<S: Simd>(&mut self, simd: S, keys: &KvTile<'_>) {
         let (dim, layout) = (self.ctx.params.plan.problem.head_dim(), &self.ctx.layout);
         let (now, (k, v)) = (keys.location, self.ctx.heads_from(keys.head));
-        let pe = self.ctx.params.inputs.k_pe.map(|(pe, _)| pe.data());
+        let pe = self.ctx.params.inputs.k_pe.map(|pe| pe.view.data());
         let width = if pe.is_some() { dim.vo } else { dim.qk };
         for first in (0..now.tokens).step_by(ALIGN) {
             let tokens = first..now.tokens.min(first + ALIGN);

@@ -181,7 +181,7 @@ impl QueryTile<'_, '_> {
     #[inline(always)]
     fn load_queries<S: Simd>(&mut self, simd: S) {
         let (ctx, dim) = (self.ctx, self.ctx.params.plan.problem.head_dim());
-        let (q, pe) = ctx.params.inputs.q;
+        let (q, q_pe) = (ctx.params.inputs.q, ctx.params.inputs.q_pe);
         for r in 0..ctx.rows {
             // rows of different tokens are on different pages, which hardware prefetchers do not cross
             let (token, head) = ctx.row((r + PREFETCH_ROWS).min(ctx.rows - 1));
@@ -196,7 +196,7 @@ impl QueryTile<'_, '_> {
             }
             let row = &mut self.scratch[r * dim.qk..(r + 1) * dim.qk];
             let width = q.shape()[2];
-            for (view, to) in [(Some(q), 0), (pe, width)] {
+            for (view, to) in [(Some(q), 0), (q_pe, width)] {
                 let Some(view) = view else { continue };
                 let offset = token * view.strides()[0] + head * view.strides()[1];
                 let part = &mut row[to..to + view.shape()[2]];

@@ -88,7 +88,7 @@ impl Bf16Mma {
     /// The instructions of `isa` for a call, if the problem is supported, no hook changes elements of tiles, and the call need
     /// not be batch invariant: items with few rows use f32 instead.
     pub(crate) fn for_call(isa: Isa, plan: &Plan, inputs: &Inputs<'_>, hooks: HookSet) -> Option<Self> {
-        let one_tensor = inputs.q.1.is_none() && inputs.k_pe.is_none();
+        let one_tensor = inputs.q_pe.is_none() && inputs.k_pe.is_none();
         let untouched = !hooks.query && !hooks.key && !hooks.value;
         let fits = one_tensor && untouched && plan.split == Split::Balanced && is_supported(&plan.problem);
         if fits { Self::new(isa) } else { None }
