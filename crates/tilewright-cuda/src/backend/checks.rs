@@ -22,40 +22,8 @@ pub(super) struct HostCopies {
 }
 
 impl<M: Machine> Gpu<M> {
-    /// Runs an operator, in the checked mode with its checks.
-    pub(super) fn run_operator<'a, O: Operator<'a>>(
-        &self,
-        copies: &'a mut HostCopies,
-        operator: O,
-        run: impl FnOnce(O) -> Result<()>,
-    ) -> Result<()> {
-        if !self.machine.checks() {
-            return run(operator);
-        }
-        let name = operator.name();
-        let operator = self.check_tensors(operator)?;
-        if self.machine.is_recording()? {
-            return run(operator);
-        }
-        self.wait_for(name, "work before this operator")?;
-        run(self.check_indices(copies, operator)?)?;
-        self.wait_for(name, "its work")
-    }
-
-    /// Waits for the work of `operator`, in the checked mode and outside of a recording.
-    pub(super) fn finish(&self, operator: &'static str) -> Result<()> {
-        match self.machine.checks() && !self.machine.is_recording()? {
-            true => self.wait_for(operator, "its work"),
-            false => Ok(()),
-        }
-    }
-
-    fn wait_for(&self, operator: &'static str, work: &str) -> Result<()> {
-        let outcome = self.machine.synchronize();
-        outcome.map_err(|why| Error::new(operator, format!("{work} failed: {why}")).with_kind(why.kind()))
-    }
-
-    fn check_tensors<'a, O: Operator<'a>>(&self, mut operator: O) -> Result<O> {
+    /// Checks that each tensor is memory of the device.
+    pub(super) fn check_tensors<'a, O: Operator<'a>>(&self, mut operator: O) -> Result<O> {
         let name = operator.name();
         operator.views(&mut |argument, tensor| {
             let Some(DeviceAddress { address, len, .. }) = tensor.device() else { return Ok(()) };
@@ -80,7 +48,11 @@ impl<M: Machine> Gpu<M> {
     }
 
     /// Checks the operator with copies of its index arrays in place of those on the device.
-    fn check_indices<'a, O: Operator<'a>>(&self, copies: &'a mut HostCopies, mut operator: O) -> Result<O> {
+    pub(super) fn check_indices<'a, O: Operator<'a>>(
+        &self,
+        copies: &'a mut HostCopies,
+        mut operator: O,
+    ) -> Result<O> {
         operator.views(&mut |_, tensor| {
             match &tensor {
                 TensorRef::Indices(array) => copies.indices.extend(self.copied(array.device())?),

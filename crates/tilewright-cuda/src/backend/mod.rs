@@ -137,6 +137,39 @@ impl<M: Machine> Gpu<M> {
         Ok(function)
     }
 
+    /// Runs an operator, in the checked mode with its checks.
+    fn run_operator<'a, O: Operator<'a>>(
+        &self,
+        copies: &'a mut HostCopies,
+        operator: O,
+        run: impl FnOnce(O) -> Result<()>,
+    ) -> Result<()> {
+        if !self.machine.checks() {
+            return run(operator);
+        }
+        let name = operator.name();
+        let operator = self.check_tensors(operator)?;
+        if self.machine.is_recording()? {
+            return run(operator);
+        }
+        self.wait_for(name, "work before this operator")?;
+        run(self.check_indices(copies, operator)?)?;
+        self.wait_for(name, "its work")
+    }
+
+    /// Waits for the work of `operator`, in the checked mode and outside of a recording.
+    fn finish(&self, operator: &'static str) -> Result<()> {
+        match self.machine.checks() && !self.machine.is_recording()? {
+            true => self.wait_for(operator, "its work"),
+            false => Ok(()),
+        }
+    }
+
+    fn wait_for(&self, operator: &'static str, work: &str) -> Result<()> {
+        let outcome = self.machine.synchronize();
+        outcome.map_err(|why| Error::new(operator, format!("{work} failed: {why}")).with_kind(why.kind()))
+    }
+
     /// Rejects an operator with a tensor that is not on this device. Integers may be on the host; an operator rejects
     /// those that it has to write on the device.
     fn on_device<'a, O: Operator<'a>>(&self, mut operator: O) -> Result<O> {
@@ -188,20 +221,12 @@ impl<M: Machine> Gpu<M> {
         location: Option<DeviceAddress>,
     ) -> Result<u64> {
         let expected = self.limits.device;
-        match location {
-            Some(location) if location.device == expected => Ok(location.address),
-            Some(location) => {
-                let text = format!(
-                    "{name} is in the memory of device {}, expected device {expected}",
-                    location.device
-                );
-                Err(Error::new(operator, text))
-            }
-            None => {
-                let text = format!("{name} is in host memory, expected the memory of device {expected}");
-                Err(Error::new(operator, text))
-            }
-        }
+        let text = match location {
+            Some(at) if at.device == expected => return Ok(at.address),
+            Some(at) => format!("is in the memory of device {}, expected device {expected}", at.device),
+            None => format!("is in host memory, expected the memory of device {expected}"),
+        };
+        Err(Error::new(operator, format!("{name} {text}")))
     }
 }
 
