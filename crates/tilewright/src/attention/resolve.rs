@@ -90,7 +90,7 @@ impl Batch<'_> {
                         (self.qo_indptr.get(r + 1) as usize, table.indptr.get(r + 1) as usize);
                     let kv_len = table.kv_len_of(operator, "request", r, page_end - page)?;
                     longest = longest.max(kv_len);
-                    to.push((r, row..row_end), kv_heads, (page, kv_len));
+                    to.push(row..row_end, kv_heads, page, kv_len);
                     (row, page) = (row_end, page_end);
                 }
             }
@@ -101,7 +101,7 @@ impl Batch<'_> {
                 for r in 0..count {
                     let kv = indptr.range(r);
                     longest = longest.max(kv.len());
-                    to.push((r, self.qo_indptr.range(r)), kv_heads, (kv.start, kv.len()));
+                    to.push(self.qo_indptr.range(r), kv_heads, kv.start, kv.len());
                 }
             }
             KvTable::Blocks(_) | KvTable::VariableBlocks(_) => unreachable!("blocks resolve themselves"),
@@ -141,9 +141,10 @@ impl Requests {
         self.segments.reserve(count);
     }
 
-    /// Adds request `r` and its segment.
+    /// Adds the next request and its segment.
     #[inline]
-    fn push(&mut self, (r, qo): (usize, Range<usize>), kv_heads: usize, (kv_start, kv_len): (usize, usize)) {
+    fn push(&mut self, qo: Range<usize>, kv_heads: usize, kv_start: usize, kv_len: usize) {
+        let request = Some(self.requests.len() as u32);
         // overflowing counts are rejected after all requests are read
         self.requests.push(Request { end: qo.end, offset: (kv_len as i64).wrapping_sub(qo.end as i64) });
         self.segments.push(Segment {
@@ -152,7 +153,7 @@ impl Requests {
             kv_start,
             kv_len,
             base: 0,
-            request: Some(r as u32),
+            request,
             shared: false,
             mask: None,
         });

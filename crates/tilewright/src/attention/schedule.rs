@@ -25,9 +25,10 @@
 mod cut;
 mod levels;
 mod runs;
+mod units;
 
-pub(crate) use cut::Scratch;
 pub(super) use runs::workers_of;
+pub(crate) use units::Scratch;
 
 use super::{
     capacity::ArraySizes,

@@ -9,90 +9,15 @@
 //! The quota is an equal share of the cost. If all units are equal, and that costs a worker less than a cut, it is a number of units,
 //! without partial states, or an equal piece of a unit.
 
-use super::{Schedule, ScheduleInputs, Split, WorkItem, check_items, tile_tokens};
+use super::{
+    Schedule, ScheduleInputs, Split, WorkItem, check_items, tile_tokens,
+    units::{RowTile, Scratch, SegmentUnits, Span, Unit, div_u32},
+};
 use crate::{Result, attention::Segment};
 use std::ops::Range;
 
 /// A piece length, in KV tiles, beyond every request.
 const UNSPLIT: usize = 1 << 40;
-
-/// Memory of the first pass, reused by the second and by later plans; not part of a plan's value.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Scratch {
-    segment_units: Vec<SegmentUnits>,
-    /// Tiles of segments with more than one.
-    query_tiles: Vec<RowTile>,
-}
-
-impl Scratch {
-    /// Reserves memory.
-    pub(crate) fn reserve(&mut self, segments: usize, tiles: usize) {
-        self.segment_units.reserve(segments);
-        self.query_tiles.reserve(tiles);
-    }
-}
-
-impl PartialEq for Scratch {
-    fn eq(&self, _: &Self) -> bool {
-        true
-    }
-}
-
-impl Eq for Scratch {}
-
-/// A tile of query rows of one segment, and its visible keys.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct RowTile {
-    pub(super) qo: (u32, u32),
-    /// Full KV tiles, except at the end of the keys.
-    pub(super) kv: (u32, u32),
-    /// First KV tile and number of KV tiles.
-    pub(super) kv_tiles: (u32, u32),
-}
-
-/// All units of one segment.
-#[derive(Debug, Clone, Copy)]
-struct SegmentUnits {
-    segment: u32,
-    kv_heads: (u32, u32),
-    /// KV heads per item.
-    heads: u32,
-    num_tiles: u32,
-    /// Whether its rows also have other segments.
-    shared: bool,
-    /// Pieces of all tiles for one head.
-    pieces: u32,
-    /// Cost of all tiles for one head.
-    cost: usize,
-    /// The tile of a segment with a single one, the common case; others are in [`Scratch`].
-    query_tile: RowTile,
-}
-
-impl SegmentUnits {
-    /// Whether its units are split only at a worker's quota, and write the output directly if they are not.
-    #[inline]
-    fn uncut(&self) -> bool {
-        !self.shared && self.pieces == self.num_tiles
-    }
-
-    /// Whether the units of two segments of one query tile each have equal rows and KV tiles, and items of one KV head.
-    fn costs_as(&self, other: &Self) -> bool {
-        let rows = |of: &Self| of.query_tile.qo.1 - of.query_tile.qo.0;
-        let key = |of: &Self| (of.heads, rows(of), of.query_tile.kv_tiles.1);
-        key(self) == key(other) && self.heads == 1
-    }
-}
-
-/// A query tile with some of its segment's KV heads, before any cut.
-#[derive(Clone, Copy)]
-struct Unit {
-    segment: u32,
-    kv_heads: (u32, u32),
-    /// Whether its rows also have other segments.
-    shared: bool,
-    query_tile: RowTile,
-    cost_per_tile: usize,
-}
 
 /// Fills the empty `schedule`. Returns whether rows have several segments, whose states are still to be merged.
 pub(super) fn cut(
@@ -125,38 +50,6 @@ pub(super) fn cut(
     cutter.schedule.items.reserve(pieces + cuts);
     cutter.emit(scratch);
     Ok(shared)
-}
-
-impl RowTile {
-    #[inline]
-    pub(super) fn new(rows: Range<usize>, kv: Range<usize>, kv_tokens: usize) -> Self {
-        let first = if kv.start == 0 { 0 } else { div_u32(kv.start, kv_tokens) };
-        let kv_tiles = if kv.is_empty() { 0 } else { div_u32(kv.end + kv_tokens - 1, kv_tokens) - first };
-        let start = (first * kv_tokens).min(kv.end);
-        Self {
-            qo: (rows.start as u32, rows.end as u32),
-            kv: (start as u32, if kv.is_empty() { start as u32 } else { kv.end as u32 }),
-            kv_tiles: (first as u32, kv_tiles as u32),
-        }
-    }
-
-    /// The keys of some KV tiles, counted from the first of this tile.
-    #[inline]
-    pub(super) fn keys(&self, tiles: Range<usize>, kv_tokens: usize) -> (u32, u32) {
-        let at = |tile: usize| (self.kv_tiles.0 as usize + tile).saturating_mul(kv_tokens);
-        let limit = self.kv.1 as usize;
-        (at(tiles.start).min(limit) as u32, at(tiles.end).min(limit) as u32)
-    }
-
-    /// The pieces of `piece` KV tiles, counted from the segment's first key, that contain its keys; one if it has none.
-    pub(super) fn pieces(&self, piece: usize) -> Range<usize> {
-        let (first, tiles) = (self.kv_tiles.0 as usize, self.kv_tiles.1 as usize);
-        if first == 0 && tiles <= piece {
-            return 0..1;
-        }
-        let begin = first / piece;
-        begin..(first + tiles).div_ceil(piece).max(begin + 1)
-    }
 }
 
 /// Concatenates the units along the cost axis and cuts them.
@@ -235,7 +128,7 @@ impl<'a> Cutter<'a> {
                 (query_tile, tile_pieces) = self.query_tile(segment, begin..end);
                 let per_tile = self.inputs.tiling.cost_per_tile(1, end - begin);
                 cost += per_tile
-                    * (self.inputs.tiling.segment_overhead * tile_pieces + query_tile.kv_tiles.1 as usize);
+                    * (self.inputs.tiling.segment_overhead * tile_pieces + query_tile.kv_tiles.len());
                 pieces += tile_pieces;
                 num_tiles += 1;
                 if num_tiles > 1 || end < last {
@@ -249,7 +142,7 @@ impl<'a> Cutter<'a> {
             all += num_heads * cost;
             scratch.segment_units.push(SegmentUnits {
                 segment: index as u32,
-                kv_heads: (segment.kv_heads.start as u32, segment.kv_heads.end as u32),
+                kv_heads: Span::new(segment.kv_heads.start, segment.kv_heads.end),
                 heads: heads as u32,
                 num_tiles,
                 shared: segment.shared,
@@ -267,7 +160,7 @@ impl<'a> Cutter<'a> {
         for units in &mut scratch.segment_units {
             let share = all.div_ceil(self.inputs.tiling.shares.max(1) * units.cost.max(1)).max(1);
             units.heads = units.heads.min(u32::try_from(share).unwrap_or(u32::MAX));
-            let groups = (units.kv_heads.1 - units.kv_heads.0).div_ceil(units.heads) as usize;
+            let groups = units.kv_heads.len().div_ceil(units.heads as usize);
             num_pieces = num_pieces.saturating_add(groups.saturating_mul(units.pieces as usize));
         }
         num_pieces
@@ -282,7 +175,7 @@ impl<'a> Cutter<'a> {
         if !segments.iter().all(|segment| segment.num_tiles == 1 && segment.costs_as(first)) {
             return;
         }
-        let rows = (first.query_tile.qo.1 - first.query_tile.qo.0) as usize;
+        let rows = first.query_tile.qo.len();
         let of_tile = tiling.cost_per_tile(1, rows);
         let units = share.div_ceil(first.cost.max(1)) * first.cost;
         if units > share && units - share <= of_tile * tiling.cut_overhead {
@@ -290,7 +183,7 @@ impl<'a> Cutter<'a> {
             return;
         }
         // each worker has one item instead of two, but units are still cut
-        let (tiles, pieces) = (first.query_tile.kv_tiles.1 as usize, first.cost / share);
+        let (tiles, pieces) = (first.query_tile.kv_tiles.len(), first.cost / share);
         if pieces > 1 && tiles / pieces >= tiling.segment_overhead {
             let longest = of_tile * (tiling.segment_overhead + tiles.div_ceil(pieces));
             let saved = of_tile * tiling.cut_overhead.saturating_sub(tiling.segment_overhead);
@@ -319,7 +212,7 @@ impl<'a> Cutter<'a> {
                 (query_tiles, rest) = rest.split_at(units.num_tiles as usize);
                 query_tiles
             };
-            let (mut first, end) = units.kv_heads;
+            let Span { start: mut first, end } = units.kv_heads;
             while first < end && !query_tiles.is_empty() {
                 let uncut = self.heads_within_quota(units, end - first);
                 if uncut > 0 {
@@ -329,11 +222,9 @@ impl<'a> Cutter<'a> {
                     first += uncut;
                 }
                 if first < end {
-                    let next = end.min(first + units.heads);
-                    query_tiles
-                        .iter()
-                        .for_each(|&query_tile| self.push_unit(units, query_tile, (first, next)));
-                    first = next;
+                    let heads = Span { start: first, end: end.min(first + units.heads) };
+                    query_tiles.iter().for_each(|&query_tile| self.push_unit(units, query_tile, heads));
+                    first = heads.end;
                 }
             }
         }
@@ -362,8 +253,8 @@ impl<'a> Cutter<'a> {
         let item = |kv_heads: Range<u32>, query_tile: &RowTile| WorkItem {
             segment: units.segment,
             kv_heads,
-            qo: query_tile.qo.0..query_tile.qo.1,
-            kv: query_tile.kv.0..query_tile.kv.1,
+            qo: query_tile.qo.range(),
+            kv: query_tile.kv.range(),
             partial: None,
         };
         if let ([query_tile], 1) = (query_tiles, units.heads) {
@@ -376,14 +267,13 @@ impl<'a> Cutter<'a> {
     }
 
     /// Emits one unit, cut if required.
-    fn push_unit(&mut self, units: &SegmentUnits, query_tile: RowTile, kv_heads: (u32, u32)) {
-        let rows = (query_tile.qo.1 - query_tile.qo.0) as usize;
+    fn push_unit(&mut self, units: &SegmentUnits, query_tile: RowTile, kv_heads: Span) {
         let unit = Unit {
             segment: units.segment,
             kv_heads,
             shared: units.shared,
             query_tile,
-            cost_per_tile: self.inputs.tiling.cost_per_tile((kv_heads.1 - kv_heads.0) as usize, rows),
+            cost_per_tile: self.inputs.tiling.cost_per_tile(kv_heads.len(), query_tile.qo.len()),
         };
         match (self.piece, self.workers_per_unit) {
             (None, None) => self.push_balanced(unit),
@@ -395,9 +285,9 @@ impl<'a> Cutter<'a> {
     /// Cuts a unit at the workers' quotas.
     fn push_balanced(&mut self, unit: Unit) {
         let cost =
-            unit.cost_per_tile * (self.inputs.tiling.segment_overhead + unit.query_tile.kv_tiles.1 as usize);
+            unit.cost_per_tile * (self.inputs.tiling.segment_overhead + unit.query_tile.kv_tiles.len());
         let end = self.begin + cost;
-        if end <= self.worker_end || unit.query_tile.kv_tiles.1 == 0 {
+        if end <= self.worker_end || unit.query_tile.kv_tiles.len() == 0 {
             self.push(&unit, self.worker, unit.query_tile.kv, unit.shared);
         } else {
             self.split_unit(&unit, end);
@@ -408,7 +298,7 @@ impl<'a> Cutter<'a> {
 
     /// Cuts a unit into equal pieces, one per worker.
     fn push_equal(&mut self, unit: Unit, pieces: usize) {
-        let tiles = unit.query_tile.kv_tiles.1 as usize;
+        let tiles = unit.query_tile.kv_tiles.len();
         let begin = |piece: usize| piece * (tiles / pieces) + piece.min(tiles % pieces);
         let first_item = self.schedule.items.len() as u32;
         for piece in 0..pieces {
@@ -420,7 +310,7 @@ impl<'a> Cutter<'a> {
 
     /// Splits a unit: each worker takes the KV tiles in its quota.
     fn split_unit(&mut self, unit: &Unit, end: usize) {
-        let (overhead, tiles) = (self.inputs.tiling.segment_overhead, unit.query_tile.kv_tiles.1 as usize);
+        let (overhead, tiles) = (self.inputs.tiling.segment_overhead, unit.query_tile.kv_tiles.len());
         let (begin, cost) = (self.begin, unit.cost_per_tile);
         // The tile of this unit at cost `at` of the batch, snapped to the unit's ends within the overhead.
         let cut = |at: usize| match div_u32(at - begin, cost).saturating_sub(overhead).min(tiles) {
@@ -443,13 +333,13 @@ impl<'a> Cutter<'a> {
 
     /// The keys of some KV tiles of a unit, relative to its first tile.
     #[inline]
-    fn keys(&self, unit: &Unit, tiles: Range<usize>) -> (u32, u32) {
+    fn keys(&self, unit: &Unit, tiles: Range<usize>) -> Span {
         unit.query_tile.keys(tiles, self.inputs.tiling.kv_tokens)
     }
 
     /// Cuts a unit into pieces of `piece` KV tiles counted from the segment's first key; workers take full pieces.
     fn push_fixed(&mut self, unit: Unit, piece: usize) {
-        let (first, tiles) = (unit.query_tile.kv_tiles.0 as usize, unit.query_tile.kv_tiles.1 as usize);
+        let (first, tiles) = (unit.query_tile.kv_tiles.start as usize, unit.query_tile.kv_tiles.len());
         let (overhead, begin) = (self.inputs.tiling.segment_overhead, self.begin);
         let pieces = unit.query_tile.pieces(piece);
         let first_item = self.schedule.items.len() as u32;
@@ -475,11 +365,11 @@ impl<'a> Cutter<'a> {
     }
 
     /// Emits a piece.
-    fn push(&mut self, unit: &Unit, worker: usize, kv: (u32, u32), partial: bool) {
+    fn push(&mut self, unit: &Unit, worker: usize, kv: Span, partial: bool) {
         let schedule = &mut *self.schedule;
         let Unit { segment, kv_heads, query_tile: RowTile { qo, .. }, .. } = *unit;
         schedule.advance_to(worker);
-        let (kv_heads, qo, kv) = (kv_heads.0..kv_heads.1, qo.0..qo.1, kv.0..kv.1);
+        let (kv_heads, qo, kv) = (kv_heads.range(), qo.range(), kv.range());
         schedule.push(WorkItem { segment, kv_heads, qo, kv, partial: None }, partial.then_some(self.group));
     }
 
@@ -487,16 +377,7 @@ impl<'a> Cutter<'a> {
     fn merge(&mut self, unit: &Unit, first_item: u32) {
         let Unit { kv_heads, query_tile: RowTile { qo, .. }, .. } = *unit;
         if !unit.shared {
-            self.schedule.merge_since(first_item, kv_heads.0..kv_heads.1, qo.0..qo.1);
+            self.schedule.merge_since(first_item, kv_heads.range(), qo.range());
         }
-    }
-}
-
-/// Division in 32 bits where both operands fit, as token counts do: several times faster than in 64 bits.
-#[inline]
-fn div_u32(number: usize, by: usize) -> usize {
-    match (u32::try_from(number), u32::try_from(by)) {
-        (Ok(number), Ok(by)) => (number / by) as usize,
-        _ => number / by,
     }
 }

@@ -6,7 +6,7 @@
 //! 4. A unit is cut along its keys only if it costs more than a worker's share of the batch, into equal pieces of at most half a
 //!    share. Units of like cost that have all workers to themselves are cut into the number of pieces that ends first.
 
-use super::{Schedule, ScheduleInputs, Split, WorkItem, check_items, cut::RowTile};
+use super::{Schedule, ScheduleInputs, Split, WorkItem, check_items, units::RowTile};
 use crate::Result;
 use std::{cmp::Reverse, ops::Range};
 
@@ -32,7 +32,7 @@ struct ManyRowSegment {
     shared: bool,
     tiles: Vec<RowTile>,
     /// Maximum KV tiles of a query tile.
-    longest: u32,
+    longest: usize,
 }
 
 /// A query tile with one of its segment's KV heads.
@@ -93,7 +93,7 @@ fn segments(inputs: &ScheduleInputs<'_>, many: &super::ManyRows) -> Vec<ManyRowS
             kv_heads: segment.kv_heads.start as u32..segment.kv_heads.end as u32,
             kv_len: segment.kv_len,
             shared: segment.shared,
-            longest: tiles.iter().map(|tile| tile.kv_tiles.1).max().unwrap_or(0),
+            longest: tiles.iter().map(|tile| tile.kv_tiles.len()).max().unwrap_or(0),
             tiles,
         }
     });
@@ -117,7 +117,7 @@ fn sections(segments: &[ManyRowSegment], resident_keys: usize) -> Vec<Vec<RunUni
     }
     sections.push(section);
     for section in &mut sections {
-        section.sort_by_key(|unit| Reverse(unit.tile.kv_tiles.1));
+        section.sort_by_key(|unit| Reverse(unit.tile.kv_tiles.len()));
     }
     sections
 }
@@ -134,7 +134,7 @@ fn pieces_of_like_units(
     workers: usize,
     beside: usize,
 ) -> Option<usize> {
-    let tiles = || segments.iter().flat_map(|segment| &segment.tiles).map(|tile| tile.kv_tiles.1 as usize);
+    let tiles = || segments.iter().flat_map(|segment| &segment.tiles).map(|tile| tile.kv_tiles.len());
     let (longest, shortest) = (tiles().max()?, tiles().min()?);
     if 8 * shortest < 7 * longest {
         return None;
@@ -161,7 +161,7 @@ pub(in super::super) fn workers_of(runs: usize, workers: usize) -> usize {
 impl ManyRowSegment {
     /// Cost of all units.
     fn cost(&self) -> usize {
-        self.kv_heads.len() * self.tiles.iter().map(|tile| OVERHEAD + tile.kv_tiles.1 as usize).sum::<usize>()
+        self.kv_heads.len() * self.tiles.iter().map(|tile| OVERHEAD + tile.kv_tiles.len()).sum::<usize>()
     }
 
     /// The units of some heads, last rows first: with a causal mask they see most keys.
@@ -191,7 +191,7 @@ impl RunCutter<'_> {
 
     /// KV tiles per piece, and the pieces, counted from the segment's first key; one if there is no cut.
     fn pieces(&self, tile: &RowTile) -> (usize, Range<usize>) {
-        let tiles = tile.kv_tiles.1 as usize;
+        let tiles = tile.kv_tiles.len();
         let piece = match self.inputs.split {
             Split::Never => return (usize::MAX, 0..1),
             Split::Fixed { tokens } => tokens.div_ceil(self.kv_tokens).max(1),
@@ -210,24 +210,21 @@ impl RunCutter<'_> {
 
     fn push(&self, schedule: &mut Schedule, unit: &RunUnit) {
         let (piece, pieces) = self.pieces(&unit.tile);
-        let (first, tiles) = (unit.tile.kv_tiles.0 as usize, unit.tile.kv_tiles.1 as usize);
+        let (first, tiles) = (unit.tile.kv_tiles.start as usize, unit.tile.kv_tiles.len());
         let origin = if matches!(self.inputs.split, Split::Fixed { .. }) { first } else { 0 };
         let heads = unit.kv_head..unit.kv_head + 1;
-        let qo = unit.tile.qo.0..unit.tile.qo.1;
+        let qo = unit.tile.qo.range();
         let partial = unit.shared || pieces.len() > 1;
         let first_item = schedule.items.len() as u32;
         for number in pieces {
             let [begin, end] = [number, number.saturating_add(1)]
                 .map(|at| at.saturating_mul(piece).clamp(origin, origin + tiles) - origin);
-            let kv = unit.tile.keys(begin..end, self.kv_tokens);
-            let item = WorkItem {
-                segment: unit.segment,
-                kv_heads: heads.clone(),
-                qo: qo.clone(),
-                kv: kv.0..kv.1,
-                partial: None,
-            };
-            schedule.push(item, partial.then_some(self.inputs.problem.heads().group()));
+            let kv = unit.tile.keys(begin..end, self.kv_tokens).range();
+            let (segment, kv_heads, qo) = (unit.segment, heads.clone(), qo.clone());
+            schedule.push(
+                WorkItem { segment, kv_heads, qo, kv, partial: None },
+                partial.then_some(self.inputs.problem.heads().group()),
+            );
         }
         if !unit.shared {
             schedule.merge_since(first_item, heads, qo);
