@@ -1,6 +1,6 @@
 //! Attention over bf16 tiles of keys and values: strips of 32 rows, with the products of [`bf16`](super::super::bf16).
 
-use super::{KvTile, QueryTile, f32_attend::rescale};
+use super::{KvTile, QueryTile, RowStrip, f32_attend::rescale};
 use crate::cpu::simd::{
     Simd,
     bf16::{Bf16Mma, DEPTH, STRIP},
@@ -56,13 +56,14 @@ impl QueryTile<'_, '_> {
                 let logits = Matrix { ptr: base.add(ctx.layout.logits), stride: KV_TOKENS };
                 let shape = ProductShape { rows, columns: width, depth: dim.qk };
                 mma.multiply::<false>(shape, queries, keys, logits);
-                self.finish_logits(simd, first..first + rows, width, tile.positions);
+                let strip = RowStrip { first, rows, width };
+                self.finish_logits(simd, strip, tile.positions);
                 for (r, rescale_by) in rescales[..rows].iter_mut().enumerate() {
-                    *rescale_by = self.softmax_row(simd, (first + r, r), (visible[r], width));
+                    *rescale_by = self.softmax_row(simd, strip, r, visible[r]);
                     let (row, weights) = (logits.ptr.add(r * KV_TOKENS), base.add(ctx.layout.weights));
                     mma.round_weights(row, width, weights.cast::<bf16>().add(r * KV_TOKENS));
                 }
-                self.accumulate_pv_bf16(simd, mma, (first, &rescales[..rows]), width);
+                self.accumulate_pv_bf16(simd, mma, strip, &rescales[..rows]);
                 if any & nonfinite != 0 {
                     visible.iter_mut().for_each(|visible| *visible &= nonfinite);
                     self.add_nonfinite_values(simd, first, &visible[..rows], tile);
@@ -71,17 +72,17 @@ impl QueryTile<'_, '_> {
         }
     }
 
-    /// `o = o · rescale + weights · values` for the strip of rows from `first` on.
+    /// `o = o · rescale + weights · values` for the rows of a strip.
     ///
     /// # Safety
-    /// Scratch holds the strip's weights in `width` columns, a multiple of 16, and the tile's values as pairs.
+    /// Scratch holds the strip's weights, of a width that is a multiple of 16, and the tile's values as pairs.
     #[inline(always)]
     unsafe fn accumulate_pv_bf16<S: Simd>(
         &mut self,
         simd: S,
         mma: Bf16Mma,
-        (first, rescales): (usize, &[f32]),
-        width: usize,
+        strip: RowStrip,
+        rescales: &[f32],
     ) {
         let (layout, vo) = (&self.ctx.layout, self.ctx.params.plan.problem.head_dim().vo);
         // SAFETY: matrices have the shapes of `ScratchLayout`; the caller rounded weights, which pads them with 0 to a multiple
@@ -91,21 +92,21 @@ impl QueryTile<'_, '_> {
             let weights = base.add(layout.weights).cast::<bf16>();
             let weights = Matrix { ptr: weights.cast_const(), stride: KV_TOKENS };
             let values = Matrix { ptr: base.add(layout.values).cast_const(), stride: layout.vo };
-            let (rows, depth) = (rescales.len(), width.next_multiple_of(DEPTH));
-            let shape = ProductShape { rows, columns: vo, depth };
-            let o = Matrix { ptr: base.add(layout.o + first * layout.vo), stride: layout.vo };
+            let depth = strip.width.next_multiple_of(DEPTH);
+            let shape = ProductShape { rows: strip.rows, columns: vo, depth };
+            let o = Matrix { ptr: base.add(layout.o + strip.first * layout.vo), stride: layout.vo };
             for (r, &rescale_by) in rescales.iter().enumerate() {
                 rescale(simd, o.ptr.add(r * o.stride), vo, rescale_by);
             }
-            if rescales.len().is_multiple_of(STRIP / 2) {
+            if strip.rows.is_multiple_of(STRIP / 2) {
                 return mma.multiply::<true>(shape, weights, values, o);
             }
             // a full strip would overwrite rows after this one
-            let strip = Matrix { ptr: base.add(layout.strip), stride: layout.vo };
-            let elements = rescales.len() * layout.vo;
-            strip.ptr.copy_from_nonoverlapping(o.ptr, elements);
-            mma.multiply::<true>(shape, weights, values, strip);
-            o.ptr.copy_from_nonoverlapping(strip.ptr, elements);
+            let full = Matrix { ptr: base.add(layout.strip), stride: layout.vo };
+            let elements = strip.rows * layout.vo;
+            full.ptr.copy_from_nonoverlapping(o.ptr, elements);
+            mma.multiply::<true>(shape, weights, values, full);
+            o.ptr.copy_from_nonoverlapping(full.ptr, elements);
         }
     }
 

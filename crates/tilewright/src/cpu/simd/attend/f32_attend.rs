@@ -1,7 +1,7 @@
 //! Attention over keys and values dequantized to f32, for every dtype and hook: one micro-kernel computes both products,
 //! six rows at a time.
 
-use super::{KvTile, QueryTile};
+use super::{KvTile, QueryTile, RowStrip};
 use crate::{
     cpu::simd::{
         Simd,
@@ -79,21 +79,23 @@ impl QueryTile<'_, '_> {
                 continue;
             }
             let width = (64 - any.leading_zeros() as usize).next_multiple_of(S::LANES);
-            self.compute_weights(simd, (first, &visible[..rows]), width, keys.positions);
+            let strip = RowStrip { first, rows, width };
+            self.compute_weights(simd, strip, &visible[..rows], keys.positions);
             self.accumulate_pv(simd, first, &visible[..rows], keys);
         }
     }
 
-    /// Computes the softmax weights of the strip of rows from `first` on over `width` keys.
+    /// Computes the softmax weights of a strip.
     #[inline(always)]
     fn compute_weights<S: Simd>(
         &mut self,
         simd: S,
-        (first, visible): (usize, &[u64]),
-        width: usize,
+        strip: RowStrip,
+        visible: &[u64],
         positions: &[f32; KV_TOKENS],
     ) {
-        let (dim, layout, rows) = (self.ctx.params.plan.problem.head_dim(), &self.ctx.layout, visible.len());
+        let (dim, layout) = (self.ctx.params.plan.problem.head_dim(), &self.ctx.layout);
+        let RowStrip { first, rows, width } = strip;
         // SAFETY: scratch holds each matrix in the shape of `ScratchLayout`, padded to whole registers; they do not
         // overlap.
         unsafe {
@@ -104,9 +106,9 @@ impl QueryTile<'_, '_> {
             std::slice::from_raw_parts_mut(logits.ptr, rows * KV_TOKENS).fill(0.0);
             let shape = ProductShape { rows, columns: width, depth: dim.qk };
             MatrixProduct { shape, a: queries, b: keys, c: logits }.run(simd);
-            self.finish_logits(simd, first..first + rows, width, positions);
+            self.finish_logits(simd, strip, positions);
             for (r, &visible) in visible.iter().enumerate() {
-                let rescale_by = self.softmax_row(simd, (first + r, r), (visible, width));
+                let rescale_by = self.softmax_row(simd, strip, r, visible);
                 let o = self.scratch.as_mut_ptr().add(layout.o + (first + r) * layout.vo);
                 rescale(simd, o, dim.vo, rescale_by);
             }

@@ -91,6 +91,16 @@ struct KvTile<'a> {
     next: &'a KvLocation,
 }
 
+/// Rows of a KV head that are multiplied together, with the first keys of a KV tile.
+#[derive(Clone, Copy)]
+struct RowStrip {
+    /// Index of its first row in the item.
+    first: usize,
+    rows: usize,
+    /// Number of keys: a multiple of the lanes, at most [`KV_TOKENS`].
+    width: usize,
+}
+
 impl KvTile<'_> {
     /// Its keys in the segment.
     fn range(&self) -> Range<usize> {
@@ -269,19 +279,13 @@ impl QueryTile<'_, '_> {
         }
     }
 
-    /// Applies key scales and the logits hook to the strip of `rows`.
+    /// Applies key scales and the logits hook to the rows of a strip.
     ///
     /// # Safety
-    /// `width` is a multiple of the lanes and at most [`KV_TOKENS`].
+    /// The width is as [`RowStrip`] requires.
     #[inline(always)]
-    unsafe fn finish_logits<S: Simd>(
-        &mut self,
-        simd: S,
-        rows: Range<usize>,
-        width: usize,
-        positions: &[f32; KV_TOKENS],
-    ) {
-        let (first, rows) = (rows.start, rows.len());
+    unsafe fn finish_logits<S: Simd>(&mut self, simd: S, strip: RowStrip, positions: &[f32; KV_TOKENS]) {
+        let RowStrip { first, rows, width } = strip;
         let (ctx, params, layout) = (self.ctx, self.ctx.params, &self.ctx.layout);
         let scaled = !params.inputs.scales.k.is_one();
         if !scaled && !params.hooks.logits {
@@ -310,18 +314,14 @@ impl QueryTile<'_, '_> {
         }
     }
 
-    /// Replaces the logits of row `r`, the `at`-th of its strip, by softmax weights. Returns the factor that rescales the
-    /// accumulator to the new running maximum.
+    /// Replaces the logits of row `at` of a strip by softmax weights. Returns the factor that rescales the accumulator to the new
+    /// running maximum.
     ///
     /// # Safety
-    /// `width` is a multiple of the lanes, at most [`KV_TOKENS`], and above every bit of `visible`.
+    /// The width is as [`RowStrip`] requires, and above every bit of `visible`.
     #[inline(always)]
-    unsafe fn softmax_row<S: Simd>(
-        &mut self,
-        simd: S,
-        (r, at): (usize, usize),
-        (visible, width): (u64, usize),
-    ) -> f32 {
+    unsafe fn softmax_row<S: Simd>(&mut self, simd: S, strip: RowStrip, at: usize, visible: u64) -> f32 {
+        let (r, width) = (strip.first + at, strip.width);
         let (params, layout, mut rescale_by) = (self.ctx.params, &self.ctx.layout, 1.0);
         // SAFETY: scratch holds each part in the shape of `ScratchLayout`; parts do not overlap.
         unsafe {
