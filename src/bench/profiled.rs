@@ -45,7 +45,7 @@ impl<B: Backend> Profiled<B> {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner).take().unwrap_or_default()
     }
 
-    fn record(&self, (name, bytes): (String, usize), run: impl FnOnce(&B) -> Result<()>) -> Result<()> {
+    fn record(&self, name: String, bytes: usize, run: impl FnOnce(&B) -> Result<()>) -> Result<()> {
         let start = Instant::now();
         run(&self.inner)?;
         // an error of the wait appears in the next operator
@@ -69,7 +69,7 @@ macro_rules! time {
             if !self.is_recording() {
                 return self.inner.$method(operator);
             }
-            self.record((operator.profile_name(), operator.num_bytes()), |inner| inner.$method(operator))
+            self.record(operator.profile_name(), operator.num_bytes(), |inner| inner.$method(operator))
         }
     )+};
 }

@@ -21,7 +21,8 @@ impl KvPool {
     pub(crate) fn for_model<B: Backend>(
         backend: &B,
         config: &ModelConfig,
-        (num_pages, page_size): (usize, usize),
+        num_pages: usize,
+        page_size: usize,
         dtype: Dtype,
     ) -> Result<Self> {
         let shape =

@@ -107,12 +107,11 @@ impl<B: Backend + Clone> Engine<B> {
         ensure!(!dtype.is_cache_only(), "engine.new", "activations = {dtype}, expected f32, f16 or bf16");
         let kv_dtype = options.kv_dtype.unwrap_or(model.dtype());
         // Allocated first: the pool is the largest allocation, and its error names the size.
-        let pages = (options.num_pages, options.page_size);
-        let cache = KvPool::for_model(&backend, model.config(), pages, kv_dtype)?;
+        let (num_pages, page_size) = (options.num_pages, options.page_size);
+        let cache = KvPool::for_model(&backend, model.config(), num_pages, page_size, kv_dtype)?;
         let model = model.upload(&backend, |_| ())?;
-        let pool = PagePool::new(options.num_pages, options.page_size, options.prefix_reuse)?;
-        let (model_context, pool_tokens) =
-            (model.config().max_position_embeddings, options.num_pages * options.page_size);
+        let pool = PagePool::new(num_pages, page_size, options.prefix_reuse)?;
+        let (model_context, pool_tokens) = (model.config().max_position_embeddings, num_pages * page_size);
         let context = model_context.min(pool_tokens);
         Ok(Self {
             attention: model.attention(&backend, dtype, kv_dtype)?,

@@ -52,7 +52,7 @@ impl Transformer {
         }
         let Precision { activations, kv } = precision.into();
         let num_pages = tokens.len().div_ceil(PAGE_SIZE);
-        let mut cache = KvPool::for_model(backend, self.config(), (num_pages, PAGE_SIZE), kv)?;
+        let mut cache = KvPool::for_model(backend, self.config(), num_pages, PAGE_SIZE, kv)?;
         let attention = self.attention(backend, activations, kv)?;
         let context = ForwardContext { backend, attention: &attention, ropes: &self.ropes(tokens.len())? };
         let step = StepInputs::new(backend, &attention, &Step::single_sequence(tokens, PAGE_SIZE))?;

@@ -56,9 +56,11 @@ pub fn append_paged_mla_kv_cache<B: Backend>(
     cache: MlaCacheMut<'_>,
     table: &PageTable<'_>,
 ) -> Result<()> {
-    let rows = MlaAppend { operator: OPERATOR, new: NewMla { ckv: new.ckv, kpe: new.kpe } };
-    let num_pages = rows.check(&cache, new.batch_indices.len(), table.page_size)?;
-    check_positions(OPERATOR, new.positions.len(), new.batch_indices.len())?;
+    let (tokens, page_size) = (new.batch_indices.len(), table.page_size);
+    let new_rows = NewMla { ckv: new.ckv, kpe: new.kpe };
+    let rows = MlaAppend { operator: OPERATOR, new: new_rows, tokens, page_size };
+    let num_pages = rows.check(&cache)?;
+    check_positions(OPERATOR, new.positions.len(), tokens)?;
     let token_slots =
         TokenSlots::look_up(OPERATOR, table, new.batch_indices, new.positions, Some(num_pages))?;
     rows.append(backend, cache, AppendSlots::Checked(Slots::new(&token_slots)))
@@ -76,8 +78,8 @@ pub fn append_mla_to_slots<B: Backend>(
     arrays: &SlotArrays<'_>,
 ) -> Result<()> {
     let operator = "kv.append_mla_to_slots";
-    let rows = MlaAppend { operator, new };
-    let num_pages = rows.check(&cache, arrays.tokens(), arrays.page_size())?;
+    let rows = MlaAppend { operator, new, tokens: arrays.tokens(), page_size: arrays.page_size() };
+    let num_pages = rows.check(&cache)?;
     let looked_up = arrays.look_up(operator, num_pages)?;
     rows.append(backend, cache, arrays.slots(looked_up.as_ref(), num_pages))
 }
@@ -86,15 +88,35 @@ pub fn append_mla_to_slots<B: Backend>(
 struct MlaAppend<'a> {
     operator: &'static str,
     new: NewMla<'a>,
+    /// Number of new tokens.
+    tokens: usize,
+    page_size: usize,
 }
 
 impl<'a> MlaAppend<'a> {
     /// Checks both against their caches. Returns the number of pages that both have.
-    fn check(&self, cache: &MlaCacheMut<'_>, tokens: usize, page_size: usize) -> Result<usize> {
-        let check = |name, new, cache: &ViewMut<'_>| {
-            check(self.operator, name, (new, tokens), (&cache.as_view(), page_size))
-        };
-        Ok(check("ckv", &self.new.ckv, &cache.ckv)?.min(check("kpe", &self.new.kpe, &cache.kpe)?))
+    fn check(&self, cache: &MlaCacheMut<'_>) -> Result<usize> {
+        let ckv_pages = self.check_part("ckv", &self.new.ckv, &cache.ckv.as_view())?;
+        Ok(ckv_pages.min(self.check_part("kpe", &self.new.kpe, &cache.kpe.as_view())?))
+    }
+
+    /// Checks new rows against their cache, and returns its number of pages.
+    fn check_part(&self, name: &str, new: &View<'_>, cache: &View<'_>) -> Result<usize> {
+        let Self { operator, tokens, page_size, .. } = *self;
+        let dim = new.shape().get(1).copied().unwrap_or(0);
+        check_shape(operator, name, new.shape(), &[tokens, dim], "[num_tokens, dim]")?;
+        let num_pages = cache.shape().first().copied().unwrap_or(0);
+        let axes = "[num_pages, page_size, dim]";
+        check_shape(operator, &format!("cache {name}"), cache.shape(), &[num_pages, page_size, dim], axes)?;
+        for (name, strides) in [(name.to_owned(), new.strides()), (format!("cache {name}"), cache.strides())]
+        {
+            crate::ensure!(
+                strides.last() == Some(&1) || dim == 1,
+                operator,
+                "{name} has strides {strides:?}: dim, the last axis, must have stride 1"
+            );
+        }
+        Ok(num_pages)
     }
 
     fn append<'s, B: Backend>(
@@ -116,26 +138,4 @@ impl<'a> MlaAppend<'a> {
         }
         Ok(())
     }
-}
-
-/// Checks new rows against their cache, and returns its number of pages.
-fn check(
-    operator: &'static str,
-    name: &str,
-    (new, tokens): (&View<'_>, usize),
-    (cache, page_size): (&View<'_>, usize),
-) -> Result<usize> {
-    let dim = new.shape().get(1).copied().unwrap_or(0);
-    check_shape(operator, name, new.shape(), &[tokens, dim], "[num_tokens, dim]")?;
-    let num_pages = cache.shape().first().copied().unwrap_or(0);
-    let axes = "[num_pages, page_size, dim]";
-    check_shape(operator, &format!("cache {name}"), cache.shape(), &[num_pages, page_size, dim], axes)?;
-    for (name, strides) in [(name.to_owned(), new.strides()), (format!("cache {name}"), cache.strides())] {
-        crate::ensure!(
-            strides.last() == Some(&1) || dim == 1,
-            operator,
-            "{name} has strides {strides:?}: dim, the last axis, must have stride 1"
-        );
-    }
-    Ok(num_pages)
 }

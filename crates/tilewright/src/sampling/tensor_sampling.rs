@@ -132,8 +132,8 @@ impl<'a> Operator<'a> for TensorTopKMask<'a> {
             "top_k has {} elements, expected rows = {rows}",
             top_k.len()
         );
-        let mut counts = (0..).zip(top_k.host().unwrap_or_default());
-        counts.find(|(_, count)| **count < 1).map_or(Ok(()), |(row, count): (usize, _)| {
+        let mut counts = top_k.host().unwrap_or_default().iter().enumerate();
+        counts.find(|(_, count)| **count < 1).map_or(Ok(()), |(row, count)| {
             Err(Error::new(operator, format!("request {row}: top_k = {count} is not at least 1")))
         })
     }

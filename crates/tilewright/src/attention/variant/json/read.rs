@@ -239,9 +239,8 @@ impl Scope<'_> {
         }
         let pair = value.as_array().filter(|items| items.len() == kinds.len());
         let pair = pair.ok_or_else(|| unexpected(&location.path, value, "an array of two expressions"))?;
-        let each =
-            |(i, value): (usize, &Value)| self.expect(&location.child(&format!("[{i}]")), value, kinds[i]);
-        pair.iter().enumerate().map(each).collect()
+        let each = |i: usize| self.expect(&location.child(&format!("[{i}]")), &pair[i], kinds[i]);
+        (0..pair.len()).map(each).collect()
     }
 
     fn bind(&mut self, location: &JsonPath, value: &Value) -> Result<()> {
