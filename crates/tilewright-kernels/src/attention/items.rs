@@ -174,50 +174,69 @@ fn load_words<const N: usize, A: Scalar>(at: Pointer<'_, u32, A>) -> Vec<Value<'
     }
 }
 
-/// The request of `row`: the first whose end is beyond it, or the last. It is `guess`, or is found by binary search.
-#[track_caller]
-pub fn find_request<'k>(
-    k: &'k Builder,
-    requests: Global<'k, u32>,
-    count: Value<'k, u32>,
-    row: Value<'k, u32>,
-    guess: Value<'k, u32>,
-) -> Value<'k, u32> {
-    let _line = k.at_line(std::panic::Location::caller());
-    let end = |request: Value<'k, u32>| requests.at_wide(request.to_u64() * RequestRows::WORDS as u64).load();
-    let last = count - 1;
-    let guess = guess.min(last);
-    let begin = end(guess.max(1) - 1).unless(guess.eq(0), 0);
-    let is_right = begin.le(row) & end(guess).gt(row);
-    let low = k.var::<u32>("low", is_right.select(guess, 0));
-    let high = k.var::<u32>("high", is_right.select(guess, last));
-    k.loop_(|| {
-        k.break_if(low.get().ge(high.get()));
-        let middle = (low.get() + high.get()) >> 1;
-        let beyond = end(middle).gt(row);
-        let (new_low, new_high) = (beyond.select(low.get(), middle + 1), beyond.select(middle, high.get()));
-        low.set(new_low);
-        high.set(new_high);
-    });
-    low.get()
+/// The request of rows as far as an item determines it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct KnownRequest<'k> {
+    /// The request, or [`NONE`] if the rows are of several.
+    pub(crate) request: Value<'k, u32>,
+    /// Its offset: positions are tokens plus the offset.
+    pub(crate) offset: Value<'k, i32>,
 }
 
-/// Looks up the request of a row if its item has rows of several, that is, if the `known` request is [`NONE`]. Sets `offset`, and
-/// `request` if passed. Otherwise both keep their values. The sum of the row and the first `offset` is tried first.
-#[track_caller]
-pub fn look_up_request<'k>(
-    k: &'k Builder,
-    (requests, count): (Global<'k, u32>, Value<'k, u32>),
-    (row, known): (Value<'k, u32>, Value<'k, u32>),
-    (request, offset): (Option<Var<'k, u32>>, Var<'k, i32>),
-) {
-    let _line = k.at_line(std::panic::Location::caller());
-    k.when(known.eq(NONE), || {
-        let of = find_request(k, requests, count, row, row + offset.get().reinterpret::<u32>());
-        if let Some(request) = request {
-            request.set(of);
-        }
-        let record = requests.at_wide(of.to_u64() * RequestRows::WORDS as u64);
-        offset.set(record.plus(1).load().reinterpret::<i32>());
-    });
+/// The requests of a batch.
+#[derive(Debug, Clone, Copy)]
+pub struct RequestTable<'k> {
+    /// `[count]` [`RequestRows`].
+    pub rows: Global<'k, u32>,
+    /// Number of requests.
+    pub count: Value<'k, u32>,
+}
+
+impl<'k> RequestTable<'k> {
+    /// The request of `row`: the first whose end is beyond it, or the last. It is `guess`, or is found by binary search.
+    #[track_caller]
+    pub fn find(self, row: Value<'k, u32>, guess: Value<'k, u32>) -> Value<'k, u32> {
+        let k = row.builder();
+        let _line = k.at_line(std::panic::Location::caller());
+        let end =
+            |request: Value<'k, u32>| self.rows.at_wide(request.to_u64() * RequestRows::WORDS as u64).load();
+        let last = self.count - 1;
+        let guess = guess.min(last);
+        let begin = end(guess.max(1) - 1).unless(guess.eq(0), 0);
+        let is_right = begin.le(row) & end(guess).gt(row);
+        let low = k.var::<u32>("low", is_right.select(guess, 0));
+        let high = k.var::<u32>("high", is_right.select(guess, last));
+        k.loop_(|| {
+            k.break_if(low.get().ge(high.get()));
+            let middle = (low.get() + high.get()) >> 1;
+            let beyond = end(middle).gt(row);
+            let (new_low, new_high) =
+                (beyond.select(low.get(), middle + 1), beyond.select(middle, high.get()));
+            low.set(new_low);
+            high.set(new_high);
+        });
+        low.get()
+    }
+
+    /// Looks up the request of a row if its item has rows of several, that is, if the `known` request is [`NONE`]. Sets `offset`, and
+    /// `request` if passed. Otherwise both keep their values. The sum of the row and the first `offset` is tried first.
+    #[track_caller]
+    pub fn look_up(
+        self,
+        row: Value<'k, u32>,
+        known: Value<'k, u32>,
+        request: Option<Var<'k, u32>>,
+        offset: Var<'k, i32>,
+    ) {
+        let k = row.builder();
+        let _line = k.at_line(std::panic::Location::caller());
+        k.when(known.eq(NONE), || {
+            let of = self.find(row, row + offset.get().reinterpret::<u32>());
+            if let Some(request) = request {
+                request.set(of);
+            }
+            let record = self.rows.at_wide(of.to_u64() * RequestRows::WORDS as u64);
+            offset.set(record.plus(1).load().reinterpret::<i32>());
+        });
+    }
 }

@@ -1,7 +1,10 @@
 //! Epilogue hooks: the update and output hooks of a row, applied once after all partial states are merged.
 
 use super::{cta::MmaCta, epilogue::SoftmaxStats, query_row::QueryHead, row_hooks::RowHooks};
-use crate::{attention::items::NONE, variant::PartialHook};
+use crate::{
+    attention::items::{KnownRequest, NONE},
+    variant::PartialHook,
+};
 use std::f32::consts::{LN_2, LOG2_E};
 use tilewright::attention::variant::{Hook, Input};
 use tilewright_ptx::build::Value;
@@ -22,18 +25,13 @@ impl<'k, 'v> RowHooks<'k, 'v> {
 
     /// The epilogue hooks of a row outside of the tile's table, as in merges.
     #[track_caller]
-    pub(crate) fn epilogue_of_row(
-        &self,
-        cta: &MmaCta<'k>,
-        head: QueryHead<'k>,
-        kv_head: Value<'k, u32>,
-    ) -> EpilogueHooks<'k, 'v> {
+    pub(crate) fn epilogue_of_row(&self, cta: &MmaCta<'k>, head: QueryHead<'k>) -> EpilogueHooks<'k, 'v> {
         let hooks = [Hook::Update, Hook::Output];
         if !hooks.iter().any(|hook| self.is_live(*hook)) {
             return EpilogueHooks { update: None, output: None };
         }
-        let unknown = (cta.k.constant(NONE), cta.k.constant(0));
-        let row = self.query_row(cta, (head, kv_head), unknown, &hooks);
+        let unknown = KnownRequest { request: cta.k.constant(NONE), offset: cta.k.constant(0) };
+        let row = self.query_row(cta, head, unknown, &hooks);
         let [update, output] = hooks.map(|hook| self.prepare_row(hook, &row));
         EpilogueHooks { update, output }
     }

@@ -2,21 +2,22 @@
 //!
 //! The rows of a work item are its tokens times the query heads of a group, with the heads of a token adjacent: row `r` is token
 //! `qo_begin + r / group` and query head `kv_head * group + r % group`. The request is that of the item, or
-//! [looked up](crate::attention::items::look_up_request). The position is the token plus the request's offset.
+//! [looked up](RequestTable::look_up). The position is the token plus the request's offset.
 
 use crate::attention::{
-    items::look_up_request,
+    items::{KnownRequest, RequestTable},
     params::{AttentionParamRegs, RowTensorRegs},
 };
 use tilewright::attention::variant::Input;
 use tilewright_ptx::build::{Global, Value};
 
-/// A token of the batch and a query head.
+/// A token of the batch, a query head and its KV head.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct QueryHead<'k> {
     /// The token index over the whole batch.
     pub(crate) token: Value<'k, u32>,
     pub(crate) qo_head: Value<'k, u32>,
+    pub(crate) kv_head: Value<'k, u32>,
 }
 
 impl<'k> QueryHead<'k> {
@@ -30,7 +31,7 @@ impl<'k> QueryHead<'k> {
     ) -> Self {
         let (token, in_group) = params.group.divide(row);
         let qo_head = kv_head * params.group.by + in_group;
-        Self { token: qo_begin + token, qo_head }
+        Self { token: qo_begin + token, qo_head, kv_head }
     }
 
     /// The offset of the head's row in a tensor, in elements.
@@ -49,39 +50,30 @@ impl<'k> QueryHead<'k> {
 /// Indices of a query row.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct QueryRow<'k> {
-    /// Counted over the whole batch.
-    pub(crate) token: Value<'k, u32>,
-    pub(crate) qo_head: Value<'k, u32>,
-    pub(crate) kv_head: Value<'k, u32>,
+    pub(crate) head: QueryHead<'k>,
     pub(crate) request: Value<'k, u32>,
     /// Within its request.
     pub(crate) position: Value<'k, i32>,
 }
 
 impl<'k> QueryRow<'k> {
-    /// The row of a query head. `known` are the request, or [`NONE`](crate::attention::items::NONE), and its offset. The lookup of
-    /// a request that is not known is skipped if `look_up` is false.
+    /// The row of a query head. The lookup of a request that is not known is skipped if `look_up` is false.
     #[track_caller]
     pub(crate) fn new(
         params: &AttentionParamRegs<'k>,
         head: QueryHead<'k>,
-        kv_head: Value<'k, u32>,
-        known: (Value<'k, u32>, Value<'k, i32>),
+        known: KnownRequest<'k>,
         look_up: bool,
     ) -> Self {
         let k = head.token.builder();
-        let (request, offset) = (k.var::<u32>("request", known.0), k.var::<i32>("offset", known.1));
+        let (request, offset) =
+            (k.var::<u32>("request", known.request), k.var::<i32>("offset", known.offset));
         if look_up {
-            let requests = (params.plan.requests, params.plan.num_requests);
-            look_up_request(k, requests, (head.token, known.0), (Some(request), offset));
+            let requests = RequestTable { rows: params.plan.requests, count: params.plan.num_requests };
+            requests.look_up(head.token, known.request, Some(request), offset);
         }
         let position = head.token.reinterpret::<i32>() + offset.get();
-        Self { token: head.token, qo_head: head.qo_head, kv_head, request: request.get(), position }
-    }
-
-    /// The token and query head.
-    pub(crate) fn head(&self) -> QueryHead<'k> {
-        QueryHead { token: self.token, qo_head: self.qo_head }
+        Self { head, request: request.get(), position }
     }
 
     /// The value of a hook's input; `None` if the input is not a property of the row.
@@ -90,8 +82,8 @@ impl<'k> QueryRow<'k> {
         match input {
             Input::Request => Some(self.request.to_f32()),
             Input::Qo => Some(self.position.to_f32()),
-            Input::QoHead => Some(self.qo_head.to_f32()),
-            Input::KvHead => Some(self.kv_head.to_f32()),
+            Input::QoHead => Some(self.head.qo_head.to_f32()),
+            Input::KvHead => Some(self.head.kv_head.to_f32()),
             _ => None,
         }
     }

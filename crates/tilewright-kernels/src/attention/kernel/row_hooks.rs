@@ -18,7 +18,7 @@ use super::{
     visible::{KeyRange, key_position},
 };
 use crate::{
-    attention::items::WorkItemRegs,
+    attention::items::{KnownRequest, WorkItemRegs},
     variant::{BiasedLogits, DeclaredVariant, Hooks, KeyPositions, PartialHook, SoftCapped},
 };
 use tilewright::attention::variant::{Hook, Input};
@@ -92,18 +92,18 @@ impl<'k, 'v> RowHooks<'k, 'v> {
         self.declared.as_ref().is_some_and(reads)
     }
 
-    /// The query row of a head for some hooks; its request is `known` or [`NONE`](crate::attention::items::NONE).
+    /// The query row of a head for some hooks.
     #[track_caller]
     pub(crate) fn query_row(
         &self,
         cta: &MmaCta<'k>,
-        (head, kv_head): (QueryHead<'k>, Value<'k, u32>),
-        known: (Value<'k, u32>, Value<'k, i32>),
+        head: QueryHead<'k>,
+        known: KnownRequest<'k>,
         hooks: &[Hook],
     ) -> QueryRow<'k> {
         // skip the lookup if no hook uses the result
         let look_up = self.reads(hooks, Input::Request) || self.reads(hooks, Input::Qo);
-        QueryRow::new(&cta.params, head, kv_head, known, look_up)
+        QueryRow::new(&cta.params, head, known, look_up)
     }
 
     /// Stores the per-row values of the `count` rows from `begin` on, by all threads; valid after a barrier. Rows beyond the
@@ -120,7 +120,8 @@ impl<'k, 'v> RowHooks<'k, 'v> {
         k.when(thread.lt(count as u32), || {
             let head = cta.query_head(&item, (begin + thread).min(current.rows() - 1));
             let hooks = SUPPORTED.map(|(hook, _)| hook);
-            let row = self.query_row(cta, (head, item.kv_head), (item.request, item.offset), &hooks);
+            let known = KnownRequest { request: item.request, offset: item.offset };
+            let row = self.query_row(cta, head, known, &hooks);
             for hook in hooks {
                 let partial = declared.prepare(hook, &|input| row.input(input));
                 let stored = |(slot, (_, node)): (usize, (Hook, u32))| {

@@ -9,7 +9,7 @@ use super::{
     layout::WARPS,
     visible::{to_i64, window},
 };
-use crate::attention::items::{WorkItemRegs, look_up_request};
+use crate::attention::items::{RequestTable, WorkItemRegs};
 use tilewright_ptx::{
     build::{Shared, Value},
     isa::warp::WarpReduction,
@@ -109,11 +109,10 @@ pub(crate) fn row_position<'k>(
     item: &WorkItemRegs<'k>,
     row: Value<'k, u32>,
 ) -> Value<'k, i32> {
-    let k = cta.k;
     let token = cta.query_head(item, row).token;
-    let offset = k.var::<i32>("offset", item.offset);
-    let requests = (cta.params.plan.requests, cta.params.plan.num_requests);
-    look_up_request(k, requests, (token, item.request), (None, offset));
+    let offset = cta.k.var::<i32>("offset", item.offset);
+    let requests = RequestTable { rows: cta.params.plan.requests, count: cta.params.plan.num_requests };
+    requests.look_up(token, item.request, None, offset);
     token.reinterpret::<i32>() + offset.get()
 }
 

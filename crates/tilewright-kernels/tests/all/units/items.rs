@@ -1,7 +1,7 @@
 //! Records of plans, on the host and in registers.
 
 use tilewright_kernels::attention::items::{
-    MergeItem, MergeSource, NONE, RequestRows, WorkItem, WorkItemRegs, find_request, look_up_request,
+    MergeItem, MergeSource, NONE, RequestRows, RequestTable, WorkItem, WorkItemRegs,
 };
 use tilewright_ptx::{
     build::Builder,
@@ -45,11 +45,11 @@ fn records_round_trip_to_registers() {
 #[test]
 fn find_request_finds_the_owner_of_a_row() {
     let kernel = Builder::kernel("request", 32, |k| {
-        let (requests, out) = (k.global::<u32>("requests"), k.global::<u32>("out"));
-        let (count, row) = (k.param("count"), k.thread());
+        let (rows, out) = (k.global::<u32>("requests"), k.global::<u32>("out"));
+        let (requests, row) = (RequestTable { rows, count: k.param("count") }, k.thread());
         // a guess for all rows, one per row, and one beyond all requests
         for (at, guess) in [k.constant(2), row - 1, row + 100].into_iter().enumerate() {
-            out.at(row * 3).plus(at).store(find_request(k, requests, count, row, guess));
+            out.at(row * 3).plus(at).store(requests.find(row, guess));
         }
     })
     .unwrap();
@@ -66,14 +66,14 @@ fn find_request_finds_the_owner_of_a_row() {
 #[test]
 fn look_up_request_sets_request_and_offset_of_mixed_items() {
     let kernel = Builder::kernel("look_up", 32, |k| {
-        let (requests, out) = (k.global::<u32>("requests"), k.global::<u32>("out"));
-        let (requests, row) = ((requests, k.param("count")), k.thread());
+        let (rows, out) = (k.global::<u32>("requests"), k.global::<u32>("out"));
+        let (requests, row) = (RequestTable { rows, count: k.param("count") }, k.thread());
         // rows from 8 on belong to an item of request 7
         let known = row.lt(8).select(NONE, k.constant(7));
         let (request, offset) = (k.var("request", known), k.var("offset", 50_i32));
-        look_up_request(k, requests, (row, known), (Some(request), offset));
+        requests.look_up(row, known, Some(request), offset);
         let alone = k.var("alone", 50_i32);
-        look_up_request(k, requests, (row, known), (None, alone));
+        requests.look_up(row, known, None, alone);
         let found = [request.get(), offset.get().reinterpret(), alone.get().reinterpret()];
         found.into_iter().enumerate().for_each(|(at, word)| out.at(row * 3).plus(at).store(word));
     })

@@ -2,7 +2,11 @@
 
 use super::{KEYS, SMALL_ROWS_PER_WARP, SimtConfig, WARPS, key_table::KeyTable, row_table::SimtRowTable};
 use crate::{
-    attention::{items::WorkItemRegs, params::AttentionParamRegs},
+    attention::{
+        items::{KnownRequest, WorkItemRegs},
+        kernel::query_row::{QueryHead, QueryRow},
+        params::AttentionParamRegs,
+    },
     variant::{DeclaredVariant, Hooks, PartialHook},
 };
 use tilewright::attention::variant::Hook;
@@ -120,8 +124,9 @@ impl<'k, 'v> SimtCta<'k, 'v> {
         let (k, most) = (self.k, self.config.rows() / WARPS);
         let left = (packed - first).min(self.config.rows());
         k.when(k.thread().lt(left), || {
-            let known = (item.request, item.offset);
-            let row = self.row_of((item.qo_begin, item.kv_head), first + k.thread(), known, true);
+            let known = KnownRequest { request: item.request, offset: item.offset };
+            let head = QueryHead::of_row(&self.params, item.qo_begin, item.kv_head, first + k.thread());
+            let row = QueryRow::new(&self.params, head, known, true);
             self.init_row(k.thread(), &row);
         });
         k.sync_threads();

@@ -76,7 +76,7 @@ impl<'k> SimtCta<'k, '_> {
         let (state, rescale) = self.apply_update(row, state);
         let normalizer = self.normalizer(state.sum, rescale);
         let dtype = self.config.dtype_o;
-        let to = elements::address_of(dtype, params.o.address, row.head().offset_in(&params.o));
+        let to = elements::address_of(dtype, params.o.address, row.head.offset_in(&params.o));
         let hook = self.hooks.output.bind(&|input| row.input(input));
         k.repeat_rolled((self.lane, vo), 32, |dim| {
             let at = |input| (input == Input::Dim).then(|| dim.to_f32());
@@ -84,7 +84,7 @@ impl<'k> SimtCta<'k, '_> {
             elements::store(k, dtype, elements::address_of(dtype, to, dim.to_u64()), x);
         });
         k.when(self.lane.eq(0) & params.has_lse(), || {
-            row.head().lse_in(params).store(state.lse());
+            row.head.lse_in(params).store(state.lse());
         });
     }
 

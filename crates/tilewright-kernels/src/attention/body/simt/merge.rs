@@ -6,8 +6,12 @@
 use super::{THREADS, block::SimtCta, epilogue::ExactSoftmaxStats};
 use crate::{
     attention::{
-        items::{MergeItemRegs, NONE, WorkItemRegs},
-        kernel::{merge::arrival::partial_row, query_row::QueryRow, softmax::finite_max},
+        items::{KnownRequest, MergeItemRegs, NONE, WorkItemRegs},
+        kernel::{
+            merge::arrival::partial_row,
+            query_row::{QueryHead, QueryRow},
+            softmax::finite_max,
+        },
     },
     variant::elementary::exp2_of_negative,
 };
@@ -50,9 +54,10 @@ impl<'k> SimtCta<'k, '_> {
         };
         // skip the lookup if no hook uses the result
         let look_up = reads(Input::Request) || reads(Input::Qo);
-        let unknown = (k.constant(NONE), k.constant(0));
+        let unknown = KnownRequest { request: k.constant(NONE), offset: k.constant(0) };
         k.repeat_rolled((self.warp, merge.qo_len * params.group.by), THREADS / 32, |packed| {
-            let row = self.row_of((merge.qo_begin, merge.kv_head), packed, unknown, look_up);
+            let head = QueryHead::of_row(params, merge.qo_begin, merge.kv_head, packed);
+            let row = QueryRow::new(params, head, unknown, look_up);
             let state = self.merged_state(merge, &row);
             let o = self.o.at(self.warp * self.config.o_stride());
             self.merge_elements(merge, &row, state, o);
@@ -69,8 +74,8 @@ impl<'k> SimtCta<'k, '_> {
         body: impl FnOnce(Value<'k, u64>),
     ) {
         self.k.repeat((merge.source_begin, merge.source_end), 1, |source| {
-            let in_group = row.qo_head - row.kv_head * self.params.group.by;
-            body(partial_row(&self.params, source, row.token, in_group).to_u64());
+            let in_group = row.head.qo_head - row.head.kv_head * self.params.group.by;
+            body(partial_row(&self.params, source, row.head.token, in_group).to_u64());
         });
     }
 

@@ -46,11 +46,8 @@ impl<'k> SimtCta<'k, '_> {
             let dim = part * dims + self.lane + ahead;
             let address = self.keys.v.at(place(key)).load();
             let in_range = KeyTable::is_real(address) & dim.lt(self.config.head_dim.1);
-            (
-                in_range,
-                dim,
-                self.load_when(in_range, dtype, elements::address_of(dtype, address, dim.to_u64())),
-            )
+            let x = self.load_when(in_range, dtype, elements::address_of(dtype, address, dim.to_u64()));
+            (in_range, dim, x)
         };
         let places = (0..KEYS / WARPS).flat_map(|key| (0..dims).step_by(32).map(move |ahead| (key, ahead)));
         // issue all loads before the first use

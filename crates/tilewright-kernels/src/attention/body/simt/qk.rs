@@ -91,7 +91,7 @@ impl<'k> SimtCta<'k, '_> {
             let exists = r.lt(block.warp_first + block.count);
             // missing rows use the indices of the first row and are not loaded
             let row = self.rows.row(exists.select(r, 0), block.item.kv_head);
-            let at = |q: &RowTensorRegs<'k>| elements::address_of(dtype, q.address, row.head().offset_in(q));
+            let at = |q: &RowTensorRegs<'k>| elements::address_of(dtype, q.address, row.head.offset_in(q));
             let (first, second) = (at(&params.q), params.pe.map(|pe| at(&pe.q)));
             let hook = self.hooks.query.bind(&|input| row.input(input));
             k.repeat((0, self.parts()), 1, |part| {

@@ -44,10 +44,9 @@ impl<'k> SimtRowTable<'k> {
     /// Row `r` of the block.
     #[track_caller]
     pub(super) fn row(&self, r: Value<'k, u32>, kv_head: Value<'k, u32>) -> QueryRow<'k> {
+        let (token, qo_head) = (self.token.at(r).load(), self.qo_head.at(r).load());
         QueryRow {
-            token: self.token.at(r).load(),
-            qo_head: self.qo_head.at(r).load(),
-            kv_head,
+            head: QueryHead { token, qo_head, kv_head },
             request: self.request.at(r).load(),
             position: self.position.at(r).load(),
         }
@@ -61,25 +60,12 @@ impl<'k> SimtRowTable<'k> {
 }
 
 impl<'k> SimtCta<'k, '_> {
-    /// A row by its packed index in an item or a merge; its request is as in [`QueryRow::new`].
-    #[track_caller]
-    pub(super) fn row_of(
-        &self,
-        (qo_begin, kv_head): (Value<'k, u32>, Value<'k, u32>),
-        packed: Value<'k, u32>,
-        known: (Value<'k, u32>, Value<'k, i32>),
-        look_up: bool,
-    ) -> QueryRow<'k> {
-        let head = QueryHead::of_row(&self.params, qo_begin, kv_head, packed);
-        QueryRow::new(&self.params, head, kv_head, known, look_up)
-    }
-
     /// Writes the indices and visible range of row `r` of the block, and resets its state.
     #[track_caller]
     pub(super) fn init_row(&self, r: Value<'k, u32>, row: &QueryRow<'k>) {
         let (k, rows, params) = (self.k, &self.rows, &self.params);
-        rows.token.at(r).store(row.token);
-        rows.qo_head.at(r).store(row.qo_head);
+        rows.token.at(r).store(row.head.token);
+        rows.qo_head.at(r).store(row.head.qo_head);
         rows.request.at(r).store(row.request);
         rows.position.at(r).store(row.position);
         let (min, max) = (i64::from(i32::MIN), i64::from(i32::MAX));

@@ -51,8 +51,7 @@ impl<'k> SimtCta<'k, '_> {
     ) {
         let k = self.k;
         self.for_each_row(block, |r| {
-            let row = self.rows.row(r, block.item.kv_head);
-            let keys = [0, 32].map(|ahead| self.key_logit(block, (r, &row), tile, ahead));
+            let keys = self.key_logits(block, r, tile);
             let weights = if self.hooks.hooks().softmax() {
                 self.softmax_step(r, &keys)
             } else {
@@ -72,30 +71,28 @@ impl<'k> SimtCta<'k, '_> {
         k.sync_warp();
     }
 
-    /// The logit of key `lane + ahead` of the tile for row `r`, and its visibility.
+    /// The logits of keys `lane` and `lane + 32` of the tile for row `r`, and their visibility.
     #[track_caller]
-    fn key_logit(
-        &self,
-        block: &RowBlock<'k>,
-        (r, row): (Value<'k, u32>, &QueryRow<'k>),
-        tile: Value<'k, u32>,
-        ahead: u32,
-    ) -> KeyLogit<'k> {
-        let place = self.lane + ahead;
-        let real = KeyTable::is_real(self.keys.k.at(place).load());
-        let position = self.keys.position.at(place).load();
-        let (low, high) = self.rows.visible_range(r);
-        let at = |input| match input {
-            Input::Kv => Some(position.to_f32()),
-            other => row.input(other),
-        };
-        let visible = real & position.ge(low) & position.lt(high);
-        let visible = visible & self.mask_bit(block, row, tile + place, visible) & self.hooks.mask.mask(&at);
-        let mut logit = self.weights.at(r * KEYS + place).load() * self.keys.k_scale.at(place).load();
-        if self.hooks.hooks().is_live(Hook::Logits) {
-            logit = self.hooks.logits.logit(&at, logit * self.params.scale, real);
-        }
-        KeyLogit { place, real, visible, logit }
+    fn key_logits(&self, block: &RowBlock<'k>, r: Value<'k, u32>, tile: Value<'k, u32>) -> [KeyLogit<'k>; 2] {
+        let row = self.rows.row(r, block.item.kv_head);
+        [0, 32].map(|ahead| {
+            let place = self.lane + ahead;
+            let real = KeyTable::is_real(self.keys.k.at(place).load());
+            let position = self.keys.position.at(place).load();
+            let (low, high) = self.rows.visible_range(r);
+            let at = |input| match input {
+                Input::Kv => Some(position.to_f32()),
+                other => row.input(other),
+            };
+            let visible = real & position.ge(low) & position.lt(high);
+            let bit = self.mask_bit(block, &row, tile + place, visible);
+            let visible = visible & bit & self.hooks.mask.mask(&at);
+            let mut logit = self.weights.at(r * KEYS + place).load() * self.keys.k_scale.at(place).load();
+            if self.hooks.hooks().is_live(Hook::Logits) {
+                logit = self.hooks.logits.logit(&at, logit * self.params.scale, real);
+            }
+            KeyLogit { place, real, visible, logit }
+        })
     }
 
     /// Whether the mask bits make key `key` of the segment visible to a row; loaded if `condition` holds.
@@ -111,7 +108,7 @@ impl<'k> SimtCta<'k, '_> {
         let bit_set = k.var::<u32>("bit", 1);
         let free = item.kv_len - item.mask_columns;
         k.when(condition & item.mask_columns.ne(0) & key.ge(free), || {
-            let index = mask_bit(item, row.token - item.qo_begin, key - free);
+            let index = mask_bit(item, row.head.token - item.qo_begin, key - free);
             let byte = Global::<u16>::new(self.params.plan.mask_bits + (index >> 3)).load_u8();
             bit_set.set(byte >> (index.low() & 7) & 1);
         });

@@ -145,8 +145,9 @@ impl<'k> Exchange<'k> {
 /// Writes the result of a row, or of a slice of it.
 fn write_row<'k>(hooks: &RowHooks<'k, '_>, states: &PartialStates<'_, 'k>, reduced: &Reduced<'k>) {
     let PartialStates { cta, merge, token, in_group, slice, .. } = *states;
-    let head = QueryHead { token, qo_head: merge.kv_head * cta.params.group.by + in_group };
-    let epilogue = hooks.epilogue_of_row(cta, head, merge.kv_head);
+    let kv_head = merge.kv_head;
+    let head = QueryHead { token, qo_head: kv_head * cta.params.group.by + in_group, kv_head };
+    let epilogue = hooks.epilogue_of_row(cta, head);
     let stats = epilogue.apply_update(SoftmaxStats::new(reduced.max.get(), reduced.sum.get()));
     let is_first = slice.map_or_else(|| cta.k.constant(true), |slice| slice.eq(0));
     cta.k.when(is_first & cta.k.lane().eq(0), || store_lse(cta, head, stats.lse));
