@@ -166,20 +166,20 @@ fn latents_wgmma() -> Vec<KernelEntry> {
 /// Fallback kernels without tensor cores: f32, odd head sizes, odd latent heads, all hooks.
 fn scalars() -> Vec<KernelEntry> {
     use Dtype::{Bf16, E5m2, F16, F32};
-    let of = |dtypes: (Dtype, Dtype), head_dim: (u32, u32), mla, variant| {
+    let of = |dtypes: (Dtype, Dtype), head_dim, mla, variant| {
         let (dtype_o, dtype_kv) = dtypes;
         let config = SimtConfig { dtype_q: dtype_o, dtype_o, dtype_kv, head_dim, mla };
         entry_of(AttentionKernel::Items(KernelConfig::Simt(config)), variant)
     };
-    let of_problem = |dtypes, (qk, vo): (u32, u32), mla| {
-        let dim = HeadDim { qk: qk as usize, vo: vo as usize };
-        KernelEntry { problem: problem(dtypes, dim, mla), ..of(dtypes, (qk, vo), mla, plain()) }
+    let of_problem = |dtypes, dim, mla| KernelEntry {
+        problem: problem(dtypes, dim, mla),
+        ..of(dtypes, dim, mla, plain())
     };
     vec![
-        of_problem((F32, F32), (128, 128), false),
-        of_problem((F16, E5m2), (33, 17), false),
-        of_problem((Bf16, Bf16), (576, 512), true),
-        of((F32, F32), (64, 64), false, rotated()),
+        of_problem((F32, F32), HeadDim::same(128), false),
+        of_problem((F16, E5m2), HeadDim { qk: 33, vo: 17 }, false),
+        of_problem((Bf16, Bf16), HeadDim { qk: 576, vo: 512 }, true),
+        of((F32, F32), HeadDim::same(64), false, rotated()),
     ]
 }
 

@@ -261,12 +261,12 @@ impl ChoiceInput<'_> {
     }
 
     fn simt(&self) -> SimtConfig {
-        let (problem, dim) = (self.problem, self.problem.head_dim());
+        let problem = self.problem;
         SimtConfig {
             dtype_q: problem.dtype_q(),
             dtype_o: problem.dtype_out(),
             dtype_kv: problem.dtype_kv(),
-            head_dim: (dim.qk as u32, dim.vo as u32),
+            head_dim: problem.head_dim(),
             mla: problem.is_latent(),
         }
     }

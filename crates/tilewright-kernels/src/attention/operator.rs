@@ -157,10 +157,9 @@ impl AttentionKernel {
                 format!("{shape}_latent{}{few}_sm{}", config.q_rows(), config.device.arch)
             }
             Self::Items(KernelConfig::Simt(config)) => {
-                let (q, o, (qk, vo)) = (config.dtype_q, config.dtype_o, config.head_dim);
-                let dim = HeadDim { qk: qk as usize, vo: vo as usize };
+                let dtypes = [config.dtype_q, config.dtype_q, config.dtype_o, config.dtype_kv];
                 let latent = if config.mla { "_latent" } else { "" };
-                format!("scalar_{}{latent}", shape([q, q, o, config.dtype_kv], dim))
+                format!("scalar_{}{latent}", shape(dtypes, config.head_dim))
             }
             Self::Runs(config) => {
                 let shape = shape([config.q, config.o, config.out, config.kv], config.head_dim);

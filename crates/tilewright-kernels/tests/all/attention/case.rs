@@ -220,9 +220,8 @@ impl Case {
     }
 
     fn simt_config(&self) -> SimtConfig {
-        let head_dim = (self.dim.qk as u32, self.dim.vo as u32);
         let [dtype_q, dtype_o, dtype_kv] = [self.q(), self.out(), self.kv];
-        SimtConfig { dtype_q, dtype_o, dtype_kv, head_dim, mla: false }
+        SimtConfig { dtype_q, dtype_o, dtype_kv, head_dim: self.dim, mla: false }
     }
 
     /// Rows per tile of the kernel.

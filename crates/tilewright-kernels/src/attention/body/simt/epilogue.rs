@@ -54,7 +54,7 @@ impl<'k> SimtCta<'k, '_> {
         state: ExactSoftmaxStats<'k>,
         o: impl FnOnce(Value<'k, u32>) -> Value<'k, f32>,
     ) {
-        let (k, vo) = (self.k, self.config.head_dim.1);
+        let (k, vo) = (self.k, self.config.head_dim.vo as u32);
         let to = self.params.partial_o.at_wide(partial.to_u64() * u64::from(vo));
         k.repeat_rolled((self.lane, vo), 32, |dim| to.at(dim).store(o(dim)));
         k.when(self.lane.eq(0), || {
@@ -72,7 +72,7 @@ impl<'k> SimtCta<'k, '_> {
         state: ExactSoftmaxStats<'k>,
         o: impl FnOnce(Value<'k, u32>) -> Value<'k, f32>,
     ) {
-        let (k, params, vo) = (self.k, &self.params, self.config.head_dim.1);
+        let (k, params, vo) = (self.k, &self.params, self.config.head_dim.vo as u32);
         let (state, rescale) = self.apply_update(row, state);
         let normalizer = self.normalizer(state.sum, rescale);
         let dtype = self.config.dtype_o;

@@ -118,7 +118,7 @@ impl<'k> SimtCta<'k, '_> {
         state: ExactSoftmaxStats<'k>,
         o: Shared<'k, f32>,
     ) {
-        let (k, vo) = (self.k, self.config.head_dim.1);
+        let (k, vo) = (self.k, self.config.head_dim.vo as u32);
         k.repeat_rolled((self.lane, vo), 32, |dim| o.at(dim).store(0.0));
         self.for_each_partial(merge, row, |partial| {
             let weight = self.weight(partial, state.max);

@@ -31,7 +31,7 @@ mod softmax;
 use crate::variant::{Arithmetic, Hooks};
 use block::SimtCta;
 use tilewright::{
-    Dtype,
+    Dtype, HeadDim,
     attention::variant::{ExpressionVariant, Hook},
 };
 use tilewright_ptx::{build::Builder, ir::Kernel, verify::Invalid};
@@ -64,9 +64,9 @@ pub struct SimtConfig {
     /// Dtype of keys and values: any.
     pub dtype_kv: Dtype,
     /// Elements of queries and keys, and of values and outputs, 1 to 1024 each.
-    pub head_dim: (u32, u32),
-    /// Whether queries and keys are two tensors each, the first part of the keys being the values: the parts have `head_dim.1`
-    /// and `head_dim.0 - head_dim.1` elements.
+    pub head_dim: HeadDim,
+    /// Whether queries and keys are two tensors each, the first part of the keys being the values: the parts have `head_dim.vo`
+    /// and `head_dim.qk - head_dim.vo` elements.
     pub mla: bool,
 }
 
@@ -86,17 +86,17 @@ impl SimtConfig {
 
     /// Row stride of Q in shared memory, in elements.
     fn q_stride(self) -> u32 {
-        self.head_dim.0.next_multiple_of(K_DIMS)
+        (self.head_dim.qk as u32).next_multiple_of(K_DIMS)
     }
 
     /// Dims of values in shared memory at once.
     fn v_dims(self) -> u32 {
-        if self.head_dim.1 > 32 { 64 } else { 32 }
+        if self.head_dim.vo > 32 { 64 } else { 32 }
     }
 
     /// Row stride of O in shared memory, in elements.
     fn o_stride(self) -> u32 {
-        self.head_dim.1.next_multiple_of(self.v_dims())
+        (self.head_dim.vo as u32).next_multiple_of(self.v_dims())
     }
 
     /// Elements of the stage, which holds keys first, then values.
@@ -105,24 +105,20 @@ impl SimtConfig {
     }
 
     fn check(self, name: &str, hooks: &Hooks<'_>) -> Result<(), Invalid> {
-        let (qk, vo) = self.head_dim;
-        let in_range = |dim: u32| (1..=MAX_HEAD_DIM).contains(&dim);
+        let HeadDim { qk, vo } = self.head_dim;
+        let in_range = |dim: usize| (1..=MAX_HEAD_DIM as usize).contains(&dim);
         let needs_pairs = [Hook::Query, Hook::Key].into_iter().any(|hook| hooks.is_live(hook));
+        let is_cache_only = matches!(self.dtype_o, Dtype::E5m2 | Dtype::I8);
+        let has_wrong_parity = needs_pairs && !qk.is_multiple_of(2);
         let reasons = [
-            (
-                matches!(self.dtype_o, Dtype::E5m2 | Dtype::I8),
-                format!("o dtype = {}, expected f32, f16, bf16 or e4m3", self.dtype_o),
-            ),
+            (is_cache_only, format!("o dtype = {}, expected f32, f16, bf16 or e4m3", self.dtype_o)),
             (!in_range(qk), format!("head_dim.qk = {qk}, expected 1..={MAX_HEAD_DIM}")),
             (!in_range(vo), format!("head_dim.vo = {vo}, expected 1..={MAX_HEAD_DIM}")),
             (
                 self.mla && qk <= vo,
                 format!("head_dim = {qk}/{vo} latent, expected more for keys than for values"),
             ),
-            (
-                needs_pairs && !qk.is_multiple_of(2),
-                format!("head_dim.qk = {qk}, expected an even one: a hook needs pairs"),
-            ),
+            (has_wrong_parity, format!("head_dim.qk = {qk}, expected an even one: a hook needs pairs")),
         ];
         let wrong: Vec<String> =
             reasons.into_iter().filter_map(|(wrong, why)| wrong.then_some(why)).collect();

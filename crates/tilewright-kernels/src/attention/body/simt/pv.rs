@@ -45,7 +45,7 @@ impl<'k> SimtCta<'k, '_> {
         let at = |key: u32, ahead: u32| {
             let dim = part * dims + self.lane + ahead;
             let address = self.keys.v.at(place(key)).load();
-            let in_range = KeyTable::is_real(address) & dim.lt(self.config.head_dim.1);
+            let in_range = KeyTable::is_real(address) & dim.lt(self.config.head_dim.vo as u32);
             let x = self.load_when(in_range, dtype, elements::address_of(dtype, address, dim.to_u64()));
             (in_range, dim, x)
         };

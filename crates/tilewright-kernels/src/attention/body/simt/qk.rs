@@ -27,12 +27,12 @@ struct LaneDim<'k> {
 impl<'k> SimtCta<'k, '_> {
     /// Number of parts of 32 dims.
     fn parts(&self) -> u32 {
-        self.config.head_dim.0.div_ceil(K_DIMS)
+        (self.config.head_dim.qk as u32).div_ceil(K_DIMS)
     }
 
     #[track_caller]
     fn dim(&self, part: Value<'k, u32>) -> LaneDim<'k> {
-        let (qk, lane) = (self.config.head_dim.0, self.lane);
+        let (qk, lane) = (self.config.head_dim.qk as u32, self.lane);
         if !self.hooks.needs_pairs() {
             let dim = part * K_DIMS + lane;
             return LaneDim { dim, pair: dim, exists: dim.lt(qk) };
@@ -41,7 +41,7 @@ impl<'k> SimtCta<'k, '_> {
         LaneDim { dim: lane.lt(16).select(pair, pair + half), pair, exists: pair.lt(half) }
     }
 
-    /// The address of an element of a head. In MLA it is relative to `first` below `head_dim.1`, otherwise to `second`.
+    /// The address of an element of a head. In MLA it is relative to `first` below `head_dim.vo`, otherwise to `second`.
     #[track_caller]
     fn element_at(
         &self,
@@ -50,7 +50,7 @@ impl<'k> SimtCta<'k, '_> {
         second: Option<Value<'k, u64>>,
         dim: Value<'k, u32>,
     ) -> Value<'k, u64> {
-        let vo = self.config.head_dim.1;
+        let vo = self.config.head_dim.vo as u32;
         let Some(second) = second else { return elements::address_of(dtype, first, dim.to_u64()) };
         let in_first = dim.lt(vo);
         let (base, dim) = (in_first.select(first, second), in_first.select(dim, dim - vo));
