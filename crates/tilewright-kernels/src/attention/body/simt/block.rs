@@ -50,13 +50,13 @@ pub(super) struct SimtCta<'k, 'v> {
     pub(super) hooks: SimtHooks<'k, 'v>,
     pub(super) warp: Value<'k, u32>,
     pub(super) lane: Value<'k, u32>,
-    /// Queries of the block, `[rows, q_stride]`.
+    /// Queries of the block, `[rows, head_dim_qk]` with row stride `q_stride`; dims beyond the last are 0.
     pub(super) q: Shared<'k, f32>,
-    /// `Σ weight · v` of the block, `[rows, o_stride]`; each lane accesses only dims of its own residue.
+    /// `Σ weight · v` of the block, `[rows, head_dim_vo]` with row stride `o_stride`; each lane accesses only dims of its own residue.
     pub(super) o: Shared<'k, f32>,
     /// Logits, then weights of the tile, `[rows, 64]`.
     pub(super) weights: Shared<'k, f32>,
-    /// Some dims of the tile's keys, then of its values.
+    /// Some dims of the tile's keys, `[64, 32]` with row stride 36, then of its values, `[64, v_dims]`.
     pub(super) stage: Shared<'k, f32>,
     pub(super) rows: SimtRowTable<'k>,
     pub(super) keys: KeyTable<'k>,
@@ -142,6 +142,7 @@ impl<'k, 'v> SimtCta<'k, 'v> {
         k.sync_threads();
     }
 
+    /// Attention of the block's rows to keys `kv_begin..kv_end` of the segment: `O [rows, head_dim_vo]` of `S [rows, 64]` per KV tile.
     #[track_caller]
     fn attend_block(&self, block: &RowBlock<'k>) {
         let (k, item) = (self.k, &block.item);

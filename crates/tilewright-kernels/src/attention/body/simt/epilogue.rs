@@ -46,7 +46,7 @@ impl<'k> SimtCta<'k, '_> {
         });
     }
 
-    /// Writes partial row `partial`.
+    /// Writes partial row `partial`: `partial_o [partial_rows, head_dim_vo]` and `partial_stats [partial_rows, 2]`.
     #[track_caller]
     fn write_partial(
         &self,
@@ -64,7 +64,7 @@ impl<'k> SimtCta<'k, '_> {
         });
     }
 
-    /// Writes a row's output and LSE, after the update and output hooks.
+    /// Writes a row's output `[head_dim_vo]` and LSE, after the update and output hooks.
     #[track_caller]
     pub(super) fn write_output(
         &self,

@@ -86,6 +86,7 @@ impl<'k> SimtCta<'k, '_> {
         keys.v_scale.at(thread).store(params.v_scale.at(k, page, item.kv_head));
     }
 
+    /// Writes this thread's table entry for a key that the item does not have.
     #[track_caller]
     fn write_missing_key(&self) {
         let (keys, thread) = (&self.keys, self.k.thread());

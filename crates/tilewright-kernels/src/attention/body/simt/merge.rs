@@ -109,7 +109,7 @@ impl<'k> SimtCta<'k, '_> {
         exp2_of_negative(self.params.partial_stats.at_wide(partial * 2).load() - finite_max(max))
     }
 
-    /// Adds the elements of all states, by their weights, in a row of shared memory that no other warp uses.
+    /// Adds the elements of all states, by their weights, in a row `[head_dim_vo]` of shared memory that no other warp uses.
     #[track_caller]
     fn merge_elements(
         &self,

@@ -37,7 +37,7 @@ impl<'k> SimtCta<'k, '_> {
         });
     }
 
-    /// Loads a part of all values to the stage, as f32 after the hook: every fourth key per warp. Missing keys and dims are 0.
+    /// Loads a part of all values to the stage `[64, v_dims]`, as f32 after the hook: every fourth key per warp. The rest is 0.
     #[track_caller]
     fn load_values(&self, block: &RowBlock<'k>, part: Value<'k, u32>) {
         let (dims, dtype) = (self.config.v_dims(), self.config.dtype_kv);
@@ -67,6 +67,7 @@ impl<'k> SimtCta<'k, '_> {
         }
     }
 
+    /// `O = O · rescale + P · V` of a part: weights `[rows, 64]`, values `[64, v_dims]`, sums `[rows, v_dims / 32]` per lane.
     #[track_caller]
     fn accumulate_part(
         &self,

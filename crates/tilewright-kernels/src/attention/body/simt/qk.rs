@@ -30,6 +30,7 @@ impl<'k> SimtCta<'k, '_> {
         (self.config.head_dim.qk as u32).div_ceil(K_DIMS)
     }
 
+    /// This lane's dim of a part.
     #[track_caller]
     fn dim(&self, part: Value<'k, u32>) -> LaneDim<'k> {
         let (qk, lane) = (self.config.head_dim.qk as u32, self.lane);
@@ -82,7 +83,7 @@ impl<'k> SimtCta<'k, '_> {
         is_first.select(first, second)
     }
 
-    /// Loads the block's queries to shared memory, each warp its rows; missing rows are 0.
+    /// Loads the block's queries `[rows, head_dim_qk]` to shared memory, each warp its rows; missing rows are 0.
     #[track_caller]
     pub(super) fn load_queries(&self, block: &RowBlock<'k>) {
         let (k, params, dtype) = (self.k, &self.params, self.config.dtype_q);
@@ -108,7 +109,7 @@ impl<'k> SimtCta<'k, '_> {
         });
     }
 
-    /// Computes the logits of the tile's keys for the block's rows into `weights`. Leaves the stage free.
+    /// Computes the logits `[rows, 64]` of the tile's keys for the block's rows into `weights`. Leaves the stage free.
     #[track_caller]
     pub(super) fn multiply_keys(&self, block: &RowBlock<'k>) {
         let k = self.k;
@@ -132,7 +133,7 @@ impl<'k> SimtCta<'k, '_> {
         k.sync_warp();
     }
 
-    /// Loads 32 dims of all keys to the stage, as f32 after the hook: every fourth key per warp.
+    /// Loads 32 dims of all keys to the stage `[64, 32]`, as f32 after the hook: every fourth key per warp.
     #[track_caller]
     fn load_keys(&self, block: &RowBlock<'k>, part: Value<'k, u32>) {
         let dtype = self.config.dtype_kv;
@@ -164,6 +165,7 @@ impl<'k> SimtCta<'k, '_> {
         }
     }
 
+    /// Adds the products of a part, queries `[rows, 32]` by keys `[64, 32]`, to the sums `[rows, 2]` of this lane's two keys.
     #[track_caller]
     fn multiply_part(&self, block: &RowBlock<'k>, part: Value<'k, u32>, sums: &[[Var<'k, f32>; 2]]) {
         let q = self.q.at(block.warp_first * self.config.q_stride() + part * K_DIMS);
