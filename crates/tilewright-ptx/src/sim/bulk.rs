@@ -3,10 +3,9 @@
 //! Loads may copy uninitialized global memory, such as rows after a tensor's last. Only a later read of these bytes is a fault.
 
 use super::{
-    copies::ChunkSpec,
     exec::Exec,
     fault::{FaultCause, FaultKind},
-    flight::CopyKind,
+    flight::{CopyBatch, CopyChunk, CopyKind},
     lower::Range,
     shadow::Mark,
     tensor::TensorMap,
@@ -31,7 +30,7 @@ impl Exec<'_, '_> {
         global: u64,
         bytes: u64,
         lane: usize,
-    ) -> Result<Vec<ChunkSpec>, FaultCause> {
+    ) -> Result<Vec<CopyChunk>, FaultCause> {
         self.faulting_lanes = 1 << lane;
         if bytes == 0 || !bytes.is_multiple_of(16) || bytes >= 1 << 20 {
             return Err((
@@ -48,7 +47,8 @@ impl Exec<'_, '_> {
         let to = self.locate(Space::Cluster, shared, bytes as usize)?;
         let from = self.locate(Space::Global, global, bytes as usize)?;
         self.faulting_lanes = self.mask;
-        Ok((0..bytes as usize).step_by(16).map(|at| (Some(from.plus(at)), to.plus(at), (16, 16))).collect())
+        let chunk = |at| CopyChunk { from: Some(from.plus(at)), to: to.plus(at), bytes: 16, read: 16 };
+        Ok((0..bytes as usize).step_by(16).map(chunk).collect())
     }
 
     pub(super) fn bulk_load(&mut self, operands: Range) -> Result<(), FaultCause> {
@@ -58,7 +58,7 @@ impl Exec<'_, '_> {
             let bytes = self.operand(operands, 4)[lane];
             let chunks = self.bulk_chunks(shared[lane], global[lane], bytes, lane)?;
             let barrier = self.find_mbarrier(barriers[lane], lane)?;
-            self.start_load(&chunks, barrier, lane)?;
+            self.start_load(chunks, barrier, lane)?;
         }
         Ok(())
     }
@@ -69,8 +69,10 @@ impl Exec<'_, '_> {
         for lane in self.active() {
             let map = self.tensor_map(maps[lane])?;
             let barrier = self.find_mbarrier(barriers[lane], lane)?;
-            let chunks = self.box_chunks(&map, (operands, dims), shared[lane], lane)?;
-            self.start_load(&chunks, barrier, lane)?;
+            let coordinate = |at| (self.operand(operands, 6 + at)[lane] as u32).cast_signed();
+            let coordinates: Vec<i32> = (0..dims).map(coordinate).collect();
+            let chunks = self.box_chunks(&map, &coordinates, shared[lane], lane)?;
+            self.start_load(chunks, barrier, lane)?;
         }
         Ok(())
     }
@@ -79,22 +81,21 @@ impl Exec<'_, '_> {
     fn box_chunks(
         &mut self,
         map: &TensorMap,
-        (operands, dims): (Range, usize),
+        coordinates: &[i32],
         shared: u64,
         lane: usize,
-    ) -> Result<Vec<ChunkSpec>, FaultCause> {
+    ) -> Result<Vec<CopyChunk>, FaultCause> {
         self.faulting_lanes = 1 << lane;
-        if map.dims.len() != dims {
-            let message = format!("a copy of {dims} dimensions of a tensor of {}", map.dims.len());
+        if map.dims.len() != coordinates.len() {
+            let (dims, tensor_dims) = (coordinates.len(), map.dims.len());
+            let message = format!("a copy of {dims} dimensions of a tensor of {tensor_dims}");
             return Err((FaultKind::BadArgument, message));
         }
         if !shared.is_multiple_of(u64::from(TensorMap::SHARED_ALIGN)) {
             let message = format!("a box at {shared:#x}: expected a multiple of {}", TensorMap::SHARED_ALIGN);
             return Err((FaultKind::Misaligned, message));
         }
-        let coordinates: Vec<i32> =
-            (0..dims).map(|at| (self.operand(operands, 6 + at)[lane] as u32).cast_signed()).collect();
-        let segments = map.segments(&coordinates, shared as u32);
+        let segments = map.segments(coordinates, shared as u32);
         let mut chunks = Vec::with_capacity(segments.len());
         for segment in segments {
             let bytes = segment.bytes as usize;
@@ -103,7 +104,7 @@ impl Exec<'_, '_> {
                 Some(address) => Some(self.locate(Space::Global, address, bytes)?),
                 None => None,
             };
-            chunks.push((from, to, (bytes, bytes)));
+            chunks.push(CopyChunk { from, to, bytes, read: bytes });
         }
         self.faulting_lanes = self.mask;
         Ok(chunks)
@@ -112,7 +113,7 @@ impl Exec<'_, '_> {
     /// Starts a copy into shared memory that completes on an mbarrier.
     fn start_load(
         &mut self,
-        chunks: &[ChunkSpec],
+        chunks: Vec<CopyChunk>,
         barrier: (usize, u32),
         lane: usize,
     ) -> Result<(), FaultCause> {
@@ -130,7 +131,7 @@ impl Exec<'_, '_> {
         }
         let mark = Mark { thread: agent, count: phase as u32 + 1, ..mine };
         let mut rank = self.rank;
-        for &(from, to, (bytes, _)) in chunks {
+        for &CopyChunk { from, to, bytes, .. } in &chunks {
             if let Some(from) = from {
                 self.check_proxy(from, bytes, lane)?;
                 self.record_access(false, (from, bytes), lane, mark)?;
@@ -147,7 +148,11 @@ impl Exec<'_, '_> {
                 format!("a copy into CTA {rank} of the cluster with an mbarrier of CTA {}", barrier.0);
             return Err((FaultKind::BadArgument, message));
         }
-        self.issue_copy(CopyKind::Load { barrier, phase }, rank, chunks, (1 << lane, 0));
+        self.issue_copy(
+            CopyKind::Load { barrier, phase },
+            rank,
+            CopyBatch { lanes: 1 << lane, batch: 0, chunks },
+        );
         Ok(())
     }
 

@@ -6,15 +6,12 @@
 use super::{
     exec::{Exec, Next},
     fault::{FaultCause, FaultKind},
-    flight::{AsyncCopy, CopyChunk, CopyKind, finish},
+    flight::{AsyncCopy, CopyBatch, CopyChunk, CopyKind, finish},
     lower::Range,
     shadow::Mark,
-    world::{Agent, MemoryLocation},
+    world::Agent,
 };
 use crate::isa::{copies::CopyOp, memory::Space};
-
-/// A chunk of a copy: source, destination, and its bytes written and read.
-pub(super) type ChunkSpec = (Option<MemoryLocation>, MemoryLocation, (usize, usize));
 
 impl Exec<'_, '_> {
     pub(super) fn copy(&mut self, op: CopyOp, operands: Range) -> Result<Next, FaultCause> {
@@ -32,23 +29,10 @@ impl Exec<'_, '_> {
         Ok(Next::Advance)
     }
 
-    pub(super) fn issue_copy(
-        &mut self,
-        kind: CopyKind,
-        rank: usize,
-        chunks: &[ChunkSpec],
-        (lanes, batch): (u32, u32),
-    ) {
-        let chunk = |&(from, to, (bytes, read)): &ChunkSpec| CopyChunk { from, to, bytes, read };
-        let copy = AsyncCopy {
-            kind,
-            chunks: chunks.iter().map(chunk).collect(),
-            cta: self.cluster.ctas[self.rank].id,
-            warp: self.warp.index,
-            lanes,
-            batch,
-            pc: self.pc,
-        };
+    pub(super) fn issue_copy(&mut self, kind: CopyKind, rank: usize, copy: CopyBatch) {
+        let CopyBatch { lanes, batch, chunks } = copy;
+        let (cta, warp, pc) = (self.cluster.ctas[self.rank].id, self.warp.index, self.pc);
+        let copy = AsyncCopy { kind, chunks, cta, warp, lanes, batch, pc };
         self.world.report.async_copies += 1;
         self.cluster.ctas[rank].in_flight.push(copy);
     }
@@ -62,7 +46,7 @@ impl Exec<'_, '_> {
     ) -> Result<(), FaultCause> {
         let (shared, global) = (self.addresses(operands, 0, false), self.addresses(operands, 2, true));
         let agent = self.cluster.agent(Agent::Copies(self.rank, self.warp.index));
-        let mut chunks: Vec<(u32, u32, Vec<ChunkSpec>)> = Vec::new();
+        let mut copies: Vec<CopyBatch> = Vec::new();
         for lane in self.active() {
             let read = read(self.operand(operands, 4)[lane]);
             if read > bytes {
@@ -88,18 +72,16 @@ impl Exec<'_, '_> {
             self.record_access(true, (to, bytes), lane, mark)?;
             // the async proxy needs a fence before it reads these bytes
             self.world.fences.entry((mark.cluster, mark.thread)).or_default();
-            let part = (from, to, (bytes, read));
-            match chunks.iter_mut().find(|(_, other, _)| *other == batch) {
-                Some((lanes, _, chunks)) => {
-                    *lanes |= 1 << lane;
-                    chunks.push(part);
+            let chunk = CopyChunk { from, to, bytes, read };
+            match copies.iter_mut().find(|copy| copy.batch == batch) {
+                Some(copy) => {
+                    copy.lanes |= 1 << lane;
+                    copy.chunks.push(chunk);
                 }
-                None => chunks.push((1 << lane, batch, vec![part])),
+                None => copies.push(CopyBatch { lanes: 1 << lane, batch, chunks: vec![chunk] }),
             }
         }
-        for (lanes, batch, chunks) in chunks {
-            self.issue_copy(CopyKind::Async, self.rank, &chunks, (lanes, batch));
-        }
+        copies.into_iter().for_each(|copy| self.issue_copy(CopyKind::Async, self.rank, copy));
         Ok(())
     }
 
@@ -140,7 +122,7 @@ impl Exec<'_, '_> {
             let batch = self.warp.copies[lane].open;
             self.warp.copies[lane].open += 1;
             let kind = CopyKind::Arrival { barrier, agent: agent + lane as u32 };
-            self.issue_copy(kind, self.rank, &[], (1 << lane, batch));
+            self.issue_copy(kind, self.rank, CopyBatch { lanes: 1 << lane, batch, chunks: Vec::new() });
         }
         Ok(())
     }

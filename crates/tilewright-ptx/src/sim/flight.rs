@@ -40,6 +40,13 @@ pub(super) struct AsyncCopy {
     pub(super) pc: u32,
 }
 
+/// The chunks that some lanes copy in a batch.
+pub(super) struct CopyBatch {
+    pub(super) lanes: u32,
+    pub(super) batch: u32,
+    pub(super) chunks: Vec<CopyChunk>,
+}
+
 impl AsyncCopy {
     /// Whether an mbarrier counts its bytes.
     pub(super) fn is_load(&self) -> bool {
