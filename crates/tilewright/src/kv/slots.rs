@@ -1,6 +1,6 @@
 //! Slot mapping of new tokens: a unique page and slot per token.
 
-use super::paged::CheckedPageTable;
+use super::page_table::CheckedPageTable;
 use crate::{
     Error, Result,
     backend::Opaque,

@@ -1,4 +1,4 @@
-//! Filters of distributions: renormalised probabilities, or logits with dropped tokens at -inf.
+//! Filters of distributions (softmax, top-k, top-p): renormalised probabilities, or logits with dropped tokens at -inf.
 //!
 //! `x` and `out` are `[rows, vocab]` of one dtype, f32, f16 or bf16. A row with NaN becomes NaN, so that sampling it fails.
 
