@@ -20,6 +20,8 @@ const EXPOSED: usize = 2;
 const EXPOSED_BESIDE: usize = 5;
 /// Cost of the start and the end of the launch of other items, in halves of a KV tile of each worker.
 const OTHERS_EXPOSED_HALVES: usize = 5;
+/// Time of the keys of other items, in 16ths of that of a run's KV tile with as many.
+const OTHERS_TILE: usize = 15;
 /// Cost of the partial states of a piece: they are written and merged. In KV tiles.
 const PARTIAL: usize = 4;
 
@@ -127,7 +129,8 @@ fn sections(segments: &[ManyRowSegment], resident_keys: usize) -> Vec<Vec<RunUni
 ///
 /// Runs that take `l` on `c` of `w` workers leave `w - c` to the other items, which then end at `c l / w + beside / w`. The rate of these
 /// is proportional to their workers. Runs that end last leave workers idle, so `l` counts a sixteenth more. Constants fit
-/// [measured cascades](../../../../../benches/record/h200/attention-cascades-2026-11-28.csv).
+/// measured cascades ([levels](../../../../../benches/record/h200/attention-cascades-2026-11-28.csv),
+/// [own keys by TMA](../../../../../benches/record/h200/attention-boxes-2026-11-28.csv)).
 fn pieces_of_like_units(
     segments: &[ManyRowSegment],
     units: usize,
@@ -143,7 +146,7 @@ fn pieces_of_like_units(
     let writes_more = !segments.iter().any(|segment| segment.shared);
     let exposed = if beside > 0 { EXPOSED_BESIDE } else { EXPOSED };
     // in 16ths of a KV tile of all workers
-    let others = if beside > 0 { 16 * beside + 8 * OTHERS_EXPOSED_HALVES * workers } else { 0 };
+    let others = if beside > 0 { OTHERS_TILE * beside + 8 * OTHERS_EXPOSED_HALVES * workers } else { 0 };
     let end = |pieces: usize| {
         let fixed = exposed + if writes_more && pieces > 1 { PARTIAL } else { 0 };
         let rounds = (units * pieces).div_ceil(workers);
