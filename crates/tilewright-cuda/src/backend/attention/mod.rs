@@ -204,6 +204,11 @@ impl<M: Machine> RunContext<'_, M> {
         ItemLaunch { part, workers: self.device_plan.workers, params, wait: Wait::AtStart }
     }
 
+    /// Keys and values, each with its view.
+    fn kv(&self, params: &AttentionParams) -> [(CacheTensor, View<'_>); 2] {
+        [(params.k, self.inputs.k.view), (params.v, self.inputs.v.view)]
+    }
+
     fn launch_items(&self, launch: &ItemLaunch<'_>) -> Result<()> {
         let (gpu, device_plan) = (self.gpu, self.device_plan);
         let &ItemLaunch { part, workers, params, wait } = launch;
@@ -215,8 +220,7 @@ impl<M: Machine> RunContext<'_, M> {
                 MlaWgmmaParams { box_rows, maps, large_merges: device_plan.large_merges }.all_args(params)
             }
             KernelConfig::Mma(config) => mma::args(&config, params, wait, || {
-                [(params.k, self.inputs.k), (params.v, self.inputs.v)]
-                    .map(|(tensor, of)| mma::box_map(tensor, map_dims(&of.view, params)))
+                self.kv(params).map(|(tensor, view)| mma::box_map(tensor, map_dims(&view, params)))
             }),
             KernelConfig::Mla(_) | KernelConfig::Simt(_) => params.all_args(),
         };
@@ -240,8 +244,7 @@ impl<M: Machine> RunContext<'_, M> {
         let selected = self.select_many_rows(params)?;
         Ok(selected.map(|(function, config)| {
             let box_rows = config.box_rows(params);
-            let maps = [(params.k, self.inputs.k), (params.v, self.inputs.v)];
-            let maps = maps.map(|(tensor, of)| tensor_map(tensor, &of.view, params, box_rows));
+            let maps = self.kv(params).map(|(tensor, view)| tensor_map(tensor, &view, params, box_rows));
             let ctas = runs.count.min(self.gpu.limits.multiprocessors);
             let ticket = runs.ticket;
             let run_params =

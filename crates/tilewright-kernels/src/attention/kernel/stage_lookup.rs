@@ -154,16 +154,16 @@ impl<'k> StageLookup<'k> {
     #[track_caller]
     pub(crate) fn request(&self, from: KvSource<'k>, first: Value<'k, u32>, to: PendingStage<'k>) {
         let (k, params) = (self.cta.k, &self.cta.params);
-        let count = |keys: u32| (from.end - first).min(keys).unless(first.ge(from.end), 0);
+        let count = || (from.end - first).min(self.keys as u32).unless(first.ge(from.end), 0);
         if let Some(boxes) = to.boxes {
-            to.keys.set(count(self.keys as u32) | (from.head << HEAD_SHIFT));
+            to.keys.set(count() | (from.head << HEAD_SHIFT));
             return self.request_boxes(from, first, to.page, boxes);
         }
         let key = first + self.in_stage();
         let is_ragged = params.has_layout(KvLayout::Ragged);
         let (page, slot) = params.page_size.divide(key);
         let slot = slot.unless(is_ragged, from.start + key);
-        to.keys.set(count(self.keys as u32) | (from.head << HEAD_SHIFT));
+        to.keys.set(count() | (from.head << HEAD_SHIFT));
         to.page.set(0);
         k.when(key.lt(from.end) & !is_ragged, || {
             to.page.set(params.plan.indices.at(from.start + page).load());
