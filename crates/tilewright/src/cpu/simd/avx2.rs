@@ -1,9 +1,6 @@
 //! AVX2 leaf: 8 lanes, 16 registers, with FMA and F16C.
 
-use super::{
-    ColumnSink, Simd, Task,
-    lanes::{InterpretCall, InterpretOutput, turns_fused},
-};
+use super::{ColumnSink, Simd, Task};
 use crate::{E4m3, E5m2};
 use half::{bf16, f16};
 use std::arch::x86_64::*;
@@ -104,16 +101,6 @@ impl Simd for Avx2 {
     unsafe fn gather(self, table: *const f32, index: __m256) -> __m256 {
         // SAFETY: `self` proves AVX2; every index is in bounds of `table`.
         unsafe { _mm256_i32gather_ps::<4>(table, _mm256_cvttps_epi32(index)) }
-    }
-
-    #[inline(always)]
-    fn turns(self, position: __m256, high: __m256, low: __m256) -> __m256 {
-        turns_fused(self, position, high, low)
-    }
-
-    #[inline(never)]
-    fn interpret(self, call: InterpretCall<'_, Self>) -> InterpretOutput<Self> {
-        self.vectorize(call)
     }
 
     #[inline(always)]

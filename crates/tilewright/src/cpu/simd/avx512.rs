@@ -1,9 +1,6 @@
 //! AVX-512 leaf: 16 lanes, 32 registers.
 
-use super::{
-    ColumnSink, Simd, Task,
-    lanes::{InterpretCall, InterpretOutput, turns_fused},
-};
+use super::{ColumnSink, Simd, Task};
 use crate::{E4m3, E5m2, attention::variant::inline_methods};
 use half::{bf16, f16};
 use std::arch::{asm, x86_64::*};
@@ -100,16 +97,6 @@ impl Simd for Avx512 {
     unsafe fn gather(self, table: *const f32, index: __m512) -> __m512 {
         // SAFETY: `self` proves AVX-512; every index is in bounds of `table`.
         unsafe { _mm512_i32gather_ps::<4>(_mm512_cvttps_epi32(index), table) }
-    }
-
-    #[inline(always)]
-    fn turns(self, position: __m512, high: __m512, low: __m512) -> __m512 {
-        turns_fused(self, position, high, low)
-    }
-
-    #[inline(never)]
-    fn interpret(self, call: InterpretCall<'_, Self>) -> InterpretOutput<Self> {
-        self.vectorize(call)
     }
 
     #[inline(always)]

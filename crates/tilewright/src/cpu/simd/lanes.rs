@@ -206,7 +206,6 @@ impl<L: Simd> Task for InterpretCall<'_, L> {
 }
 
 /// [`Simd::turns`] for leaves with FMA, which recovers the rounding error of the product.
-#[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub(super) fn turns_fused<S: Simd>(simd: S, position: S::V, high: S::V, low: S::V) -> S::V {
     let product = simd.mul(position, high);

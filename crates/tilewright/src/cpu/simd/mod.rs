@@ -47,7 +47,7 @@ mod softmax;
 pub(crate) mod team;
 mod tile;
 
-use lanes::{InterpretCall, InterpretOutput};
+use lanes::{InterpretCall, InterpretOutput, turns_fused};
 use std::fmt;
 
 /// A set of vector instructions that the CPU backend can use.
@@ -194,9 +194,15 @@ pub(crate) trait Simd: Copy {
     /// Every lane of `index` is an integer and in bounds of the table.
     unsafe fn gather(self, table: *const f32, index: Self::V) -> Self::V;
     /// `position · (high + low)` minus the nearest integer, as if computed exactly; for products below 2^22.
-    fn turns(self, position: Self::V, high: Self::V, low: Self::V) -> Self::V;
+    #[inline(always)]
+    fn turns(self, position: Self::V, high: Self::V, low: Self::V) -> Self::V {
+        turns_fused(self, position, high, low)
+    }
     /// Evaluates a recorded hook. Not inlined, because it contains every operation.
-    fn interpret(self, call: InterpretCall<'_, Self>) -> InterpretOutput<Self>;
+    #[inline(never)]
+    fn interpret(self, call: InterpretCall<'_, Self>) -> InterpretOutput<Self> {
+        self.vectorize(call)
+    }
     /// Transposes a `LANES × LANES` block and passes each column to `sink`, with `rows[r][c]` in lane `r`.
     ///
     /// # Safety

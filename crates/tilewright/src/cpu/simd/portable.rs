@@ -1,9 +1,6 @@
 //! Portable leaf: 4 lanes as an array, which the compiler vectorizes for its target.
 
-use super::{
-    ColumnSink, Simd, Task,
-    lanes::{InterpretCall, InterpretOutput},
-};
+use super::{ColumnSink, Simd, Task};
 use crate::{
     E4m3, E5m2,
     attention::variant::{elementary::turns_in_f64, inline_methods},
@@ -107,11 +104,6 @@ impl Simd for Portable {
     fn turns(self, position: Self::V, high: Self::V, low: Self::V) -> Self::V {
         // mul_add rounds twice here, so it cannot recover the error of a product
         lanewise(|i| turns_in_f64(position[i], high[i], low[i]))
-    }
-
-    #[inline(never)]
-    fn interpret(self, call: InterpretCall<'_, Self>) -> InterpretOutput<Self> {
-        self.vectorize(call)
     }
 
     #[inline(always)]
