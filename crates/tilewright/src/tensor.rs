@@ -177,27 +177,13 @@ impl<'a> ViewMut<'a> {
 
     /// A view of the same memory with a shorter lifetime, so that it can be passed on and used again.
     pub fn reborrow(&mut self) -> ViewMut<'_> {
-        let data = match &mut self.data {
-            DataMut::F32(s) => DataMut::F32(s),
-            DataMut::F16(s) => DataMut::F16(s),
-            DataMut::Bf16(s) => DataMut::Bf16(s),
-            DataMut::E4m3(s) => DataMut::E4m3(s),
-            DataMut::E5m2(s) => DataMut::E5m2(s),
-            DataMut::I8(s) => DataMut::I8(s),
-        };
+        let data = each_data!(&mut self.data, DataMut, s => DataMut::from(&mut **s));
         ViewMut { data, device: self.device, shape: self.shape, strides: self.strides }
     }
 
     /// A read-only view of the same memory.
     pub fn as_view(&self) -> View<'_> {
-        let data = match &self.data {
-            DataMut::F32(s) => Data::F32(s),
-            DataMut::F16(s) => Data::F16(s),
-            DataMut::Bf16(s) => Data::Bf16(s),
-            DataMut::E4m3(s) => Data::E4m3(s),
-            DataMut::E5m2(s) => Data::E5m2(s),
-            DataMut::I8(s) => Data::I8(s),
-        };
+        let data = each_data!(&self.data, DataMut, s => Data::from(&**s));
         View { data, device: self.device, shape: self.shape, strides: self.strides }
     }
 

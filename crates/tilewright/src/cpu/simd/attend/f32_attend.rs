@@ -11,7 +11,7 @@ use crate::{
         pv::PvProduct,
         tile::{KvRows, Matrix, MatrixProduct, ProductShape},
     },
-    tensor::Data,
+    tensor::{Data, each_data},
 };
 
 impl QueryTile<'_, '_> {
@@ -131,26 +131,9 @@ impl QueryTile<'_, '_> {
         let (dim, offsets) = (ctx.params.plan.problem.head_dim().vo, &location.v[..location.tokens]);
         // SAFETY: the caller guarantees weights and `o` in the shapes of `PvProduct`; `KvRows::new` checks the values.
         unsafe {
-            match ctx.heads_from(keys.head).1 {
-                Data::F32(v) => {
-                    PvProduct { visible, dim, weights, values: KvRows::new(v, offsets, dim), o }.run(simd);
-                }
-                Data::F16(v) => {
-                    PvProduct { visible, dim, weights, values: KvRows::new(v, offsets, dim), o }.run(simd);
-                }
-                Data::Bf16(v) => {
-                    PvProduct { visible, dim, weights, values: KvRows::new(v, offsets, dim), o }.run(simd);
-                }
-                Data::E4m3(v) => {
-                    PvProduct { visible, dim, weights, values: KvRows::new(v, offsets, dim), o }.run(simd);
-                }
-                Data::E5m2(v) => {
-                    PvProduct { visible, dim, weights, values: KvRows::new(v, offsets, dim), o }.run(simd);
-                }
-                Data::I8(v) => {
-                    PvProduct { visible, dim, weights, values: KvRows::new(v, offsets, dim), o }.run(simd);
-                }
-            }
+            each_data!(ctx.heads_from(keys.head).1, Data, v => {
+                PvProduct { visible, dim, weights, values: KvRows::new(v, offsets, dim), o }.run(simd);
+            });
         }
     }
 
