@@ -8,83 +8,81 @@ use super::{Number, hook::Hook};
 /// Maximum nodes of one hook.
 pub(super) const MAX_NODES: usize = 512;
 
-/// An input of a graph: an index, or an argument of its hook.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[expect(missing_docs, reason = "named as the methods of `At` and the arguments of the hooks")]
-pub enum Input {
-    Request,
-    Qo,
-    Kv,
-    QoHead,
-    KvHead,
-    Dim,
-    NumQoHeads,
-    NumKvHeads,
-    First,
-    Second,
-    X,
-    Logit,
-    Max,
-    Sum,
-    O,
+/// Declares an enum whose variants have names in JSON.
+macro_rules! named {
+    ($(#[$meta:meta])* pub enum $Enum:ident[$count:literal] { $($Variant:ident = $name:literal,)+ }) => {
+        $(#[$meta])*
+        pub enum $Enum {
+            $($Variant),+
+        }
+
+        impl $Enum {
+            /// All variants with their names.
+            pub const NAMED: [(Self, &'static str); $count] = [$((Self::$Variant, $name)),+];
+
+            /// The name in JSON.
+            pub fn name(self) -> &'static str {
+                Self::NAMED[self as usize].1
+            }
+        }
+    };
 }
 
-impl Input {
-    /// All variants with their names.
-    pub const NAMED: [(Self, &'static str); 15] = [
-        (Self::Request, "request"),
-        (Self::Qo, "qo"),
-        (Self::Kv, "kv"),
-        (Self::QoHead, "qo_head"),
-        (Self::KvHead, "kv_head"),
-        (Self::Dim, "dim"),
-        (Self::NumQoHeads, "num_qo_heads"),
-        (Self::NumKvHeads, "num_kv_heads"),
-        (Self::First, "first"),
-        (Self::Second, "second"),
-        (Self::X, "x"),
-        (Self::Logit, "logit"),
-        (Self::Max, "max"),
-        (Self::Sum, "sum"),
-        (Self::O, "o"),
-    ];
-
-    /// The name in JSON.
-    pub fn name(self) -> &'static str {
-        Self::NAMED[self as usize].1
+named! {
+    /// An input of a graph: an index, or an argument of its hook.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    #[expect(missing_docs, reason = "named as the methods of `At` and the arguments of the hooks")]
+    pub enum Input[15] {
+        Request = "request",
+        Qo = "qo",
+        Kv = "kv",
+        QoHead = "qo_head",
+        KvHead = "kv_head",
+        Dim = "dim",
+        NumQoHeads = "num_qo_heads",
+        NumKvHeads = "num_kv_heads",
+        First = "first",
+        Second = "second",
+        X = "x",
+        Logit = "logit",
+        Max = "max",
+        Sum = "sum",
+        O = "o",
     }
 }
 
-/// An operation; [`Number`] defines its semantics.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[expect(missing_docs, reason = "named as the methods of `Number`")]
-pub enum Op {
-    Neg,
-    Abs,
-    Floor,
-    Sqrt,
-    Exp2,
-    Log2,
-    Exp,
-    Tanh,
-    Sigmoid,
-    SinTurns,
-    CosTurns,
-    Add,
-    Sub,
-    Mul,
-    Div,
-    Min,
-    Max,
-    MulAdd,
-    Turns,
-    Lt,
-    Le,
-    Eq,
-    And,
-    Or,
-    Not,
-    Select,
+named! {
+    /// An operation; [`Number`] defines its semantics.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    #[expect(missing_docs, reason = "named as the methods of `Number`")]
+    pub enum Op[26] {
+        Neg = "neg",
+        Abs = "abs",
+        Floor = "floor",
+        Sqrt = "sqrt",
+        Exp2 = "exp2",
+        Log2 = "log2",
+        Exp = "exp",
+        Tanh = "tanh",
+        Sigmoid = "sigmoid",
+        SinTurns = "sin_turns",
+        CosTurns = "cos_turns",
+        Add = "add",
+        Sub = "sub",
+        Mul = "mul",
+        Div = "div",
+        Min = "min",
+        Max = "max",
+        MulAdd = "mul_add",
+        Turns = "turns",
+        Lt = "lt",
+        Le = "le",
+        Eq = "eq",
+        And = "and",
+        Or = "or",
+        Not = "not",
+        Select = "select",
+    }
 }
 
 /// The type of a node's value.
@@ -97,41 +95,6 @@ pub enum ValueKind {
 }
 
 impl Op {
-    /// All variants with their names.
-    pub const NAMED: [(Self, &'static str); 26] = [
-        (Self::Neg, "neg"),
-        (Self::Abs, "abs"),
-        (Self::Floor, "floor"),
-        (Self::Sqrt, "sqrt"),
-        (Self::Exp2, "exp2"),
-        (Self::Log2, "log2"),
-        (Self::Exp, "exp"),
-        (Self::Tanh, "tanh"),
-        (Self::Sigmoid, "sigmoid"),
-        (Self::SinTurns, "sin_turns"),
-        (Self::CosTurns, "cos_turns"),
-        (Self::Add, "add"),
-        (Self::Sub, "sub"),
-        (Self::Mul, "mul"),
-        (Self::Div, "div"),
-        (Self::Min, "min"),
-        (Self::Max, "max"),
-        (Self::MulAdd, "mul_add"),
-        (Self::Turns, "turns"),
-        (Self::Lt, "lt"),
-        (Self::Le, "le"),
-        (Self::Eq, "eq"),
-        (Self::And, "and"),
-        (Self::Or, "or"),
-        (Self::Not, "not"),
-        (Self::Select, "select"),
-    ];
-
-    /// The name in JSON.
-    pub fn name(self) -> &'static str {
-        Self::NAMED[self as usize].1
-    }
-
     /// Operand kinds and result kind.
     pub fn signature(self) -> (&'static [ValueKind], ValueKind) {
         use ValueKind::{Number, Truth};
