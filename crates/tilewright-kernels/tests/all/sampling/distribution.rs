@@ -1,11 +1,7 @@
-//! Distributions equal those of the CPU backend.
+//! Distributions equal those of the CPU backend. `long_rows` tests those of rows whose filters end outside of the list.
 
 use super::{
-    long_rows::{
-        at_the_upper_limit, coarse, far_below_zero, greedy_rows, params_beyond_the_list,
-        params_far_below_zero, params_of_coarse, subnormal,
-    },
-    rows::{Both, Rows, bell, positive, requests, run, ties_of_top_k},
+    rows::{Both, Rows, bell, requests, run, ties_of_top_k},
     sample::params,
 };
 use crate::real::{Real, assert_near};
@@ -18,7 +14,7 @@ use tilewright_kernels::sampling::{RowKind, SampleConfig, distribution};
 use tilewright_ptx::sim::{Arg, Memory};
 
 /// Results begin `gap` elements after an aligned address and have `gap` more elements per row. `gap` is also the seed.
-fn assert_distributed<T: Both, O: Both + Real>(
+pub(super) fn assert_distributed<T: Both, O: Both + Real>(
     rows: &Rows<T>,
     kind: RowKind,
     params: &[SamplingParams],
@@ -144,14 +140,6 @@ fn top_k_ends_anywhere_in_a_vector() {
     }
 }
 
-#[test]
-fn top_k_beyond_the_list() {
-    let each = params_beyond_the_list(4);
-    assert_distributed::<f32, f32>(&Rows::new((4, 4000), (1, 2), bell), LOGITS, &each, (64, 1));
-    assert_distributed::<bf16, f32>(&Rows::new((4, 4000), (0, 0), bell), LOGITS, &each, (64, 0));
-    assert_distributed::<f32, f32>(&Rows::new((4, 4000), (0, 0), positive), RowKind::Probs, &each, (64, 0));
-}
-
 /// Top-p ends among small equal logits at one place of the vectors of a warp's last step or of the step before.
 #[test]
 fn top_p_ends_anywhere_in_a_vector() {
@@ -189,28 +177,6 @@ fn top_p_ends_exactly_at_a_bucket() {
     assert_distributed::<f32, f32>(&rows, RowKind::Probs, &each, (64, 0));
 }
 
-#[test]
-fn top_k_ends_outside_of_the_list() {
-    let rows = Rows::<f32>::new((1, 16_320), (0, 0), far_below_zero);
-    assert_distributed::<f32, f32>(&rows, LOGITS, &[params_far_below_zero()], (512, 0));
-}
-
-#[test]
-fn the_largest_element_is_found_after_the_first_steps() {
-    for (rows, params) in greedy_rows() {
-        assert_distributed::<f32, f32>(&rows, LOGITS, &params, (64, 0));
-    }
-}
-
-#[test]
-fn weights_at_the_upper_limit_of_the_list() {
-    let each = [0.5, 0.6].map(|top_p| SamplingParams { top_p, ..SamplingParams::default() });
-    let rows = Rows::<f32>::new((2, 2800), (0, 0), at_the_upper_limit);
-    assert_distributed::<f32, f32>(&rows, RowKind::Probs, &each, (64, 0));
-    let rows = Rows::<f32>::new((2, 2800), (0, 0), subnormal);
-    assert_distributed::<f32, f32>(&rows, RowKind::Probs, &each, (64, 0));
-}
-
 /// The elements that each thread reads first are far below the others, so that few elements are listed for top-p.
 #[test]
 fn top_p_ends_in_a_short_list() {
@@ -242,14 +208,5 @@ fn an_invalid_probability_makes_its_row_invalid() {
         let prob = |row, i| if i == place(row) { value } else { 0.5 };
         let each = [SamplingParams { top_p, ..SamplingParams::default() }; 73];
         assert_distributed::<f32, f32>(&Rows::new((73, 4500), (1, 0), prob), RowKind::Probs, &each, (64, 0));
-    }
-}
-
-#[test]
-fn rows_of_probabilities() {
-    let each = params_of_coarse(20);
-    for vocab in [50, 2500] {
-        let rows = Rows::<f32>::new((20, vocab), (1, 2), coarse);
-        assert_distributed::<f32, f32>(&rows, RowKind::Probs, &each, (64, 1));
     }
 }

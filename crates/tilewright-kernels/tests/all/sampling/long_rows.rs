@@ -1,6 +1,7 @@
-//! Tokens of rows whose filters end outside of the list.
+//! Tokens and distributions of rows whose filters end outside of the list.
 
 use super::{
+    distribution::assert_distributed,
     rows::{Both, Rows, bell, positive},
     sample::{Launch, assert_drawn, assert_drawn_from, params},
 };
@@ -8,10 +9,20 @@ use half::{bf16, f16};
 use tilewright::sampling::{FilterOrder, SamplingParams, TopKTies};
 use tilewright_kernels::sampling::{RowCtas, RowKind};
 
+const LOGITS: RowKind = RowKind::Logits;
 const PROBS: RowKind = RowKind::Probs;
 
+/// The tokens of all rows and their distributions are those of the CPU backend.
+fn assert_both<T: Both>(kind: RowKind, rows: &Rows<T>, params: &[SamplingParams], launch: Launch)
+where
+    for<'a> tilewright::tensor::Data<'a>: From<&'a [T]>,
+{
+    assert_drawn_from(kind, rows, params, launch);
+    assert_distributed::<T, f32>(rows, kind, params, (launch.of_row.threads, rows.begin));
+}
+
 /// Requests with top-k of more elements than a list holds.
-pub(super) fn params_beyond_the_list(count: usize) -> Vec<SamplingParams> {
+fn params_beyond_the_list(count: usize) -> Vec<SamplingParams> {
     let of = |i: usize| SamplingParams {
         top_k: Some(2100),
         top_k_ties: [TopKTies::Keep, TopKTies::LowestIndex, TopKTies::HighestIndex][i / 4 % 3],
@@ -29,10 +40,10 @@ fn top_k_beyond_the_list() {
     let ties = |_, i: usize| if i == 0 { 1.0 } else { 0.25 };
     for (ctas, threads) in [(1, 64), (2, 128)] {
         let launch = Launch { of_row: RowCtas { ctas, threads }, seed: 0 };
-        assert_drawn(&Rows::<f32>::new((12, 4000), (1, 2), bell), &params, launch);
-        assert_drawn(&Rows::<bf16>::new((12, 4000), (0, 0), bell), &params, launch);
-        assert_drawn(&Rows::<bf16>::new((12, 4000), (0, 0), ties), &params, launch);
-        assert_drawn_from(PROBS, &Rows::<f32>::new((12, 4000), (0, 0), positive), &params, launch);
+        assert_both(LOGITS, &Rows::<f32>::new((12, 4000), (1, 2), bell), &params, launch);
+        assert_both(LOGITS, &Rows::<bf16>::new((12, 4000), (0, 0), bell), &params, launch);
+        assert_both(LOGITS, &Rows::<bf16>::new((12, 4000), (0, 0), ties), &params, launch);
+        assert_both(PROBS, &Rows::<f32>::new((12, 4000), (0, 0), positive), &params, launch);
     }
 }
 
@@ -69,12 +80,12 @@ fn draws_after_the_ties_of_top_k() {
 }
 
 /// Logits so far below 0 that the list, which the histogram bounds, lacks the last of the 890 largest.
-pub(super) fn far_below_zero(_: usize, i: usize) -> f32 {
+fn far_below_zero(_: usize, i: usize) -> f32 {
     -12_000.0 + (i * 7919 % 16_301 % 128) as f32 / 1024.0
 }
 
 /// A request for the 890 largest of [`far_below_zero`].
-pub(super) fn params_far_below_zero() -> SamplingParams {
+fn params_far_below_zero() -> SamplingParams {
     SamplingParams { temperature: 0.6, top_k: Some(890), seed: 3, ..SamplingParams::default() }
 }
 
@@ -82,11 +93,11 @@ pub(super) fn params_far_below_zero() -> SamplingParams {
 fn top_k_ends_outside_of_the_list() {
     let rows = Rows::<f32>::new((1, 16_320), (0, 0), far_below_zero);
     let launch = Launch { of_row: RowCtas { ctas: 2, threads: 512 }, seed: 0 };
-    assert_drawn(&rows, &[params_far_below_zero()], launch);
+    assert_both(LOGITS, &rows, &[params_far_below_zero()], launch);
 }
 
 /// Rows with the largest element in each vector of an almost full last step, and one with it after 1,024 vectors of a warp.
-pub(super) fn greedy_rows() -> [(Rows<f32>, Vec<SamplingParams>); 2] {
+fn greedy_rows() -> [(Rows<f32>, Vec<SamplingParams>); 2] {
     let greedy = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
     let of = |vocab, places: &[usize]| {
         let rows = Rows::new((places.len(), vocab), (0, 0), |row, i| f32::from(i == places[row]));
@@ -99,7 +110,7 @@ pub(super) fn greedy_rows() -> [(Rows<f32>, Vec<SamplingParams>); 2] {
 #[test]
 fn the_largest_element_is_found_after_the_first_steps() {
     for (rows, params) in greedy_rows() {
-        assert_drawn(&rows, &params, Launch::one_cta(64, 0));
+        assert_both(LOGITS, &rows, &params, Launch::one_cta(64, 0));
     }
 }
 
@@ -125,12 +136,12 @@ fn top_p_ends_outside_of_the_list() {
 }
 
 /// Probabilities of which many are equal to others, or to a part of the maximum.
-pub(super) fn coarse(row: usize, i: usize) -> f32 {
+fn coarse(row: usize, i: usize) -> f32 {
     (bell(row, i) * 4.0).max(0.0).round() / 64.0
 }
 
 /// Requests for [`coarse`] rows: temperature 1, and min-p of up to twice that of logits.
-pub(super) fn params_of_coarse(count: usize) -> Vec<SamplingParams> {
+fn params_of_coarse(count: usize) -> Vec<SamplingParams> {
     let of =
         |request: SamplingParams| SamplingParams { temperature: 1.0, min_p: request.min_p * 2.0, ..request };
     params(count).into_iter().map(of).collect()
@@ -162,7 +173,7 @@ fn min_p_keeps_weights_at_its_bound() {
 }
 
 /// Weights of which many are in the bucket of the threshold; others equal the limit from which on weights are not listed.
-pub(super) fn at_the_upper_limit(_: usize, i: usize) -> f32 {
+fn at_the_upper_limit(_: usize, i: usize) -> f32 {
     const BUCKET: u32 = 360_448; // bits of f32
     match i % 13 {
         0..3 => f32::from_bits(2933 * BUCKET + i as u32 * 37 % 128 * 1024),
@@ -172,7 +183,7 @@ pub(super) fn at_the_upper_limit(_: usize, i: usize) -> f32 {
 }
 
 /// Different weights below the normal numbers of f32.
-pub(super) fn subnormal(_: usize, i: usize) -> f32 {
+fn subnormal(_: usize, i: usize) -> f32 {
     f32::from_bits(0x40_0000 + i as u32 * 7919 % 4096 * 1024)
 }
 
@@ -186,7 +197,7 @@ fn weights_at_the_upper_limit_of_the_list() {
     let each: Vec<_> = (0..8).map(of).collect();
     for weight in [at_the_upper_limit, subnormal] {
         let rows = Rows::<f32>::new((8, 2800), (0, 0), weight);
-        assert_drawn_from(PROBS, &rows, &each, Launch::one_cta(64, 0));
+        assert_both(PROBS, &rows, &each, Launch::one_cta(64, 0));
     }
 }
 
@@ -215,7 +226,11 @@ fn draws_where_top_p_ends() {
 }
 
 #[test]
-fn probabilities_of_16_bits() {
+fn rows_of_probabilities() {
+    for vocab in [50, 2500] {
+        let rows = Rows::<f32>::new((20, vocab), (1, 2), coarse);
+        assert_both(PROBS, &rows, &params_of_coarse(20), Launch::one_cta(64, 0));
+    }
     let rows = Rows::<f16>::new((40, 2500), (0, 0), coarse);
     assert_drawn_from(PROBS, &rows, &params_of_coarse(40), Launch::one_cta(64, 0));
 }
