@@ -5,7 +5,7 @@
 //! one call each.
 
 use crate::tensor::TensorArg;
-use tilewright::{Error, Result};
+use tilewright::Result;
 
 /// A tensor with its name in error texts.
 #[derive(Clone, Copy)]
@@ -27,21 +27,23 @@ pub(crate) fn spans_overlap(a: &TensorArg, b: &TensorArg) -> bool {
     a.on_host() && b.on_host() && a_span.start < b_span.end && b_span.start < a_span.end
 }
 
-/// Rejects an output that shares memory with another argument.
+/// Rejects an output that shares elements with another argument.
 pub(crate) fn check_distinct(operator: &'static str, out: Named<'_>, other: Named<'_>) -> Result<()> {
-    if spans_overlap(out.tensor, other.tensor) && !interleaved(out.tensor, other.tensor) {
-        let text = format!("{} shares memory with {}, expected separate tensors", out.name, other.name);
-        return Err(Error::new(operator, text));
+    if spans_overlap(out.tensor, other.tensor) && interleaved(out.tensor, other.tensor) {
+        return Ok(());
     }
-    Ok(())
+    check_separate(operator, out, other)
 }
 
 /// Rejects an output whose span overlaps another argument's, even between its elements.
 pub(crate) fn check_separate(operator: &'static str, out: Named<'_>, other: Named<'_>) -> Result<()> {
-    if spans_overlap(out.tensor, other.tensor) {
-        let text = format!("{} shares memory with {}, expected separate tensors", out.name, other.name);
-        return Err(Error::new(operator, text));
-    }
+    tilewright::ensure!(
+        !spans_overlap(out.tensor, other.tensor),
+        operator,
+        "{} shares memory with {}, expected separate tensors",
+        out.name,
+        other.name
+    );
     Ok(())
 }
 
