@@ -237,29 +237,44 @@ impl<'py> FromPyObject<'_, 'py> for Bytes {
     }
 }
 
-/// One number for all rows, or one per row.
-pub(crate) enum PerRow {
-    One(f64),
-    Each(Vec<f64>),
+/// One value for all rows, or one per row.
+pub(crate) enum PerRow<T> {
+    One(T),
+    Each(Vec<T>),
 }
 
-impl PerRow {
-    /// One number per row.
-    pub(crate) fn expand(&self, operator: &'static str, name: &str, rows: usize) -> Result<Vec<f64>> {
+impl<T: Copy> PerRow<T> {
+    /// One value per row.
+    pub(crate) fn expand(&self, operator: &'static str, name: &str, rows: usize) -> Result<Vec<T>> {
         match self {
             Self::One(value) => Ok(vec![*value; rows]),
+            Self::Each(values) if values.len() == rows => Ok(values.clone()),
             Self::Each(values) => {
-                tilewright::ensure!(
-                    values.len() == rows,
-                    operator,
-                    "{name} has {} elements, expected rows = {rows}",
-                    values.len()
-                );
-                Ok(values.clone())
+                let text = format!("{name} has {} elements, expected rows = {rows}", values.len());
+                Err(Error::new(operator, text))
             }
         }
     }
 
+    /// A number, a sequence, or a tensor on the host, whose elements `read` converts.
+    fn extracted<'py>(
+        object: &Bound<'py, PyAny>,
+        expected: &str,
+        read: impl FnOnce(TensorDtype, &[u8]) -> PyResult<Vec<T>>,
+    ) -> PyResult<Self>
+    where
+        T: for<'a> FromPyObject<'a, 'py>,
+    {
+        let Some(tensor) = parameter_tensor(object)? else {
+            let one = object.extract().map(Self::One);
+            let each = || object.extract().map(Self::Each).map_err(|_| not_numbers(object, expected));
+            return one.or_else(|_| each());
+        };
+        read(tensor.dtype(), &tensor.compact()).map(Self::Each)
+    }
+}
+
+impl PerRow<f64> {
     /// One count per row; counts above `u32::MAX` select as much as that.
     pub(crate) fn counts(&self, operator: &'static str, name: &str, rows: usize) -> Result<Vec<u32>> {
         let values = self.expand(operator, name, rows)?;
@@ -280,73 +295,38 @@ impl PerRow {
     }
 }
 
-impl<'py> FromPyObject<'_, 'py> for PerRow {
+impl<'py> FromPyObject<'_, 'py> for PerRow<f64> {
     type Error = PyErr;
 
     fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        let Some(tensor) = parameter_tensor(&object)? else {
-            let one = object.extract().map(Self::One);
-            let each = || object.extract().map(Self::Each).map_err(|_| not_numbers(&object, "numbers"));
-            return one.or_else(|_| each());
-        };
-        let bytes = tensor.compact();
-        let values: Vec<f64> = match tensor.dtype() {
-            TensorDtype::Element(Dtype::F32) => each::<f32>(&bytes, f64::from),
-            TensorDtype::F64 => each::<f64>(&bytes, |value| value),
-            TensorDtype::I32 => each::<i32>(&bytes, f64::from),
-            TensorDtype::I64 => each::<i64>(&bytes, |value| value as f64),
+        Self::extracted(&object, "numbers", |dtype, bytes| match dtype {
+            TensorDtype::Element(Dtype::F32) => Ok(each::<f32>(bytes, f64::from)),
+            TensorDtype::F64 => Ok(each::<f64>(bytes, |value| value)),
+            TensorDtype::I32 => Ok(each::<i32>(bytes, f64::from)),
+            TensorDtype::I64 => Ok(each::<i64>(bytes, |value| value as f64)),
             other => {
                 let text = format!("dtype = {other}, expected float32, float64, int32 or int64");
-                return Err(invalid("tensor.parameters", text));
+                Err(invalid("tensor.parameters", text))
             }
-        };
-        Ok(Self::Each(values))
+        })
     }
 }
 
-/// One seed or offset for all rows, or one per row.
-pub(crate) enum Seeds {
-    One(u64),
-    Each(Vec<u64>),
-}
-
-impl Seeds {
-    /// One seed per row.
-    pub(crate) fn expand(&self, operator: &'static str, name: &str, rows: usize) -> Result<Vec<u64>> {
-        match self {
-            Self::One(value) => Ok(vec![*value; rows]),
-            Self::Each(values) if values.len() == rows => Ok(values.clone()),
-            Self::Each(values) => {
-                let text = format!("{name} has {} elements, expected rows = {rows}", values.len());
-                Err(Error::new(operator, text))
-            }
-        }
-    }
-}
-
-impl<'py> FromPyObject<'_, 'py> for Seeds {
+/// Seeds or offsets.
+impl<'py> FromPyObject<'_, 'py> for PerRow<u64> {
     type Error = PyErr;
 
     fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        let Some(tensor) = parameter_tensor(&object)? else {
-            let one = object.extract().map(Self::One);
-            let each =
-                || object.extract().map(Self::Each).map_err(|_| not_numbers(&object, "seeds of 64 bits"));
-            return one.or_else(|_| each());
-        };
-        let bytes = tensor.compact();
-        Ok(Self::Each(match tensor.dtype() {
-            TensorDtype::U64 | TensorDtype::I64 => bytemuck::pod_collect_to_vec(&bytes),
+        Self::extracted(&object, "seeds of 64 bits", |dtype, bytes| match dtype {
+            TensorDtype::U64 | TensorDtype::I64 => Ok(bytemuck::pod_collect_to_vec(bytes)),
             TensorDtype::I32 | TensorDtype::U32 => {
-                bytemuck::pod_collect_to_vec::<u8, u32>(&bytes).into_iter().map(u64::from).collect()
+                Ok(bytemuck::pod_collect_to_vec::<u8, u32>(bytes).into_iter().map(u64::from).collect())
             }
             other => {
-                return Err(invalid(
-                    "tensor.seeds",
-                    format!("dtype = {other}, expected an integer of 32 or 64 bits"),
-                ));
+                let text = format!("dtype = {other}, expected an integer of 32 or 64 bits");
+                Err(invalid("tensor.seeds", text))
             }
-        }))
+        })
     }
 }
 

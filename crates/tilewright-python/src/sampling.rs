@@ -4,7 +4,7 @@ use crate::{
     backend::AnyBackend,
     device::Queue,
     errors::raised,
-    integers::{PerRow, Seeds, WordArg},
+    integers::{PerRow, WordArg},
     keywords::Keywords,
     operators::InputArg,
     overlap::check_separate,
@@ -28,13 +28,13 @@ pub(crate) type RowError = (usize, String);
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct ParamFields {
-    temperature: PerRow,
-    top_k: Option<PerRow>,
-    top_p: PerRow,
-    min_p: PerRow,
+    temperature: PerRow<f64>,
+    top_k: Option<PerRow<f64>>,
+    top_p: PerRow<f64>,
+    min_p: PerRow<f64>,
     joint: bool,
-    seed: Seeds,
-    offset: Seeds,
+    seed: PerRow<u64>,
+    offset: PerRow<u64>,
 }
 
 impl ParamFields {
@@ -236,7 +236,7 @@ pub(crate) fn sampling_distribution(
 #[pyo3(from_item_all)]
 pub(crate) struct FilterFields {
     pub(crate) filter: String,
-    pub(crate) param: PerRow,
+    pub(crate) param: PerRow<f64>,
     pub(crate) x: TensorArg,
     pub(crate) out: TensorArg,
 }
