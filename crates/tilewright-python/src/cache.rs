@@ -3,10 +3,9 @@
 use crate::{
     backend::AnyBackend,
     batch::PageArrays,
-    device::Queue,
     errors::raised,
     integers::Integers,
-    keywords::Keywords,
+    keywords::operator_functions,
     overlap::{check_distinct, check_separate, spans_overlap},
     slots::{SlotFields, Slots},
     tensor::TensorArg,
@@ -104,11 +103,11 @@ impl AppendFields {
     }
 }
 
-/// Writes new keys and values to their pages.
-#[pyfunction]
-pub(crate) fn append_paged(py: Python<'_>, queue: &Queue, fields: Keywords<AppendFields>) -> PyResult<()> {
-    let Keywords(fields) = fields;
-    py.detach(|| fields.run(&queue.backend)).map_err(raised)
+operator_functions! {
+    /// Writes new keys and values to their pages.
+    append_paged(AppendFields);
+    /// Writes new latent tokens to their pages.
+    append_paged_mla(MlaAppendFields);
 }
 
 /// New latent tokens and the caches that receive them.
@@ -120,17 +119,6 @@ pub(crate) struct MlaAppendFields {
     pub(crate) ckv_cache: TensorArg,
     pub(crate) kpe_cache: TensorArg,
     pub(crate) slots: SlotFields,
-}
-
-/// Writes new latent tokens to their pages.
-#[pyfunction]
-pub(crate) fn append_paged_mla(
-    py: Python<'_>,
-    queue: &Queue,
-    fields: Keywords<MlaAppendFields>,
-) -> PyResult<()> {
-    let Keywords(fields) = fields;
-    py.detach(|| fields.run(&queue.backend)).map_err(raised)
 }
 
 impl MlaAppendFields {

@@ -34,6 +34,22 @@ macro_rules! fields_of_tuple {
 }
 pub(crate) use fields_of_tuple;
 
+/// Functions that execute an operator on a queue with the keywords of a struct, without the interpreter lock.
+macro_rules! operator_functions {
+    ($($(#[$meta:meta])* $name:ident($Fields:ty);)+) => {$(
+        $(#[$meta])*
+        #[pyo3::pyfunction]
+        pub(crate) fn $name(
+            py: pyo3::Python<'_>,
+            queue: &$crate::device::Queue,
+            fields: $crate::keywords::Keywords<$Fields>,
+        ) -> pyo3::PyResult<()> {
+            py.detach(|| fields.0.run(&queue.backend)).map_err($crate::errors::raised)
+        }
+    )+};
+}
+pub(crate) use operator_functions;
+
 /// The next item of a tuple, the field of this name.
 #[inline]
 pub(crate) fn next_field<'a, 'py, T>(items: &mut BorrowedTupleIterator<'a, 'py>, name: &str) -> PyResult<T>

@@ -5,7 +5,7 @@ use crate::{
     device::Queue,
     errors::{invalid, raised},
     integers::{Flags, Integers},
-    keywords::{Keywords, fields_of_tuple},
+    keywords::{fields_of_tuple, operator_functions},
     overlap::{Named, check_distinct, check_separate, interleaved, spans_overlap},
     tensor::TensorArg,
 };
@@ -156,11 +156,13 @@ pub(crate) struct MergeFields {
     pub(crate) mask: Option<TensorArg>,
 }
 
-/// Merges attention states.
-#[pyfunction]
-pub(crate) fn merge_states(py: Python<'_>, queue: &Queue, fields: Keywords<MergeFields>) -> PyResult<()> {
-    let Keywords(fields) = fields;
-    py.detach(|| fields.run(&queue.backend)).map_err(raised)
+operator_functions! {
+    /// Merges attention states.
+    merge_states(MergeFields);
+    /// `out = x · weightᵀ + bias`
+    linear_layer(LinearFields);
+    /// `out = x · weights[ids[s]]ᵀ` for the rows of segment `s`.
+    segment_gemm(SegmentFields);
 }
 
 impl MergeFields {
@@ -196,21 +198,17 @@ pub(crate) struct LinearFields {
     out: TensorArg,
 }
 
-/// `out = x · weightᵀ + bias`
-#[pyfunction]
-pub(crate) fn linear_layer(py: Python<'_>, queue: &Queue, fields: Keywords<LinearFields>) -> PyResult<()> {
-    let Keywords(fields) = fields;
-    const OPERATOR: &str = "gemm.linear";
-    let LinearFields { x, weight, bias, mut out } = fields;
-    py.detach(|| {
+impl LinearFields {
+    fn run(self, backend: &AnyBackend) -> Result<()> {
+        const OPERATOR: &str = "gemm.linear";
+        let Self { x, weight, bias, mut out } = self;
         let x = InputArg::beside(OPERATOR, x.named("x"), out.named("out"))?;
         let weight = InputArg::beside(OPERATOR, weight.named("weight"), out.named("out"))?;
         let bias = InputArg::optional_beside(OPERATOR, "bias", bias.as_ref(), out.named("out"))?;
         let bias = bias.as_ref().map(|bias| bias.view(OPERATOR, "bias")).transpose()?;
         let (x, weight) = (x.view(OPERATOR, "x")?, weight.view(OPERATOR, "weight")?);
-        linear(&queue.backend, x, weight, bias, out.view_mut(OPERATOR, "out")?)
-    })
-    .map_err(raised)
+        linear(backend, x, weight, bias, out.view_mut(OPERATOR, "out")?)
+    }
 }
 
 /// A product with one weight per segment of rows.
@@ -224,13 +222,10 @@ pub(crate) struct SegmentFields {
     out: TensorArg,
 }
 
-/// `out = x · weights[ids[s]]ᵀ` for the rows of segment `s`.
-#[pyfunction]
-pub(crate) fn segment_gemm(py: Python<'_>, queue: &Queue, fields: Keywords<SegmentFields>) -> PyResult<()> {
-    let Keywords(fields) = fields;
-    const OPERATOR: &str = "gemm.segment_gemm";
-    let SegmentFields { x, weights, indptr, ids, mut out } = fields;
-    py.detach(|| {
+impl SegmentFields {
+    fn run(self, backend: &AnyBackend) -> Result<()> {
+        const OPERATOR: &str = "gemm.segment_gemm";
+        let Self { x, weights, indptr, ids, mut out } = self;
         let x = InputArg::beside(OPERATOR, x.named("x"), out.named("out"))?;
         let weights = InputArg::beside(OPERATOR, weights.named("weights"), out.named("out"))?;
         let indptr = indptr.to_i32(OPERATOR, "indptr")?;
@@ -242,9 +237,8 @@ pub(crate) fn segment_gemm(py: Python<'_>, queue: &Queue, fields: Keywords<Segme
             ids: ids.as_deref(),
             out: out.view_mut(OPERATOR, "out")?,
         }
-        .run(&queue.backend)
-    })
-    .map_err(raised)
+        .run(backend)
+    }
 }
 
 /// Packs flags in device memory into `out`, uint8, from the lowest bit of each byte on.

@@ -2,10 +2,8 @@
 
 use crate::{
     backend::AnyBackend,
-    device::Queue,
-    errors::raised,
     integers::IndexArg,
-    keywords::Keywords,
+    keywords::operator_functions,
     overlap::{check_separate, spans_overlap},
     tensor::TensorArg,
 };
@@ -74,20 +72,23 @@ pub(crate) struct RotationFields {
     table: Option<TableFields>,
 }
 
-/// Rotates queries and keys.
-#[pyfunction]
-pub(crate) fn apply_rope(py: Python<'_>, queue: &Queue, fields: Keywords<RotationFields>) -> PyResult<()> {
-    let Keywords(fields) = fields;
-    let RotationFields { from_q, from_k, mut q, mut k, positions, rope, table } = fields;
-    let rope = rope.map(|rope| rope.rope()).transpose().map_err(raised)?;
-    py.detach(|| {
+operator_functions! {
+    /// Rotates queries and keys.
+    apply_rope(RotationFields);
+    /// Rotates queries and keys and rounds them to 8 bits.
+    apply_rope_quantized(QuantizedRotationFields);
+}
+
+impl RotationFields {
+    fn run(self, backend: &AnyBackend) -> Result<()> {
+        let Self { from_q, from_k, mut q, mut k, positions, rope, table } = self;
+        let rope = rope.map(|rope| rope.rope()).transpose()?;
         let angles = angles(&rope, &table)?;
         let mut copied = Vec::new();
         let indices = positions.indices(OPERATOR, "position", &mut copied)?;
         let from = [from_q.as_ref(), from_k.as_ref()];
-        Rotation { from, indices, angles }.apply(&queue.backend, &mut q, &mut k)
-    })
-    .map_err(raised)
+        Rotation { from, indices, angles }.apply(backend, &mut q, &mut k)
+    }
 }
 
 /// The inputs of a rotation; without `from` it is in place.
@@ -158,17 +159,10 @@ pub(crate) struct QuantizedRotationFields {
     table: Option<TableFields>,
 }
 
-/// Rotates queries and keys and rounds them to 8 bits.
-#[pyfunction]
-pub(crate) fn apply_rope_quantized(
-    py: Python<'_>,
-    queue: &Queue,
-    fields: Keywords<QuantizedRotationFields>,
-) -> PyResult<()> {
-    let Keywords(fields) = fields;
-    let QuantizedRotationFields { from, mut to, scales, positions, rope, table } = fields;
-    let rope = rope.map(|rope| rope.rope()).transpose().map_err(raised)?;
-    py.detach(|| {
+impl QuantizedRotationFields {
+    fn run(self, backend: &AnyBackend) -> Result<()> {
+        let Self { from, mut to, scales, positions, rope, table } = self;
+        let rope = rope.map(|rope| rope.rope()).transpose()?;
         for (at, out) in to.iter().enumerate() {
             let others = from
                 .iter()
@@ -199,8 +193,6 @@ pub(crate) fn apply_rope_quantized(
         let mut next = || to.next().expect("their number was matched");
         let (q, k) = (next(), next());
         let rest = rest.map(|from| RopeRest { from, q: next(), k: next() });
-        RopeRotation { from: Some(from), q, k, rest, scales: Some(scales), positions, angles }
-            .run(&queue.backend)
-    })
-    .map_err(raised)
+        RopeRotation { from: Some(from), q, k, rest, scales: Some(scales), positions, angles }.run(backend)
+    }
 }

@@ -5,7 +5,7 @@ use crate::{
     device::Queue,
     errors::raised,
     integers::{PerRow, WordArg},
-    keywords::Keywords,
+    keywords::{Keywords, operator_functions},
     operators::InputArg,
     overlap::check_separate,
     tensor::TensorArg,
@@ -211,24 +211,16 @@ pub(crate) struct DistributionFields {
     out: TensorArg,
 }
 
-/// Writes the distribution that [`sample`] draws from.
-#[pyfunction]
-pub(crate) fn sampling_distribution(
-    py: Python<'_>,
-    queue: &Queue,
-    fields: Keywords<DistributionFields>,
-) -> PyResult<()> {
-    let Keywords(fields) = fields;
-    const OPERATOR: &str = "sampling.distribution";
-    let DistributionFields { tensor, probs, params, mut out } = fields;
-    py.detach(|| {
+impl DistributionFields {
+    fn run(self, backend: &AnyBackend) -> Result<()> {
+        const OPERATOR: &str = "sampling.distribution";
+        let Self { tensor, probs, params, mut out } = self;
         let params = params.rows(OPERATOR, rows(&tensor))?;
         let input = InputArg::beside(OPERATOR, tensor.named("scores"), out.named("out"))?;
         let view = input.view(OPERATOR, "scores")?;
         let scores = if probs { Scores::Probs(view) } else { Scores::Logits(view) };
-        distribution(&queue.backend, scores, &params, out.view_mut(OPERATOR, "out")?)
-    })
-    .map_err(raised)
+        distribution(backend, scores, &params, out.view_mut(OPERATOR, "out")?)
+    }
 }
 
 /// `"softmax"`, `"top_k_renorm"`, `"top_p_renorm"` or `"top_k_mask"` with its parameter.
@@ -241,11 +233,13 @@ pub(crate) struct FilterFields {
     pub(crate) out: TensorArg,
 }
 
-/// Filters each row.
-#[pyfunction]
-pub(crate) fn filter_scores(py: Python<'_>, queue: &Queue, fields: Keywords<FilterFields>) -> PyResult<()> {
-    let Keywords(fields) = fields;
-    py.detach(|| fields.run(&queue.backend)).map_err(raised)
+operator_functions! {
+    /// Writes the distribution that [`sample`] draws from.
+    sampling_distribution(DistributionFields);
+    /// Filters each row.
+    filter_scores(FilterFields);
+    /// Selects the `k` largest scores of each row.
+    top_k_selection(TopKFields);
 }
 
 impl FilterFields {
@@ -284,13 +278,10 @@ pub(crate) struct TopKFields {
     indices: TensorArg,
 }
 
-/// Selects the `k` largest scores of each row.
-#[pyfunction]
-pub(crate) fn top_k_selection(py: Python<'_>, queue: &Queue, fields: Keywords<TopKFields>) -> PyResult<()> {
-    let Keywords(fields) = fields;
-    const OPERATOR: &str = "sampling.top_k";
-    let TopKFields { scores, k, highest_ties, sorted, mut values, mut indices } = fields;
-    py.detach(|| {
+impl TopKFields {
+    fn run(self, backend: &AnyBackend) -> Result<()> {
+        const OPERATOR: &str = "sampling.top_k";
+        let Self { scores, k, highest_ties, sorted, mut values, mut indices } = self;
         let ties = if highest_ties { TieBreak::Highest } else { TieBreak::Lowest };
         for other in [scores.named("scores"), values.named("values")] {
             check_separate(OPERATOR, indices.named("indices"), other)?;
@@ -302,9 +293,8 @@ pub(crate) fn top_k_selection(py: Python<'_>, queue: &Queue, fields: Keywords<To
             values: values.view_mut(OPERATOR, "values")?,
             indices: indices.indices_mut(OPERATOR, "indices")?,
         }
-        .run(&queue.backend)
-    })
-    .map_err(raised)
+        .run(backend)
+    }
 }
 
 /// Excludes the tokens whose bit is 0.

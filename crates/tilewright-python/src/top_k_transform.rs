@@ -1,7 +1,7 @@
 //! Top-k selection in windows, with mapped indices.
 
 use crate::{
-    device::Queue, errors::raised, integers::IndexArg, keywords::Keywords, overlap::check_separate,
+    backend::AnyBackend, integers::IndexArg, keywords::operator_functions, overlap::check_separate,
     tensor::TensorArg,
 };
 use pyo3::prelude::*;
@@ -32,30 +32,28 @@ pub(crate) struct TransformFields {
     window_indices: Option<TensorArg>,
 }
 
-/// Selects in a window of each row and maps the indices.
-#[pyfunction]
-pub(crate) fn top_k_transform(
-    py: Python<'_>,
-    queue: &Queue,
-    fields: Keywords<TransformFields>,
-) -> PyResult<()> {
-    let Keywords(mut fields) = fields;
-    py.detach(|| {
-        let windows = fields.window_indices.as_ref().map(|windows| windows.named("window_indices"));
-        for other in [Some(fields.scores.named("scores")), windows].into_iter().flatten() {
-            check_separate(OPERATOR, fields.indices.named("indices"), other)?;
+operator_functions! {
+    /// Selects in a window of each row and maps the indices.
+    top_k_transform(TransformFields);
+}
+
+impl TransformFields {
+    fn run(mut self, backend: &AnyBackend) -> Result<()> {
+        let windows = self.window_indices.as_ref().map(|windows| windows.named("window_indices"));
+        for other in [Some(self.scores.named("scores")), windows].into_iter().flatten() {
+            check_separate(OPERATOR, self.indices.named("indices"), other)?;
         }
         if let Some(windows) = windows {
-            check_separate(OPERATOR, windows, fields.scores.named("scores"))?;
+            check_separate(OPERATOR, windows, self.scores.named("scores"))?;
         }
         let mut copies: [Vec<i32>; 6] = Default::default();
         let [lengths, starts, offsets, table, table_rows, table_starts] = &mut copies;
-        let starts = optional(&fields.starts, "starts", starts)?;
-        let offsets = optional(&fields.offsets, "offsets", offsets)?;
-        let table = optional(&fields.table, "table", table)?;
-        let table_rows = optional(&fields.table_rows, "table_rows", table_rows)?;
-        let table_starts = optional(&fields.table_starts, "table_starts", table_starts)?;
-        let (width, page_size) = (fields.width, fields.page_size);
+        let starts = optional(&self.starts, "starts", starts)?;
+        let offsets = optional(&self.offsets, "offsets", offsets)?;
+        let table = optional(&self.table, "table", table)?;
+        let table_rows = optional(&self.table_rows, "table_rows", table_rows)?;
+        let table_starts = optional(&self.table_starts, "table_starts", table_starts)?;
+        let (width, page_size) = (self.width, self.page_size);
         let mapping = match (offsets, table) {
             (Some(offsets), None) => IndexMapping::Offsets(offsets),
             (None, Some(table)) => {
@@ -63,21 +61,20 @@ pub(crate) fn top_k_transform(
             }
             _ => return Err(Error::new(OPERATOR, "expected either offsets or a table")),
         };
-        let window_indices = fields.window_indices.as_mut();
+        let window_indices = self.window_indices.as_mut();
         let window_indices = window_indices.map(|windows| windows.indices_mut(OPERATOR, "window_indices"));
         TopKTransform {
-            scores: fields.scores.view(OPERATOR, "scores")?,
-            lengths: fields.lengths.indices(OPERATOR, "lengths", lengths)?,
+            scores: self.scores.view(OPERATOR, "scores")?,
+            lengths: self.lengths.indices(OPERATOR, "lengths", lengths)?,
             starts,
-            k: fields.k,
-            ties: if fields.highest_ties { TieBreak::Highest } else { TieBreak::Lowest },
+            k: self.k,
+            ties: if self.highest_ties { TieBreak::Highest } else { TieBreak::Lowest },
             mapping,
-            indices: fields.indices.indices_mut(OPERATOR, "indices")?,
+            indices: self.indices.indices_mut(OPERATOR, "indices")?,
             window_indices: window_indices.transpose()?,
         }
-        .run(&queue.backend)
-    })
-    .map_err(raised)
+        .run(backend)
+    }
 }
 
 fn optional<'a>(
