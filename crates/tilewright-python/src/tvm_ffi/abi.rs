@@ -15,7 +15,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     ptr,
 };
-use tilewright::{Error, ErrorKind};
+use tilewright::{Error, ErrorKind, activation::Activation};
 
 /// Type indices of values.
 const NONE: i32 = 0;
@@ -85,15 +85,21 @@ pub(super) type Outcome = Result<Option<i64>, Failure>;
 
 /// The arguments of a call, with the names of the function's parameters.
 pub(super) struct Arguments<'a> {
-    function: &'static str,
+    /// The operator in error texts, `tvm_ffi.` and the name of the function.
+    pub(super) operator: &'static str,
     names: &'static [&'static str],
     values: &'a [AnyValue],
 }
 
 impl Arguments<'_> {
+    /// The name of the function.
+    pub(super) fn function(&self) -> &'static str {
+        self.operator.trim_start_matches("tvm_ffi.")
+    }
+
     fn invalid(&self, at: usize, expected: &str) -> Failure {
         let (name, index) = (self.names[at], self.values[at].type_index);
-        let text = format!("tvm_ffi.{}: {name} is of type index {index}, expected {expected}", self.function);
+        let text = format!("{}: {name} is of type index {index}, expected {expected}", self.operator);
         Failure { kind: c"TypeError", text }
     }
 
@@ -196,7 +202,7 @@ fn raise(failure: &Failure) -> c_int {
 /// A call as the ABI passes it, and the function with the names of its parameters.
 #[derive(Clone, Copy)]
 struct Call {
-    function: &'static str,
+    operator: &'static str,
     names: &'static [&'static str],
     values: *const AnyValue,
     count: i32,
@@ -204,19 +210,19 @@ struct Call {
 }
 
 /// Executes a call and returns its code. A panic becomes an error.
-fn execute(operator: fn(&Arguments<'_>) -> Outcome, call: Call) -> c_int {
-    let Call { function, names, values, count, result } = call;
+fn execute(function: fn(&Arguments<'_>) -> Outcome, call: Call) -> c_int {
+    let Call { operator, names, values, count, result } = call;
     if usize::try_from(count) != Ok(names.len()) || values.is_null() || result.is_null() {
         let (expected, names) = (names.len(), names.join(", "));
-        let text = format!("tvm_ffi.{function}: {count} arguments, expected {expected}: {names}");
+        let text = format!("{operator}: {count} arguments, expected {expected}: {names}");
         return raise(&Failure { kind: c"TypeError", text });
     }
     // SAFETY: the caller passes `count` values, which live as long as the call.
     #[allow(unsafe_code, reason = "reads the arguments of TVM-FFI")]
     let values = unsafe { std::slice::from_raw_parts(values, names.len()) };
-    let arguments = Arguments { function, names, values };
-    let outcome = catch_unwind(AssertUnwindSafe(|| operator(&arguments))).unwrap_or_else(|_| {
-        Err(Failure { kind: c"RuntimeError", text: format!("tvm_ffi.{function}: an internal error") })
+    let arguments = Arguments { operator, names, values };
+    let outcome = catch_unwind(AssertUnwindSafe(|| function(&arguments))).unwrap_or_else(|_| {
+        Err(Failure { kind: c"RuntimeError", text: format!("{operator}: an internal error") })
     });
     match outcome {
         Ok(value) => {
@@ -233,112 +239,106 @@ fn execute(operator: fn(&Arguments<'_>) -> Outcome, call: Call) -> c_int {
     }
 }
 
-/// Exports functions of modules with the names of their parameters.
+/// Exports functions as symbols `__tvm_ffi_<name>`, with the names of their parameters.
 macro_rules! export {
-    ($($symbol:ident = $module:ident::$function:ident($($name:ident),+);)+) => {
-        $(
+    ($($name:ident($($param:ident),+) = $function:expr;)+) => {
+        $(const _: () = {
             #[allow(unsafe_code, reason = "a symbol of the library")]
             // SAFETY: the prefix `__tvm_ffi_` is that of functions of this type.
-            #[unsafe(no_mangle)]
-            extern "C" fn $symbol(_: *mut c_void, values: *const AnyValue, count: i32, result: *mut AnyValue) -> c_int {
-                let (function, names) = (stringify!($function), &[$(stringify!($name)),+]);
-                execute($module::$function, Call { function, names, values, count, result })
+            #[unsafe(export_name = concat!("__tvm_ffi_", stringify!($name)))]
+            extern "C" fn exported(_: *mut c_void, values: *const AnyValue, count: i32, result: *mut AnyValue) -> c_int {
+                let (operator, names) = (concat!("tvm_ffi.", stringify!($name)), &[$(stringify!($param)),+]);
+                execute($function, Call { operator, names, values, count, result })
             }
-        )+
+        };)+
     };
 }
 
 export! {
-    __tvm_ffi_rmsnorm = operators::rmsnorm(output, input, weight, eps, enable_pdl);
-    __tvm_ffi_gemma_rmsnorm = operators::gemma_rmsnorm(output, input, weight, eps, enable_pdl);
-    __tvm_ffi_fused_add_rmsnorm = operators::fused_add_rmsnorm(
+    rmsnorm(output, input, weight, eps, enable_pdl) = |call| operators::rmsnorm(call, false);
+    gemma_rmsnorm(output, input, weight, eps, enable_pdl) = |call| operators::rmsnorm(call, true);
+    fused_add_rmsnorm(
         input, residual, weight, eps, enable_pdl
-    );
-    __tvm_ffi_gemma_fused_add_rmsnorm = operators::gemma_fused_add_rmsnorm(
+    ) = |call| operators::fused_add_rmsnorm(call, false);
+    gemma_fused_add_rmsnorm(
         input, residual, weight, eps, enable_pdl
-    );
-    __tvm_ffi_layernorm = operators::layernorm(output, input, gamma, beta, eps);
-    __tvm_ffi_silu_and_mul = operators::silu_and_mul(out, input, enable_pdl);
-    __tvm_ffi_gelu_and_mul = operators::gelu_and_mul(out, input, enable_pdl);
-    __tvm_ffi_gelu_tanh_and_mul = operators::gelu_tanh_and_mul(out, input, enable_pdl);
-    __tvm_ffi_apply_rope_pos_ids = operators::apply_rope_pos_ids(
+    ) = |call| operators::fused_add_rmsnorm(call, true);
+    layernorm(output, input, gamma, beta, eps) = operators::layernorm;
+    silu_and_mul(out, input, enable_pdl) = |call| operators::activation(call, Activation::Silu);
+    gelu_and_mul(out, input, enable_pdl) = |call| operators::activation(call, Activation::Gelu);
+    gelu_tanh_and_mul(out, input, enable_pdl) = |call| operators::activation(call, Activation::GeluTanh);
+    apply_rope_pos_ids(
         q, k, q_rope, k_rope, pos_ids, rotary_dim, interleave, rope_scale, rope_theta
-    );
-    __tvm_ffi_apply_llama31_rope_pos_ids = operators::apply_llama31_rope_pos_ids(
-        q, k, q_rope, k_rope, pos_ids, rotary_dim, interleave, rope_scale, rope_theta, low_freq_factor, high_freq_factor,
-        old_context_length
-    );
-    __tvm_ffi_apply_rope_pos_ids_cos_sin_cache =
-        operators::apply_rope_pos_ids_cos_sin_cache(
-            q, k, q_rope, k_rope, cos_sin_cache, pos_ids, interleave
-        );
-    __tvm_ffi_merge_state = operators::merge_state(v_a, s_a, v_b, s_b, v_merged, s_merged);
-    __tvm_ffi_merge_state_in_place = operators::merge_state_in_place(v, s, v_other, s_other, mask);
-    __tvm_ffi_merge_states = operators::merge_states(v, s, v_merged, s_merged);
-    __tvm_ffi_packbits = operators::packbits(x, bitorder, y);
-    __tvm_ffi_segment_packbits = operators::segment_packbits(
-        x, input_indptr, output_indptr, bitorder, y
-    );
-    __tvm_ffi_append_paged_kv_cache = operators::append_paged_kv_cache(
+    ) = operators::apply_rope_pos_ids;
+    apply_llama31_rope_pos_ids(
+        q, k, q_rope, k_rope, pos_ids, rotary_dim, interleave, rope_scale, rope_theta, low_freq_factor,
+        high_freq_factor, old_context_length
+    ) = operators::apply_llama31_rope_pos_ids;
+    apply_rope_pos_ids_cos_sin_cache(
+        q, k, q_rope, k_rope, cos_sin_cache, pos_ids, interleave
+    ) = operators::apply_rope_pos_ids_cos_sin_cache;
+    merge_state(v_a, s_a, v_b, s_b, v_merged, s_merged) = operators::merge_state;
+    merge_state_in_place(v, s, v_other, s_other, mask) = operators::merge_state_in_place;
+    merge_states(v, s, v_merged, s_merged) = operators::merge_states;
+    packbits(x, bitorder, y) = operators::packbits;
+    segment_packbits(x, input_indptr, output_indptr, bitorder, y) = operators::segment_packbits;
+    append_paged_kv_cache(
         k, v, batch_indices, positions, k_cache, v_cache, kv_indices, kv_indptr, kv_last_page_len, layout
-    );
-    __tvm_ffi_append_paged_mla_kv_cache = operators::append_paged_mla_kv_cache(
-        append_ckv, append_kpe, batch_indices, positions, ckv_cache, kpe_cache, kv_indices, kv_indptr, kv_last_page_len
-    );
-    __tvm_ffi_softmax = sampling::softmax(
-        workspace_buffer, logits, output, temperature_arr, temperature, enable_pdl
-    );
-    __tvm_ffi_sampling_from_logits = sampling::sampling_from_logits(
+    ) = operators::append_paged_kv_cache;
+    append_paged_mla_kv_cache(
+        append_ckv, append_kpe, batch_indices, positions, ckv_cache, kpe_cache, kv_indices, kv_indptr,
+        kv_last_page_len
+    ) = operators::append_paged_mla_kv_cache;
+    softmax(workspace_buffer, logits, output, temperature_arr, temperature, enable_pdl) = sampling::softmax;
+    sampling_from_logits(
         logits, output, indices, deterministic, seed_arr, seed, offset_arr, offset
-    );
-    __tvm_ffi_sampling_from_probs = sampling::sampling_from_probs(
+    ) = sampling::sampling_from_logits;
+    sampling_from_probs(
         probs, output, valid, indices, deterministic, seed_arr, seed, offset_arr, offset
-    );
-    __tvm_ffi_top_k_sampling_from_probs = sampling::top_k_sampling_from_probs(
+    ) = sampling::sampling_from_probs;
+    top_k_sampling_from_probs(
         probs, output, valid, indices, top_k_arr, top_k, deterministic, seed_arr, seed, offset_arr, offset
-    );
-    __tvm_ffi_top_p_sampling_from_probs = sampling::top_p_sampling_from_probs(
+    ) = sampling::top_k_sampling_from_probs;
+    top_p_sampling_from_probs(
         probs, output, valid, indices, top_p_arr, top_p, deterministic, seed_arr, seed, offset_arr, offset
-    );
-    __tvm_ffi_min_p_sampling_from_probs = sampling::min_p_sampling_from_probs(
+    ) = sampling::top_p_sampling_from_probs;
+    min_p_sampling_from_probs(
         probs, output, valid, indices, min_p_arr, min_p, deterministic, seed_arr, seed, offset_arr, offset
-    );
-    __tvm_ffi_top_k_top_p_sampling_from_probs =
-        sampling::top_k_top_p_sampling_from_probs(
-            probs, output, valid, indices, top_k_arr, top_k, top_p_arr, top_p, deterministic, seed_arr, seed, offset_arr,
-            offset
-        );
-    __tvm_ffi_top_k_renorm_probs = sampling::top_k_renorm_probs(
+    ) = sampling::min_p_sampling_from_probs;
+    top_k_top_p_sampling_from_probs(
+        probs, output, valid, indices, top_k_arr, top_k, top_p_arr, top_p, deterministic, seed_arr, seed,
+        offset_arr, offset
+    ) = sampling::top_k_top_p_sampling_from_probs;
+    top_k_renorm_probs(
         probs, renorm_probs, top_k_arr, top_k, row_states_buffer
-    );
-    __tvm_ffi_top_p_renorm_probs = sampling::top_p_renorm_probs(
+    ) = sampling::top_k_renorm_probs;
+    top_p_renorm_probs(
         probs, renorm_probs, top_p_arr, top_p, is_deterministic, workspace
-    );
-    __tvm_ffi_top_k_mask_logits = sampling::top_k_mask_logits(
-        logits, mask_logits, top_k_arr, top_k, row_states_buffer
-    );
-    __tvm_ffi_chain_speculative_sampling = sampling::chain_speculative_sampling(
+    ) = sampling::top_p_renorm_probs;
+    top_k_mask_logits(logits, mask_logits, top_k_arr, top_k, row_states_buffer) = sampling::top_k_mask_logits;
+    chain_speculative_sampling(
         draft_probs, draft_token_ids, target_probs, output_token_ids, output_accepted_token_num,
         output_emitted_draft_token_num, deterministic, seed_arr, seed, offset_arr, offset
-    );
-    __tvm_ffi_paged_decode_plan = plans::paged_decode_plan(
+    ) = sampling::chain_speculative_sampling;
+    paged_decode_plan(
         q, k_cache, kv_indptr, kv_indices, kv_last_page_len, layout, sm_scale
-    );
-    __tvm_ffi_paged_decode_run = plans::paged_decode_run(plan, q, k_cache, v_cache, output, lse);
-    __tvm_ffi_paged_decode_free = plans::paged_decode_free(plan);
-    __tvm_ffi_paged_prefill_plan = plans::paged_prefill_plan(
-        q, k_cache, qo_indptr, kv_indptr, kv_indices, kv_last_page_len, layout, causal, window_left, logits_soft_cap, sm_scale
-    );
-    __tvm_ffi_paged_prefill_run = plans::paged_prefill_run(plan, q, k_cache, v_cache, output, lse);
-    __tvm_ffi_paged_prefill_free = plans::paged_prefill_free(plan);
-    __tvm_ffi_ragged_prefill_plan = plans::ragged_prefill_plan(
+    ) = plans::paged_decode_plan;
+    paged_decode_run(plan, q, k_cache, v_cache, output, lse) = plans::run_kv;
+    paged_decode_free(plan) = plans::free;
+    paged_prefill_plan(
+        q, k_cache, qo_indptr, kv_indptr, kv_indices, kv_last_page_len, layout, causal, window_left,
+        logits_soft_cap, sm_scale
+    ) = plans::paged_prefill_plan;
+    paged_prefill_run(plan, q, k_cache, v_cache, output, lse) = plans::run_kv;
+    paged_prefill_free(plan) = plans::free;
+    ragged_prefill_plan(
         q, k, v, qo_indptr, kv_indptr, causal, window_left, logits_soft_cap, sm_scale
-    );
-    __tvm_ffi_ragged_prefill_run = plans::ragged_prefill_run(plan, q, k, v, output, lse);
-    __tvm_ffi_ragged_prefill_free = plans::ragged_prefill_free(plan);
-    __tvm_ffi_mla_plan = plans::mla_plan(
+    ) = plans::ragged_prefill_plan;
+    ragged_prefill_run(plan, q, k, v, output, lse) = plans::run_kv;
+    ragged_prefill_free(plan) = plans::free;
+    mla_plan(
         q_nope, q_pe, ckv_cache, qo_indptr, kv_indptr, kv_indices, kv_len_arr, causal, sm_scale
-    );
-    __tvm_ffi_mla_run = plans::mla_run(plan, q_nope, q_pe, ckv_cache, kpe_cache, output, lse);
-    __tvm_ffi_mla_free = plans::mla_free(plan);
+    ) = plans::mla_plan;
+    mla_run(plan, q_nope, q_pe, ckv_cache, kpe_cache, output, lse) = plans::mla_run;
+    mla_free(plan) = plans::free;
 }

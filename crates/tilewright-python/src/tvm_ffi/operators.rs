@@ -33,8 +33,7 @@ fn norm(x: TensorArg, weight: TensorArg, out: TensorArg, eps: f64) -> NormFields
     }
 }
 
-/// `output, input, weight, eps, enable_pdl`
-fn run_rmsnorm(call: &Arguments<'_>, gemma: bool) -> Outcome {
+pub(super) fn rmsnorm(call: &Arguments<'_>, gemma: bool) -> Outcome {
     let (out, x, weight) = (call.tensor(0)?, call.tensor(1)?, call.tensor(2)?);
     let (eps, (_, backend)) = (call.float(3)?, backend_of(&out)?);
     call.int(4)?; // a hint
@@ -42,29 +41,12 @@ fn run_rmsnorm(call: &Arguments<'_>, gemma: bool) -> Outcome {
     Ok(None)
 }
 
-pub(super) fn rmsnorm(call: &Arguments<'_>) -> Outcome {
-    run_rmsnorm(call, false)
-}
-
-pub(super) fn gemma_rmsnorm(call: &Arguments<'_>) -> Outcome {
-    run_rmsnorm(call, true)
-}
-
-/// `input, residual, weight, eps, enable_pdl`
-fn run_fused_add_rmsnorm(call: &Arguments<'_>, gemma: bool) -> Outcome {
+pub(super) fn fused_add_rmsnorm(call: &Arguments<'_>, gemma: bool) -> Outcome {
     let (out, residual, weight) = (call.tensor(0)?, Some(call.tensor(1)?), call.tensor(2)?);
     let (eps, (_, backend)) = (call.float(3)?, backend_of(&out)?);
     call.int(4)?; // a hint
     NormFields { residual, gemma, ..norm(call.tensor(0)?, weight, out, eps) }.run(&backend)?;
     Ok(None)
-}
-
-pub(super) fn fused_add_rmsnorm(call: &Arguments<'_>) -> Outcome {
-    run_fused_add_rmsnorm(call, false)
-}
-
-pub(super) fn gemma_fused_add_rmsnorm(call: &Arguments<'_>) -> Outcome {
-    run_fused_add_rmsnorm(call, true)
 }
 
 pub(super) fn layernorm(call: &Arguments<'_>) -> Outcome {
@@ -74,25 +56,12 @@ pub(super) fn layernorm(call: &Arguments<'_>) -> Outcome {
     Ok(None)
 }
 
-/// `out, input, enable_pdl`
-fn run_activation(call: &Arguments<'_>, activation: Activation) -> Outcome {
+pub(super) fn activation(call: &Arguments<'_>, activation: Activation) -> Outcome {
     let (mut out, x) = (call.tensor(0)?, call.tensor(1)?);
     call.int(2)?; // a hint
     let (_, backend) = backend_of(&out)?;
     activate(&backend, activation, &x, &mut out)?;
     Ok(None)
-}
-
-pub(super) fn silu_and_mul(call: &Arguments<'_>) -> Outcome {
-    run_activation(call, Activation::Silu)
-}
-
-pub(super) fn gelu_and_mul(call: &Arguments<'_>) -> Outcome {
-    run_activation(call, Activation::Gelu)
-}
-
-pub(super) fn gelu_tanh_and_mul(call: &Arguments<'_>) -> Outcome {
-    run_activation(call, Activation::GeluTanh)
 }
 
 /// `q, k, q_rope, k_rope`; in place if the outputs are the inputs.
@@ -144,15 +113,14 @@ pub(super) fn apply_llama31_rope_pos_ids(call: &Arguments<'_>) -> Outcome {
 }
 
 pub(super) fn apply_rope_pos_ids_cos_sin_cache(call: &Arguments<'_>) -> Outcome {
-    const OPERATOR: &str = "tvm_ffi.apply_rope_pos_ids_cos_sin_cache";
     let (tensors, table) = (RotationTensors::read(call)?, call.tensor(4)?);
     let (positions, style) = (IndexArg::of(call.tensor(5)?)?, style(call.int(6)? != 0));
     let IndexArg::Host(positions) = positions else {
         let text = "pos_ids is on a device, expected host memory";
-        return Err(Error::new(OPERATOR, text).with_kind(ErrorKind::Unsupported).into());
+        return Err(Error::new(call.operator, text).with_kind(ErrorKind::Unsupported).into());
     };
     // only the rows of these positions are copied: a table has up to 10^8 elements, and its changes are unknown
-    let rows = table_rows(OPERATOR, &table, &positions.to_i64())?;
+    let rows = table_rows(call.operator, &table, &positions.to_i64())?;
     let cache = CosSinCache::from_table(rows, table.shape()[1], style)?;
     let tokens = IndexArg::Host(Integers::I64((0..positions.index().len() as i64).collect()));
     tensors.rotate(&tokens, RopeAngles::Table(&cache))
@@ -181,7 +149,6 @@ fn table_rows(operator: &'static str, table: &TensorArg, positions: &[i64]) -> R
 }
 
 pub(super) fn merge_state(call: &Arguments<'_>) -> Outcome {
-    const OPERATOR: &str = "tvm_ffi.merge_state";
     let (a, b, out) = (
         [call.tensor(0)?, call.tensor(1)?],
         [call.tensor(2)?, call.tensor(3)?],
@@ -193,8 +160,8 @@ pub(super) fn merge_state(call: &Arguments<'_>) -> Outcome {
         [(&a[0], &mut out, ["v_a", "v_merged"]), (&a[1], &mut out_lse, ["s_a", "s_merged"])]
     {
         if !from.is_same(to) {
-            check_separate(OPERATOR, to.named(names[1]), from.named(names[0]))?;
-            copy(&backend, from.view(OPERATOR, names[0])?, to.view_mut(OPERATOR, names[1])?)?;
+            check_separate(call.operator, to.named(names[1]), from.named(names[0]))?;
+            copy(&backend, from.view(call.operator, names[0])?, to.view_mut(call.operator, names[1])?)?;
         }
     }
     MergeFields { o, lse, out, out_lse, in_place: true, mask: None }.run(&backend)?;
@@ -245,32 +212,31 @@ fn pack(
 pub(super) fn packbits(call: &Arguments<'_>) -> Outcome {
     let (x, order, mut y) = (call.tensor(0)?, call.text(1)?, call.tensor(2)?);
     let bounds = Integers::I64(vec![0, x.len() as i64]);
-    pack("tvm_ffi.packbits", &x, &bounds, &order, &mut y)?;
+    pack(call.operator, &x, &bounds, &order, &mut y)?;
     Ok(None)
 }
 
 pub(super) fn segment_packbits(call: &Arguments<'_>) -> Outcome {
-    const OPERATOR: &str = "tvm_ffi.segment_packbits";
     let (x, order, mut y) = (call.tensor(0)?, call.text(3)?, call.tensor(4)?);
     let index = |at: usize| -> Result<IndexArg, Failure> { Ok(IndexArg::of(call.tensor(at)?)?) };
     let (input, output) = (index(1)?, index(2)?);
-    let bounds = pack(OPERATOR, &x, input.host(OPERATOR, "input_indptr")?, &order, &mut y)?;
-    let given = output.host(OPERATOR, "output_indptr")?.to_i64();
+    let bounds = pack(call.operator, &x, input.host(call.operator, "input_indptr")?, &order, &mut y)?;
+    let given = output.host(call.operator, "output_indptr")?.to_i64();
     if given != bounds {
-        return Err(Error::new(OPERATOR, format!("output_indptr is {given:?}, expected {bounds:?}")).into());
+        return Err(
+            Error::new(call.operator, format!("output_indptr is {given:?}, expected {bounds:?}")).into()
+        );
     }
     Ok(None)
 }
 
-pub(super) fn kv_layout(
-    call: &Arguments<'_>,
-    at: usize,
-    operator: &'static str,
-) -> Result<KvLayout, Failure> {
+pub(super) fn kv_layout(call: &Arguments<'_>, at: usize) -> Result<KvLayout, Failure> {
     match call.int(at)? {
         0 => Ok(KvLayout::Nhd),
         1 => Ok(KvLayout::Hnd),
-        other => Err(Error::new(operator, format!("layout = {other}, expected 0 (NHD) or 1 (HND)")).into()),
+        other => {
+            Err(Error::new(call.operator, format!("layout = {other}, expected 0 (NHD) or 1 (HND)")).into())
+        }
     }
 }
 
@@ -288,10 +254,9 @@ pub(super) fn page_shape(operator: &'static str, cache: &TensorArg, layout: KvLa
 }
 
 pub(super) fn append_paged_kv_cache(call: &Arguments<'_>) -> Outcome {
-    const OPERATOR: &str = "tvm_ffi.append_paged_kv_cache";
-    let layout = kv_layout(call, 9, OPERATOR)?;
+    let layout = kv_layout(call, 9)?;
     let (k, v, k_cache, v_cache) = (call.tensor(0)?, call.tensor(1)?, call.tensor(4)?, call.tensor(5)?);
-    let [page_size, _] = page_shape(OPERATOR, &k_cache, layout)?;
+    let [page_size, _] = page_shape(call.operator, &k_cache, layout)?;
     let (slots, (_, backend)) = (slots(call, [2, 3, 6, 7, 8], page_size)?, backend_of(&k_cache)?);
     let layout = if layout == KvLayout::Nhd { "NHD" } else { "HND" }.to_owned();
     AppendFields { k, v, k_cache, v_cache, slots, layout, k_scale: None, v_scale: None }.run(&backend)?;
@@ -303,7 +268,7 @@ pub(super) fn append_paged_mla_kv_cache(call: &Arguments<'_>) -> Outcome {
         (call.tensor(0)?, call.tensor(1)?, call.tensor(4)?, call.tensor(5)?);
     let &[_, page_size, _] = ckv_cache.shape() else {
         let text = format!("ckv_cache has shape {:?}, expected three axes", ckv_cache.shape());
-        return Err(Error::new("tvm_ffi.append_paged_mla_kv_cache", text).into());
+        return Err(Error::new(call.operator, text).into());
     };
     let (slots, (_, backend)) = (slots(call, [2, 3, 6, 7, 8], page_size)?, backend_of(&ckv_cache)?);
     MlaAppendFields { ckv, kpe, ckv_cache, kpe_cache, slots }.run(&backend)?;

@@ -16,7 +16,10 @@ use std::{
 };
 use tilewright::{
     Batch, Dtype, Error, HeadDim, Heads, Mask, PageTable, Problem, Result,
-    attention::variant::{Plain, SoftCap},
+    attention::{
+        ProblemBuilder,
+        variant::{Plain, SoftCap},
+    },
     kv::PageIndices,
 };
 
@@ -48,24 +51,22 @@ impl Settings {
 /// The plans of callers, by their numbers.
 static PLANS: Mutex<(i64, BTreeMap<i64, Arc<StoredPlan>>)> = Mutex::new((0, BTreeMap::new()));
 
-/// The plan at argument 0 of `operator`, which a function named `maker` has made.
-fn stored(
-    call: &Arguments<'_>,
-    operator: &'static str,
-    maker: &str,
-) -> Result<(i64, Arc<StoredPlan>), Failure> {
-    let number = call.int(0)?;
+/// The plan at argument 0, which the function of this kind has made: `mla_run` takes those of `mla_plan`.
+fn stored(call: &Arguments<'_>) -> Result<(i64, Arc<StoredPlan>), Failure> {
+    let kind = call.function().rsplit_once('_').map_or("", |(kind, _)| kind);
+    let (maker, number) = (format!("{kind}_plan"), call.int(0)?);
     let plans = PLANS.lock().unwrap_or_else(PoisonError::into_inner);
     let text = match plans.1.get(&number) {
         Some(plan) if plan.function == maker => return Ok((number, plan.clone())),
         Some(plan) => format!("plan = {number} is of {}, expected one of {maker}", plan.function),
         None => format!("plan = {number} does not exist"),
     };
-    Err(Error::new(operator, text).into())
+    Err(Error::new(call.operator, text).into())
 }
 
 /// Plans a batch on the backend of `q`, and stores the plan.
-fn store(function: &'static str, settings: Settings, q: &TensorArg, batch: &Batch<'_>) -> Outcome {
+fn store(call: &Arguments<'_>, settings: Settings, q: &TensorArg, batch: &Batch<'_>) -> Outcome {
+    let function = call.function();
     let (stream, backend) = backend_of(q)?;
     let operator = settings.operator(backend)?;
     let plan = operator.plan_batch(batch)?;
@@ -95,52 +96,24 @@ fn run(stored: &StoredPlan, mut tensors: RunTensors) -> Outcome {
 }
 
 /// `plan, q, k, v, output, lse`
-fn run_kv(call: &Arguments<'_>, operator: &'static str, maker: &str) -> Outcome {
-    let (_, stored) = stored(call, operator, maker)?;
+pub(super) fn run_kv(call: &Arguments<'_>) -> Outcome {
+    let (_, stored) = stored(call)?;
     let (q, k, v, o, lse) =
         (call.tensor(1)?, call.tensor(2)?, Some(call.tensor(3)?), call.tensor(4)?, call.optional(5)?);
     run(&stored, RunTensors { q, q_pe: None, k, v, k_scale: None, v_scale: None, o, lse, tables: None })
 }
 
-fn free(call: &Arguments<'_>, operator: &'static str, maker: &str) -> Outcome {
-    let (number, _) = stored(call, operator, maker)?;
+pub(super) fn free(call: &Arguments<'_>) -> Outcome {
+    let (number, _) = stored(call)?;
     PLANS.lock().unwrap_or_else(PoisonError::into_inner).1.remove(&number);
     Ok(None)
 }
 
-pub(super) fn paged_decode_run(call: &Arguments<'_>) -> Outcome {
-    run_kv(call, "tvm_ffi.paged_decode_run", "paged_decode_plan")
-}
-
-pub(super) fn paged_decode_free(call: &Arguments<'_>) -> Outcome {
-    free(call, "tvm_ffi.paged_decode_free", "paged_decode_plan")
-}
-
-pub(super) fn paged_prefill_run(call: &Arguments<'_>) -> Outcome {
-    run_kv(call, "tvm_ffi.paged_prefill_run", "paged_prefill_plan")
-}
-
-pub(super) fn paged_prefill_free(call: &Arguments<'_>) -> Outcome {
-    free(call, "tvm_ffi.paged_prefill_free", "paged_prefill_plan")
-}
-
-pub(super) fn ragged_prefill_run(call: &Arguments<'_>) -> Outcome {
-    run_kv(call, "tvm_ffi.ragged_prefill_run", "ragged_prefill_plan")
-}
-
-pub(super) fn ragged_prefill_free(call: &Arguments<'_>) -> Outcome {
-    free(call, "tvm_ffi.ragged_prefill_free", "ragged_prefill_plan")
-}
-
 pub(super) fn mla_run(call: &Arguments<'_>) -> Outcome {
-    let (_, stored) = stored(call, "tvm_ffi.mla_run", "mla_plan")?;
+    let (_, stored) = stored(call)?;
     let (q, q_pe, k, v) = (call.tensor(1)?, Some(call.tensor(2)?), call.tensor(3)?, Some(call.tensor(4)?));
     let (o, lse) = (call.tensor(5)?, call.optional(6)?);
     run(&stored, RunTensors { q, q_pe, k, v, k_scale: None, v_scale: None, o, lse, tables: None })
-}
-
-pub(super) fn mla_free(call: &Arguments<'_>) -> Outcome {
-    free(call, "tvm_ffi.mla_free", "mla_plan")
 }
 
 /// The dtype of a tensor of a problem.
@@ -159,9 +132,9 @@ fn rows_shape(operator: &'static str, name: &str, tensor: &TensorArg) -> Result<
 }
 
 /// `causal, window_left` from `at` on; -1 is no window.
-fn mask(call: &Arguments<'_>, operator: &'static str, at: usize) -> Result<Mask, Failure> {
+fn mask(call: &Arguments<'_>, at: usize) -> Result<Mask, Failure> {
     let (causal, left) = (call.int(at)? != 0, call.int(at + 1)?);
-    let wrong = |_| Error::new(operator, format!("window_left = {left}, expected -1 or at least 0"));
+    let wrong = |_| Error::new(call.operator, format!("window_left = {left}, expected -1 or at least 0"));
     Ok(match (causal, left) {
         (false, -1) => Mask::Full,
         (true, -1) => Mask::Causal,
@@ -209,78 +182,76 @@ impl TableArrays {
     }
 }
 
+/// The query, the problem and the page size of `q, k_cache` with the layout at `layout_at` and `sm_scale` at `scale_at`.
+fn paged(
+    call: &Arguments<'_>,
+    layout_at: usize,
+    scale_at: usize,
+) -> Result<(TensorArg, ProblemBuilder, usize), Failure> {
+    let (q, cache, layout) = (call.tensor(0)?, call.tensor(1)?, kv_layout(call, layout_at)?);
+    let [heads, dim] = rows_shape(call.operator, "q", &q)?;
+    let [page_size, kv_heads] = page_shape(call.operator, &cache, layout)?;
+    let dtypes = (float(call.operator, "q", &q)?, float(call.operator, "k_cache", &cache)?);
+    let problem = Problem::builder(Heads { qo: heads, kv: kv_heads }, HeadDim::same(dim));
+    let problem = problem.dtypes(dtypes.0, dtypes.1).layout(layout).scale(call.float(scale_at)? as f32);
+    Ok((q, problem, page_size))
+}
+
 pub(super) fn paged_decode_plan(call: &Arguments<'_>) -> Outcome {
-    const OPERATOR: &str = "tvm_ffi.paged_decode_plan";
-    let (q, cache, layout) = (call.tensor(0)?, call.tensor(1)?, kv_layout(call, 5, OPERATOR)?);
-    let [heads, dim] = rows_shape(OPERATOR, "q", &q)?;
-    let [page_size, kv_heads] = page_shape(OPERATOR, &cache, layout)?;
-    let problem = Problem::builder(Heads { qo: heads, kv: kv_heads }, HeadDim::same(dim))
-        .dtypes(float(OPERATOR, "q", &q)?, float(OPERATOR, "k_cache", &cache)?)
-        .layout(layout)
-        .scale(call.float(6)? as f32)
-        .build()?;
-    let arrays = TableArrays::read(call, 2)?;
+    let (q, problem, page_size) = paged(call, 5, 6)?;
+    let (problem, arrays) = (problem.build()?, TableArrays::read(call, 2)?);
     let rows: Vec<i64> = (0..=arrays.last_page_len.len() as i64).collect();
-    let batch = Batch::paged(&rows, arrays.table(OPERATOR, page_size)?);
-    store("paged_decode_plan", Settings { problem, soft_cap: None }, &q, &batch)
+    let batch = Batch::paged(&rows, arrays.table(call.operator, page_size)?);
+    store(call, Settings { problem, soft_cap: None }, &q, &batch)
 }
 
 pub(super) fn paged_prefill_plan(call: &Arguments<'_>) -> Outcome {
-    const OPERATOR: &str = "tvm_ffi.paged_prefill_plan";
-    let (q, cache, layout) = (call.tensor(0)?, call.tensor(1)?, kv_layout(call, 6, OPERATOR)?);
-    let [heads, dim] = rows_shape(OPERATOR, "q", &q)?;
-    let [page_size, kv_heads] = page_shape(OPERATOR, &cache, layout)?;
-    let problem = Problem::builder(Heads { qo: heads, kv: kv_heads }, HeadDim::same(dim))
-        .dtypes(float(OPERATOR, "q", &q)?, float(OPERATOR, "k_cache", &cache)?)
-        .layout(layout)
-        .mask(mask(call, OPERATOR, 7)?)
-        .scale(call.float(10)? as f32)
-        .build()?;
+    let (q, problem, page_size) = paged(call, 6, 10)?;
+    let problem = problem.mask(mask(call, 7)?).build()?;
     let (rows, arrays) = (IndexArg::of(call.tensor(2)?)?, TableArrays::read(call, 3)?);
-    let rows = rows.host(OPERATOR, "qo_indptr")?;
-    let batch = Batch::paged(rows.index(), arrays.table(OPERATOR, page_size)?);
-    store("paged_prefill_plan", Settings { problem, soft_cap: soft_cap(call, 9)? }, &q, &batch)
+    let rows = rows.host(call.operator, "qo_indptr")?;
+    let batch = Batch::paged(rows.index(), arrays.table(call.operator, page_size)?);
+    store(call, Settings { problem, soft_cap: soft_cap(call, 9)? }, &q, &batch)
 }
 
 pub(super) fn ragged_prefill_plan(call: &Arguments<'_>) -> Outcome {
-    const OPERATOR: &str = "tvm_ffi.ragged_prefill_plan";
     let (q, k, v) = (call.tensor(0)?, call.tensor(1)?, call.tensor(2)?);
-    let [heads, qk] = rows_shape(OPERATOR, "q", &q)?;
-    let ([kv_heads, _], [_, vo]) = (rows_shape(OPERATOR, "k", &k)?, rows_shape(OPERATOR, "v", &v)?);
+    let [heads, qk] = rows_shape(call.operator, "q", &q)?;
+    let ([kv_heads, _], [_, vo]) = (rows_shape(call.operator, "k", &k)?, rows_shape(call.operator, "v", &v)?);
     let problem = Problem::builder(Heads { qo: heads, kv: kv_heads }, HeadDim { qk, vo })
-        .dtypes(float(OPERATOR, "q", &q)?, float(OPERATOR, "k", &k)?)
-        .mask(mask(call, OPERATOR, 5)?)
+        .dtypes(float(call.operator, "q", &q)?, float(call.operator, "k", &k)?)
+        .mask(mask(call, 5)?)
         .scale(call.float(8)? as f32)
         .build()?;
     let (rows, tokens) = (IndexArg::of(call.tensor(3)?)?, IndexArg::of(call.tensor(4)?)?);
-    let (rows, tokens) = (rows.host(OPERATOR, "qo_indptr")?, tokens.host(OPERATOR, "kv_indptr")?);
+    let (rows, tokens) = (rows.host(call.operator, "qo_indptr")?, tokens.host(call.operator, "kv_indptr")?);
     let batch = Batch::ragged(rows.index(), tokens.index());
-    store("ragged_prefill_plan", Settings { problem, soft_cap: soft_cap(call, 7)? }, &q, &batch)
+    store(call, Settings { problem, soft_cap: soft_cap(call, 7)? }, &q, &batch)
 }
 
 pub(super) fn mla_plan(call: &Arguments<'_>) -> Outcome {
-    const OPERATOR: &str = "tvm_ffi.mla_plan";
     let (q, q_pe, cache) = (call.tensor(0)?, call.tensor(1)?, call.tensor(2)?);
     let ([heads, ckv], [_, kpe]) =
-        (rows_shape(OPERATOR, "q_nope", &q)?, rows_shape(OPERATOR, "q_pe", &q_pe)?);
+        (rows_shape(call.operator, "q_nope", &q)?, rows_shape(call.operator, "q_pe", &q_pe)?);
     let &[_, page_size, _] = cache.shape() else {
         let text =
             format!("ckv_cache has shape {:?}, expected [num_pages, page_size, head_dim_ckv]", cache.shape());
-        return Err(Error::new(OPERATOR, text).into());
+        return Err(Error::new(call.operator, text).into());
     };
     let problem = Problem::latent(heads, ckv, kpe)
-        .dtypes(float(OPERATOR, "q_nope", &q)?, float(OPERATOR, "ckv_cache", &cache)?)
+        .dtypes(float(call.operator, "q_nope", &q)?, float(call.operator, "ckv_cache", &cache)?)
         .mask(if call.int(7)? == 0 { Mask::Full } else { Mask::Causal })
         .scale(call.float(8)? as f32)
         .build()?;
     let (rows, arrays) = (IndexArg::of(call.tensor(3)?)?, TableArrays::read(call, 4)?);
-    let rows = rows.host(OPERATOR, "qo_indptr")?;
-    let lens = arrays.last_page_len.host(OPERATOR, "kv_len_arr")?;
-    let indptr = arrays.indptr.host(OPERATOR, "kv_indptr")?;
-    let last = last_page_lens(OPERATOR, &lens.to_i64(), &indptr.to_i64(), page_size)?;
+    let rows = rows.host(call.operator, "qo_indptr")?;
+    let lens = arrays.last_page_len.host(call.operator, "kv_len_arr")?;
+    let indptr = arrays.indptr.host(call.operator, "kv_indptr")?;
+    let last = last_page_lens(call.operator, &lens.to_i64(), &indptr.to_i64(), page_size)?;
     let indptr = indptr.index();
-    let batch = Batch::paged(rows.index(), PageTable::new(indptr, arrays.pages(OPERATOR)?, &last, page_size));
-    store("mla_plan", Settings { problem, soft_cap: None }, &q, &batch)
+    let batch =
+        Batch::paged(rows.index(), PageTable::new(indptr, arrays.pages(call.operator)?, &last, page_size));
+    store(call, Settings { problem, soft_cap: None }, &q, &batch)
 }
 
 /// The tokens in the last page of each request, from its tokens; an error if they need other pages than `indptr` has.

@@ -122,23 +122,22 @@ pub(super) fn top_k_mask_logits(call: &Arguments<'_>) -> Outcome {
 }
 
 pub(super) fn chain_speculative_sampling(call: &Arguments<'_>) -> Outcome {
-    const OPERATOR: &str = "tvm_ffi.chain_speculative_sampling";
     let (draft_probs, draft_ids, target) = (call.tensor(0)?, call.tensor(1)?, call.tensor(2)?);
     let (mut tokens, mut totals) = (call.tensor(3)?, [call.tensor(4)?, call.tensor(5)?]);
     call.int(6)?; // all samplers are deterministic
     if !target.on_host() {
         let text = "target_probs is on a device, expected host memory";
-        return Err(Error::new(OPERATOR, text).with_kind(ErrorKind::Unsupported).into());
+        return Err(Error::new(call.operator, text).with_kind(ErrorKind::Unsupported).into());
     }
     let batch = target.shape().first().copied().unwrap_or(0);
-    let ids = draft_ids.host_integers(OPERATOR, "draft_token_ids")?;
+    let ids = draft_ids.host_integers(call.operator, "draft_token_ids")?;
     for (total, name) in totals.iter().zip(["output_accepted_token_num", "output_emitted_draft_token_num"]) {
         if total.len() != batch || !total.on_host() {
             let text = format!(
                 "{name} has shape {:?}, expected [batch_size] = [{batch}] on the host",
                 total.shape()
             );
-            return Err(Error::new(OPERATOR, text).into());
+            return Err(Error::new(call.operator, text).into());
         }
     }
     let mut outcomes = vec![0; batch * TensorChain::OUTCOME_WORDS];
@@ -149,7 +148,7 @@ pub(super) fn chain_speculative_sampling(call: &Arguments<'_>) -> Outcome {
     inputs.verify(&backend, &params, &mut tokens, IndicesMut::from(&mut outcomes))?;
     for (total, column) in totals.iter_mut().zip([TensorChain::ACCEPTED, TensorChain::EMITTED]) {
         let counts = outcomes.chunks(TensorChain::OUTCOME_WORDS).map(|words| words[column]);
-        for (total, count) in total.host_integers_mut(OPERATOR, "a total")?.iter_mut().zip(counts) {
+        for (total, count) in total.host_integers_mut(call.operator, "a total")?.iter_mut().zip(counts) {
             *total += count;
         }
     }
