@@ -41,7 +41,8 @@ fn defined(line: &str) -> Option<&str> {
         return None;
     }
     let name = words.next()?;
-    Some(&name[..name.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(name.len())])
+    let name = &name[..name.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(name.len())];
+    (!name.is_empty()).then_some(name) // a macro's `$name` is none
 }
 
 #[cfg(test)]
@@ -58,6 +59,7 @@ mod tests {
             ("pub unsafe trait Leaf: Copy {", Some("Leaf")),
             ("impl Page {", None),
             ("use crate::Page;", None),
+            ("pub struct $name {", None),
         ] {
             assert_eq!(defined(line), name, "{line}");
         }
