@@ -3,13 +3,13 @@
 use crate::{
     elements::Elements,
     judge::Expected,
-    run::{execute_scaled, run},
+    run::run,
     sample::{Lens, Sample},
     storage::{Storage, Stored},
 };
 use tilewright::{
-    Attention, Backend, Batch, Dtype, E4m3, E5m2, HeadDim, Heads, KvCache, KvLayout, KvScales, Mask, Output,
-    Problem, Scale, View, Workspace, attention::Split, reference::quantization::decode,
+    Attention, Backend, Batch, Dtype, E4m3, E5m2, HeadDim, Heads, KvCache, KvLayout, Mask, Output, Problem,
+    Workspace, attention::Split, reference::quantization::decode,
 };
 
 const DTYPES: [Dtype; 3] = [Dtype::E4m3, Dtype::E5m2, Dtype::I8];
@@ -141,52 +141,6 @@ fn eight_bit_caches_agree_with_the_oracle<B: Backend + Clone>(backends: &[B]) {
     }
 }
 
-/// A random sample whose true values are the stored values times a scale. The products are exact because all factors
-/// are powers of two.
-fn scaled_caches_agree_with_the_oracle<B: Backend + Clone>(backends: &[B]) {
-    let powers: Vec<f32> = (0..400).map(|at| [0.5, 2.0, 0.25, 1.0, 4.0][at % 5]).collect();
-    for (number, (dtype, kind)) in
-        DTYPES.iter().flat_map(|&dtype| [0, 1, 2, 3].map(|kind| (dtype, kind))).enumerate()
-    {
-        let builder = Problem::builder(Heads { qo: 6, kv: 3 }, HeadDim::same(64)).dtypes(Dtype::F32, dtype);
-        let problem =
-            builder.layout([KvLayout::Nhd, KvLayout::Hnd][number % 2]).build().expect("it is sound");
-        let sample = Sample::random(problem, &[(1, 65), (3, 70), (1, 1), (0, 4)], number as u64);
-        let stored = Stored::new(&sample, Storage::Paged(5), 3);
-        let pages = stored.cache().k.shape()[0];
-        let tensor = |shape: &[usize]| View::new(&powers[..shape.iter().product()], shape).expect("it fits");
-        let scales = [
-            Scale::Tensor(0.5),
-            Scale::Head(&powers[..3]),
-            Scale::Page(tensor(&[pages])),
-            Scale::Page(tensor(&[pages, 3])),
-        ];
-        let factor = |kind: usize, page: usize, head: usize| {
-            [0.5, powers[head], powers[page], powers[page * 3 + head]][kind]
-        };
-        // V and K have different kinds of scale
-        let kinds = [kind, (kind + 1) % 4];
-        let mut truth = sample.clone();
-        for (r, (k, v)) in truth.k.iter_mut().zip(&mut truth.v).enumerate() {
-            for (at, (k, v)) in k.chunks_exact_mut(64).zip(v.chunks_exact_mut(64)).enumerate() {
-                let page =
-                    stored.requests.indices[stored.requests.kv_indptr[r] as usize + at / 3 / 5] as usize;
-                k.iter_mut().for_each(|k| *k *= factor(kinds[0], page, at % 3));
-                v.iter_mut().for_each(|v| *v *= factor(kinds[1], page, at % 3));
-            }
-        }
-        let expected = Expected::of(&truth);
-        let scales = KvScales { k: scales[kinds[0]], v: scales[kinds[1]] };
-        for backend in backends {
-            let attention = Attention::new(problem, backend.clone()).expect("the backend can do it");
-            let plan = attention.plan(&stored.batch()).expect("the batch is sound");
-            let cache = (&sample, stored.cache(), scales);
-            let outcome = execute_scaled(&attention, &plan, cache, &mut Workspace::default());
-            expected.assert(backend, &outcome, format_args!("{dtype}, {scales:?}"));
-        }
-    }
-}
-
 /// FP8 attention: decode steps and prompts, with keys in several KV tiles and items.
 fn queries_of_e4m3_agree_with_the_oracle<B: Backend + Clone>(backends: &[B]) {
     let lens: [&[Lens]; 3] =
@@ -282,7 +236,6 @@ crate::judge_backends!(
     every_pattern_is_exact_as_a_key,
     every_pattern_is_exact_in_16_bits,
     eight_bit_caches_agree_with_the_oracle,
-    scaled_caches_agree_with_the_oracle,
     queries_of_e4m3_agree_with_the_oracle,
     outputs_of_e4m3_are_rounded_once
 );

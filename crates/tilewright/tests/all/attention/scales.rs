@@ -87,6 +87,7 @@ fn caches_of_8_bits_agree_with_the_oracle<B: Backend + Clone>(backends: &[B]) {
     });
     for (number, (dtype, kind, page_size)) in crate::judge::subset(grid.enumerate()) {
         let group = [1, 3, 4, 7, 8, 16][number % 6];
+        let both = [kind, kinds[(number / 4 + number) % 7]];
         let (heads, dim) = (Heads { qo: 2 * group, kv: 2 }, HEAD_DIMS[number / 2 % 6]);
         let problem = Problem::builder(heads, HeadDim { qk: dim.0, vo: dim.1 })
             .dtypes([Dtype::F32, Dtype::Bf16, Dtype::F16][number / 3 % 3], dtype)
@@ -97,10 +98,10 @@ fn caches_of_8_bits_agree_with_the_oracle<B: Backend + Clone>(backends: &[B]) {
         let sample = Sample::random(problem, lens(), number as u64);
         let stored = Stored::new(&sample, Storage::Paged(page_size), number as u64);
         if number % 3 == 0 {
-            judge(backends, (&sample, &stored), kind, Plain, &Definition::default);
+            judge(backends, (&sample, &stored), both, Plain, &Definition::default);
         } else {
             let slopes: &'static [f64] = Box::leak(formula::alibi_slopes(heads.qo).into_boxed_slice());
-            judge(backends, (&sample, &stored), kind, Alibi::new(heads.qo), &|| formula::alibi(slopes));
+            judge(backends, (&sample, &stored), both, Alibi::new(heads.qo), &|| formula::alibi(slopes));
         }
     }
 }
@@ -108,14 +109,14 @@ fn caches_of_8_bits_agree_with_the_oracle<B: Backend + Clone>(backends: &[B]) {
 /// 16-bit queries, for which a backend may have a separate kernel.
 fn queries_of_16_bits_agree_with_the_oracle<B: Backend + Clone>(backends: &[B]) {
     let cases = [
-        (Dtype::Bf16, Dtype::E4m3, Scales::Page),
-        (Dtype::F16, Dtype::E4m3, Scales::PageAndHead),
-        (Dtype::Bf16, Dtype::E5m2, Scales::Head),
-        (Dtype::F16, Dtype::I8, Scales::Tensor),
-        (Dtype::Bf16, Dtype::I8, Scales::PageAndHead),
-        (Dtype::F16, Dtype::E5m2, Scales::Page),
+        (Dtype::Bf16, Dtype::E4m3, [Scales::Page, Scales::PageAndHead]),
+        (Dtype::F16, Dtype::E4m3, [Scales::PageAndHead, Scales::Head]),
+        (Dtype::Bf16, Dtype::E5m2, [Scales::Head, Scales::Page]),
+        (Dtype::F16, Dtype::I8, [Scales::Tensor, Scales::PageAndHead]),
+        (Dtype::Bf16, Dtype::I8, [Scales::PageAndHead, Scales::Tensor]),
+        (Dtype::F16, Dtype::E5m2, [Scales::Page, Scales::Head]),
     ];
-    for (number, (qo, kv, kind)) in cases.into_iter().enumerate() {
+    for (number, (qo, kv, kinds)) in cases.into_iter().enumerate() {
         let dim = [(64, 64), (96, 80)][number % 2];
         let problem = Problem::builder(Heads { qo: 4, kv: 2 }, HeadDim { qk: dim.0, vo: dim.1 })
             .dtypes(qo, kv)
@@ -124,7 +125,7 @@ fn queries_of_16_bits_agree_with_the_oracle<B: Backend + Clone>(backends: &[B]) 
             .expect("it is sound");
         let sample = Sample::random(problem, lens(), number as u64);
         let stored = Stored::new(&sample, Storage::Paged([16, 5, 64][number % 3]), number as u64);
-        judge(backends, (&sample, &stored), kind, Plain, &Definition::default);
+        judge(backends, (&sample, &stored), kinds, Plain, &Definition::default);
     }
 }
 
@@ -139,8 +140,10 @@ fn ragged_tensors_have_scales_too<B: Backend + Clone>(backends: &[B]) {
             .expect("it is sound");
         let sample = Sample::random(problem, lens(), number as u64);
         let stored = Stored::new(&sample, Storage::Ragged, number as u64);
-        for kind in [Scales::One, Scales::Tensor, Scales::Head, Scales::TensorValue, Scales::HeadValues] {
-            judge(backends, (&sample, &stored), kind, Plain, &Definition::default);
+        let kinds = [Scales::One, Scales::Tensor, Scales::Head, Scales::TensorValue, Scales::HeadValues];
+        for (at, kind) in kinds.into_iter().enumerate() {
+            let both = [kind, kinds[(at + number) % 5]];
+            judge(backends, (&sample, &stored), both, Plain, &Definition::default);
         }
     }
 }
@@ -148,8 +151,9 @@ fn ragged_tensors_have_scales_too<B: Backend + Clone>(backends: &[B]) {
 /// Key and value hooks receive stored values; logit hooks receive scaled logits.
 fn scales_come_after_the_hooks_of_keys_and_values<B: Backend + Clone>(backends: &[B]) {
     let dtypes = [Dtype::E4m3, Dtype::E5m2, Dtype::I8, Dtype::F32];
-    for (number, (dtype, kind)) in
-        dtypes.into_iter().flat_map(|dtype| [(dtype, Scales::Head), (dtype, Scales::PageAndHead)]).enumerate()
+    let kinds = [[Scales::Head, Scales::PageAndHead], [Scales::PageAndHead, Scales::Head]];
+    for (number, (dtype, kinds)) in
+        dtypes.into_iter().flat_map(|dtype| kinds.map(|kinds| (dtype, kinds))).enumerate()
     {
         let problem = Problem::builder(Heads { qo: 2 * (1 + 3 * (number % 2)), kv: 2 }, HeadDim::same(64))
             .dtypes(Dtype::F32, dtype)
@@ -157,7 +161,7 @@ fn scales_come_after_the_hooks_of_keys_and_values<B: Backend + Clone>(backends: 
             .expect("it is sound");
         let sample = Sample::random(problem, lens(), number as u64);
         let stored = Stored::new(&sample, Storage::Paged(16), number as u64);
-        judge(backends, (&sample, &stored), kind, ShiftedKv, &|| Definition {
+        judge(backends, (&sample, &stored), kinds, ShiftedKv, &|| Definition {
             key: Box::new(|_, key| {
                 let (first, second) = key.split_at_mut(32);
                 first.iter_mut().for_each(|x| *x += 0.5);
@@ -169,19 +173,20 @@ fn scales_come_after_the_hooks_of_keys_and_values<B: Backend + Clone>(backends: 
     }
 }
 
+/// Keys and values have a kind of scale each.
 fn judge<B: Backend + Clone, V: Variant + Clone>(
     backends: &[B],
     (sample, stored): (&Sample, &Stored),
-    kind: Scales,
+    kinds: [Scales; 2],
     variant: V,
     plain: &dyn Fn() -> Definition<'static>,
 ) {
     let heads = sample.problem.heads().kv;
     let pages = stored.cache().k.shape()[0].max(stored.requests.indices.len());
     let mut generator = Generator::new(7);
-    let (k, v) = (factors(kind, pages, heads, &mut generator), factors(kind, pages, heads, &mut generator));
+    let [k, v] = kinds.map(|kind| factors(kind, pages, heads, &mut generator));
     let PagedRequests { kv_indptr, indices, page_size, .. } = &stored.requests;
-    let scale = |factors: &[f32]| match kind {
+    let scale = |kind, factors: &[f32]| match kind {
         Scales::One => Scale::One,
         Scales::Tensor => Scale::Tensor(factors[0]),
         Scales::Head => Scale::Head(factors[..heads].to_vec().leak()),
@@ -200,7 +205,7 @@ fn judge<B: Backend + Clone, V: Variant + Clone>(
             per_page(&by_head, &[pages, heads], [1, pages + 1])
         }
     };
-    let scales = KvScales { k: scale(&k), v: scale(&v) };
+    let scales = KvScales { k: scale(kinds[0], &k), v: scale(kinds[1], &v) };
     let of = |factors: &[f32], r: usize, j: usize, g: usize| {
         let page = indices[kv_indptr[r] as usize + j / page_size] as usize;
         f64::from(factors[page * heads + g])
@@ -231,7 +236,7 @@ fn judge<B: Backend + Clone, V: Variant + Clone>(
         let plan = attention.plan_with(&stored.batch(), split).expect("the batch is sound");
         let cache = (sample, stored.cache(), scales);
         let outcome = execute_scaled(&attention, &plan, cache, &mut Workspace::default());
-        expected.assert(backend, &outcome, format_args!("{}, {kind:?}, page {page_size}", sample.problem));
+        expected.assert(backend, &outcome, format_args!("{}, {kinds:?}, page {page_size}", sample.problem));
     }
 }
 
