@@ -2,12 +2,12 @@
 //!
 //! | | |
 //! |---|---|
-//! | [`invariants`] | batch peers, chunks, preemption, page sizes, threads, dtypes |
+//! | [`invariants`] | chunks, page sizes, threads, dtypes, order of preempted requests |
 //! | [`reuse`] | prefix reuse |
 //! | [`forks`] | several continuations of one prompt |
 //! | [`requests`] | end of requests, reports, and error texts |
 //! | [`damage`] | NaN weights |
-//! | [`soak`] | random combinations of all of these |
+//! | [`soak`] | batch peers, arrivals, preemption, in random combinations with all of these |
 
 mod damage;
 mod forks;
