@@ -1,10 +1,8 @@
-//! Rejected input of `tilewright generate`: exit code and exact message, never a panic.
+//! Rejected input of `tilewright generate`: exit code and exact message, never a panic. The tests of `tilewright-serve` have the
+//! other errors of models.
 
-use super::program::{edit, generate, generate_from};
-use crate::{
-    fixtures::{copy, fixture},
-    output::root,
-};
+use super::program::{generate, generate_from};
+use crate::fixtures::{copy, fixture};
 use tempfile::TempDir;
 
 /// `generate` fails with exit code 1 and this message.
@@ -178,71 +176,6 @@ fn missing_folders_and_files_are_rejected() {
         std::fs::remove_file(dir.path().join(file)).expect("removed");
         assert_folder_rejected(&dir, expected);
     }
-}
-
-#[test]
-fn truncated_and_foreign_weights_are_rejected() {
-    let dir = copy("llama");
-    let file =
-        std::fs::File::options().write(true).open(dir.path().join("model.safetensors")).expect("opened");
-    file.set_len(500_000).expect("cut");
-    assert_folder_rejected(
-        &dir,
-        "model.weights: DIR/model.safetensors: is truncated: 500000 bytes, expected 520952",
-    );
-    file.set_len(5).expect("cut");
-    assert_folder_rejected(&dir, "model.weights: DIR/model.safetensors: is truncated: 5 bytes, expected 8");
-
-    let dir = copy("llama");
-    edit(&dir, "config.json", "\"intermediate_size\": 96", "\"intermediate_size\": 100");
-    let text = "model.weights: model.layers.0.mlp.gate_proj.weight has shape [96, 64], expected [100, 64]";
-    assert_folder_rejected(&dir, text);
-    let dir = copy("llama");
-    edit(&dir, "config.json", "\"num_hidden_layers\": 3", "\"num_hidden_layers\": 4");
-    assert_folder_rejected(
-        &dir,
-        "model.weights: DIR: there is no tensor model.layers.3.input_layernorm.weight",
-    );
-}
-
-#[test]
-fn unsupported_configurations_are_rejected() {
-    let dir = copy("llama");
-    edit(&dir, "config.json", "\"model_type\": \"llama\"", "\"model_type\": \"gpt2\"");
-    assert_folder_rejected(
-        &dir,
-        "model.config: DIR: model_type = \"gpt2\" is not supported, expected one of llama, mistral, qwen2, qwen3, \
-         gemma2, gemma3_text, phi3, granite, olmo2, smollm3",
-    );
-    let dir = copy("llama");
-    edit(&dir, "config.json", "\"LlamaForCausalLM\"", "\"LlamaForSequenceClassification\"");
-    assert_folder_rejected(
-        &dir,
-        "model.config: DIR: architectures = [\"LlamaForSequenceClassification\"] is not supported, expected \
-         [\"LlamaForCausalLM\"]",
-    );
-    let dir = copy("llama");
-    std::fs::write(dir.path().join("config.json"), "{").expect("written");
-    let run = generate(&["--model", &dir.path().display().to_string(), "x"]);
-    assert!(run.error_line().contains("config.json is not a JSON object: "), "{run:?}");
-}
-
-#[test]
-fn tokenizers_of_other_models_are_rejected() {
-    let dir = copy("llama");
-    let other = root().join("models/tilewright-small/tokenizer.json");
-    std::fs::copy(other, dir.path().join("tokenizer.json")).expect("copied");
-    let run = generate(&["--model", &dir.path().display().to_string(), "x"]);
-    let error = run.error_line();
-    assert_eq!(run.code, 1);
-    assert!(
-        error.contains(" the id 4095, the model's vocab_size is 288; the tokenizer belongs to another model")
-    );
-    let dir = copy("llama");
-    std::fs::write(dir.path().join("tokenizer.json"), "[]").expect("written");
-    let run = generate(&["--model", &dir.path().display().to_string(), "x"]);
-    assert_eq!(run.code, 1);
-    assert!(run.error_line().contains("/tokenizer.json is not a tokenizer: "), "{run:?}");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use crate::{
     fixtures::{FIXTURES, copy, fixture, greedy_tokens, read_json, tokens, transformer},
     output::root,
 };
-use program::{Run, edit, generate, generate_from};
+use program::{Run, generate, generate_from};
 use tilewright::Dtype;
 use tilewright_serve::model::Tokenizer;
 
@@ -58,18 +58,6 @@ fn equal_seeds_give_equal_texts_and_different_seeds_different_ones() {
 }
 
 #[test]
-fn temperature_0_ignores_the_seed_and_max_tokens_truncates() {
-    let text = |seed: &str, max_tokens: &str| {
-        let arguments = ["-q", "--temperature", "0", "--seed", seed, "--max-tokens", max_tokens, NIGHT];
-        generate(&arguments).text().to_owned()
-    };
-    let long = text("1", "30");
-    assert_eq!(long, text("2", "30"));
-    let short = text("3", "10");
-    assert!(long.starts_with(&short) && short.len() < long.len(), "{short:?} {long:?}");
-}
-
-#[test]
 fn continuations_equal_the_texts_of_consecutive_seeds() {
     let run = generate(&["-q", "--n", "3", "--seed", "20", "--max-tokens", "20", NIGHT]);
     assert_eq!((run.code, run.err.as_str()), (0, ""));
@@ -111,16 +99,6 @@ fn a_prompt_of_1000_tokens_with_8_continuations_is_computed_once() {
     let pages =
         "pages     70 of 512 used at most, 434 reused (7000 tokens not computed again), 0 preemptions";
     assert!(run.err.contains(pages), "{}", run.err);
-}
-
-#[test]
-fn pool_page_chunk_and_reuse_options_do_not_change_texts() {
-    let plain = generate(&["-q", "--n", "4", "--max-tokens", "24", NIGHT]);
-    for arguments in [&["--pages", "12", "--page-size", "4"][..], &["--chunk", "3", "--no-prefix-reuse"]] {
-        let common = ["-q", "--n", "4", "--max-tokens", "24", NIGHT];
-        let run = generate(&[arguments, &common].concat());
-        assert_eq!(run.out, plain.out, "{arguments:?}");
-    }
 }
 
 #[test]
@@ -242,13 +220,4 @@ fn tensor_offset(bytes: &[u8], tensor: &str) -> usize {
     let header = u64::from_le_bytes(*bytes.first_chunk().expect("a length")) as usize;
     let json: serde_json::Value = serde_json::from_slice(&bytes[8..8 + header]).expect("a header");
     8 + header + json[tensor]["data_offsets"][0].as_u64().expect("an offset") as usize
-}
-
-#[test]
-fn the_config_may_shorten_the_context() {
-    let dir = copy("llama");
-    edit(&dir, "config.json", "\"max_position_embeddings\": 512", "\"max_position_embeddings\": 128");
-    let path = dir.path().display().to_string();
-    let run = generate(&["--max-tokens", "500", "--seed", "2", "--model", &path, "the pages"]);
-    assert_report(&run, "prefill   6 tokens in ", "decode    ");
 }

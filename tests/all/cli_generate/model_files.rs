@@ -1,7 +1,7 @@
 //! The effect of a model's files on `generate`: sampling defaults, an own output matrix, and the tokenizer's spaces.
 
 use super::program::{edit, generate};
-use crate::fixtures::{copy, read_json};
+use crate::fixtures::copy;
 use serde_json::json;
 use std::path::Path;
 
@@ -50,39 +50,6 @@ fn an_output_matrix_that_differs_from_the_tied_embedding_is_used_and_named() {
     assert_eq!(tied.out, untied.out);
     let note = "model     lm_head.weight differs from the embedding, so tie_word_embeddings has no effect\n";
     assert!(tied.err.contains(note) && !untied.err.contains(note), "{}", tied.err);
-}
-
-/// The greedy continuation by a copy of the fixture `name` whose `config.json` has these fields; null removes a field.
-#[track_caller]
-fn text_of(name: &str, fields: &serde_json::Value) -> String {
-    let dir = copy(name);
-    let mut config = read_json(&format!("{name}/config.json")).as_object().expect("an object").clone();
-    config.extend(fields.as_object().expect("fields").clone());
-    config.retain(|_, value| !value.is_null());
-    std::fs::write(dir.path().join("config.json"), serde_json::Value::Object(config).to_string())
-        .expect("written");
-    let path = dir.path().display().to_string();
-    generate(&["--temperature", "0", "--max-tokens", "20", "--model", &path, "the pages"]).text().to_owned()
-}
-
-#[test]
-fn configs_with_settings_that_change_nothing_are_accepted() {
-    let plain = text_of("llama", &json!({}));
-    let mistral = json!({ "model_type": "mistral", "architectures": ["MistralForCausalLM"] });
-    for fields in [
-        json!({ "torch_dtype": "auto", "hidden_act": "swish" }),
-        // as Mistral v0.1: a window of 4096 by default, which is longer than this context
-        mistral,
-    ] {
-        assert_eq!(text_of("llama", &fields), plain, "{fields}");
-    }
-    let plain = text_of("qwen2", &json!({}));
-    for fields in [
-        json!({ "rms_norm_eps": null }), // it has the default, 1e-6
-        json!({ "use_sliding_window": true, "sliding_window": 32, "max_window_layers": 3, "layer_types": null }),
-    ] {
-        assert_eq!(text_of("qwen2", &fields), plain, "{fields}");
-    }
 }
 
 /// A SentencePiece-style tokenizer of special tokens, bytes and 29 words, of which the model may only generate words.

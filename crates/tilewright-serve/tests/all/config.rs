@@ -88,6 +88,7 @@ fn absent_fields_have_the_defaults_of_transformers() {
     assert_eq!((config.ropes[0].theta, &config.ropes[0].scaling), (10_000.0, &RopeScaling::None));
     assert_eq!((config.dtype, config.bos_token_id, config.eos_token_ids.len()), (None, None, 0));
     assert_eq!(config.rms_norm_eps, 1e-6);
+    assert_eq!(edited_without("qwen2", &["rms_norm_eps"], &json!({})).unwrap().rms_norm_eps, 1e-6);
 }
 
 #[test]
