@@ -117,17 +117,6 @@ fn continuations_of_a_preempted_prompt_equal_separate_requests() {
 }
 
 #[test]
-fn continuations_with_one_seed_are_equal_and_with_different_seeds_are_not() {
-    for model in FIXTURES {
-        let mut session = Setup::new(model).start();
-        let cases = [4, 4, 8].map(|seed| Case { prompt: prompt(7, 37), options: draws(seed, 44) });
-        let outcomes = continue_all(&mut session, &cases);
-        assert_eq!(outcomes[0], outcomes[1], "{model}");
-        assert_ne!(outcomes[0], outcomes[2], "{model}");
-    }
-}
-
-#[test]
 fn continuations_of_different_lengths_equal_separate_requests() {
     for model in FIXTURES {
         let mut session = Setup::new(model).start();
