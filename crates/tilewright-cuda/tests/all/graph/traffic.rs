@@ -3,6 +3,7 @@
 //! Invariant: each page is free or owned by one request.
 
 use super::Shape;
+use crate::generator::Generator;
 use half::bf16;
 use std::fmt;
 
@@ -27,10 +28,9 @@ struct Request {
 }
 
 /// The running requests, and counts of events.
-#[derive(Debug)]
 pub(crate) struct Traffic {
     shape: Shape,
-    random: u64,
+    random: Generator,
     running: Vec<Request>,
     free: Vec<i32>,
     pub(crate) arrivals: usize,
@@ -44,30 +44,24 @@ impl Traffic {
     pub(crate) fn new(shape: Shape, seed: u64) -> Self {
         let free = (0..shape.num_pages as i32).rev().collect();
         let (arrivals, ends, preemptions, boundaries) = (0, 0, 0, 0);
-        Self { shape, random: seed, running: Vec::new(), free, arrivals, ends, preemptions, boundaries }
-    }
-
-    /// The high bits of a linear congruential generator; its low bits are not random.
-    fn below(&mut self, end: usize) -> usize {
-        self.random =
-            self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.random >> 33) as usize % end
+        let (random, running) = (Generator::new(seed), Vec::new());
+        Self { shape, random, running, free, arrivals, ends, preemptions, boundaries }
     }
 
     /// Changes the batch. Returns the prompts of new requests, and a step with one token per request.
     pub(crate) fn next(&mut self) -> (Vec<Step>, Step) {
         for at in (0..self.running.len()).rev() {
             let full = self.running[at].len + 1 >= self.shape.context;
-            if full || self.running.len() > 1 && self.below(40) == 0 {
+            if full || self.running.len() > 1 && self.random.below(40) == 0 {
                 let ended = self.running.swap_remove(at);
                 self.free.extend(ended.pages);
                 self.ends += 1;
             }
         }
         let mut prompts = Vec::new();
-        let wanted = self.below(1 + self.shape.requests / 4).max(usize::from(self.running.is_empty()));
+        let wanted = self.random.below(1 + self.shape.requests / 4).max(usize::from(self.running.is_empty()));
         for _ in 0..wanted.min(self.shape.requests - self.running.len()) {
-            let len = 1 + self.below(self.shape.context / 3);
+            let len = 1 + self.random.below(self.shape.context / 3);
             if len.div_ceil(self.shape.page_size) > self.free.len() {
                 break;
             }
@@ -120,7 +114,7 @@ impl Traffic {
         }
         let (tokens, Shape { heads, dim, .. }) = (step.positions.len(), self.shape);
         for (values, heads) in [(&mut step.q, heads.qo), (&mut step.k, heads.kv), (&mut step.v, heads.kv)] {
-            let mut number = || bf16::from_f32(self.below(2001) as f32 / 500.0 - 2.0);
+            let mut number = || bf16::from_f32(self.random.below(2001) as f32 / 500.0 - 2.0);
             values.extend((0..tokens * heads * dim).map(|_| number()));
         }
         step
