@@ -210,9 +210,12 @@ impl Default for ScaleTensor {
 }
 
 impl AttentionParams {
-    /// All arguments of a kernel whose only other parameters are the variant's.
-    pub fn all_args(&self) -> Vec<Arg> {
-        [self.args(self.pe.is_some()), self.variant.clone()].concat()
+    /// All arguments of a kernel in order: these, those that only this kernel has, those of the variant.
+    pub fn all_args(&self, own: impl IntoIterator<Item = Arg>) -> Vec<Arg> {
+        let mut args = self.args(self.pe.is_some());
+        args.extend(own);
+        args.extend_from_slice(&self.variant);
+        args
     }
 
     /// Keys per box of a tensor map: the largest power of two that divides a page, or block, and a KV tile of `tile` keys.

@@ -30,9 +30,7 @@ use tilewright_kernels::attention::{
         Bodies,
         mla_wgmma::MlaWgmmaParams,
         mma,
-        wgmma::{
-            LEVEL_MERGE_CTAS_PER_SM, LEVEL_MERGE_WARPS, RunParams, WgmmaConfig, kv_map, level_merge_args,
-        },
+        wgmma::{LEVEL_MERGE_CTAS_PER_SM, LEVEL_MERGE_WARPS, RunParams, WgmmaConfig, kv_map},
     },
     choose::KernelConfig,
     operator::{AttentionKernel, Part},
@@ -41,7 +39,7 @@ use tilewright_kernels::attention::{
         Wait,
     },
 };
-use tilewright_ptx::sim::tensor::TensorMap;
+use tilewright_ptx::sim::{Arg, tensor::TensorMap};
 
 const OPERATOR: &str = "attention.run";
 /// CTAs per SM of the kernel of large merges.
@@ -219,10 +217,15 @@ impl<M: Machine> RunContext<'_, M> {
                 let maps = mla_maps(self.inputs, params, box_rows);
                 MlaWgmmaParams { box_rows, maps, large_merges: device_plan.large_merges }.all_args(params)
             }
-            KernelConfig::Mma(config) => mma::args(&config, params, wait, || {
-                self.kv(params).map(|(tensor, view)| mma::box_map(tensor, map_dims(&view, params)))
-            }),
-            KernelConfig::Mla(_) | KernelConfig::Simt(_) => params.all_args(),
+            KernelConfig::Mma(config) => {
+                let mut args = params.all_args(config.can_follow_runs().then_some(Arg::U32(wait as u32)));
+                if config.bodies == Bodies::SplitKvBoxes {
+                    let map = |(tensor, view)| mma::box_map(tensor, map_dims(&view, params)).into();
+                    args.extend(self.kv(params).map(|kv| Arg::TensorMap(map(kv))));
+                }
+                args
+            }
+            KernelConfig::Mla(_) | KernelConfig::Simt(_) => params.all_args([]),
         };
         let grid = [workers * kernel.ctas_per_item(), 1, 1];
         // the kernel reads its items early, which the previous kernel may have planned
@@ -231,9 +234,8 @@ impl<M: Machine> RunContext<'_, M> {
             None => gpu.machine.launch(&function, grid, &args)?,
         }
         if matches!(kernel, KernelConfig::MlaWgmma(_)) && device_plan.has_large_merges {
-            let function = self.loaded(Part::LargeMerges)?;
             let ctas = LARGE_MERGE_CTAS_PER_SM * gpu.limits.multiprocessors;
-            gpu.machine.launch(&function, [ctas, 1, 1], &args)?;
+            gpu.machine.launch(&self.loaded(Part::LargeMerges)?, [ctas, 1, 1], &args)?;
         }
         Ok(())
     }
@@ -304,7 +306,7 @@ impl<M: Machine> RunContext<'_, M> {
                 let function = self.loaded(Part::LevelMerges)?;
                 let most = LEVEL_MERGE_CTAS_PER_SM * self.gpu.limits.multiprocessors;
                 let ctas = merges.saturating_mul(params.group).div_ceil(LEVEL_MERGE_WARPS).min(most);
-                self.gpu.machine.launch(&function, [ctas, 1, 1], &level_merge_args(params, merges))
+                self.gpu.machine.launch(&function, [ctas, 1, 1], &params.all_args([Arg::U32(merges)]))
             }
         }
     }

@@ -17,11 +17,7 @@ use tilewright_kernels::attention::{
     operator::AttentionKernel,
     params::{AttentionParams, KvLayout, UNLIMITED, Wait},
 };
-use tilewright_ptx::{
-    ir::Kernel,
-    sim::{Arg, tensor::TensorMap},
-    verify::Invalid,
-};
+use tilewright_ptx::{ir::Kernel, sim::Arg, verify::Invalid};
 
 /// Granularity of the KV scales.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -169,19 +165,11 @@ impl Case {
         })
     }
 
-    /// The arguments of a kernel with workers, which waits for the previous launch at a point that depends on the seed.
-    pub(crate) fn args(
-        &self,
-        bodies: Bodies,
-        call: &AttentionParams,
-        seed: u64,
-        maps: impl FnOnce() -> [TensorMap; 2],
-    ) -> Vec<Arg> {
-        let wait = [Wait::AtStart, Wait::AtEnd][(seed % 2) as usize];
-        match self.body {
-            Body::Mma => mma::args(&self.config(bodies), call, wait, maps),
-            _ => call.all_args(),
-        }
+    /// The arguments of a kernel with workers but for tensor maps. It waits for the previous launch at a point that depends on the seed.
+    pub(crate) fn args(&self, bodies: Bodies, call: &AttentionParams, seed: u64) -> Vec<Arg> {
+        let wait = [Wait::AtStart, Wait::AtEnd][(seed % 2) as usize] as u32;
+        let can_wait = self.body == Body::Mma && self.config(bodies).can_follow_runs();
+        call.all_args(can_wait.then_some(Arg::U32(wait)))
     }
 
     pub(crate) fn config(&self, bodies: Bodies) -> MmaConfig {

@@ -5,14 +5,14 @@ use super::{
     numbers::{bytes, noise, number},
     schedule::{Cut, Schedule, Segment, pack_bits, request_rows},
 };
-use tilewright::{Dtype, attention::variant::ExpressionVariant};
+use tilewright::{Dtype, HeadDim, attention::variant::ExpressionVariant};
 use tilewright_kernels::{
     attention::{
         body::{
             Bodies,
             mla_wgmma::MlaWgmmaParams,
             mma::box_map,
-            wgmma::{RunParams, kv_map, level_merge_args},
+            wgmma::{RunParams, kv_map},
         },
         choose::Body,
         operator::AttentionKernel,
@@ -292,8 +292,9 @@ impl World {
             Body::MlaWgmma => vec![self.mla_launch(&call, large_merges)],
             Body::Wgmma => self.run_launches(&call, (schedule.items.len(), ticket)),
             _ => {
-                let maps = || [self.box_map(call.k, dim.qk), self.box_map(call.v, dim.vo)];
-                vec![(case.workers, case.args(bodies, &call, seed, maps))]
+                let boxes = (bodies == Bodies::SplitKvBoxes).then(|| self.box_maps(&call));
+                let args = case.args(bodies, &call, seed).into_iter().chain(boxes.into_iter().flatten());
+                vec![(case.workers, args.collect())]
             }
         };
         if seed % 2 == 1 {
@@ -341,7 +342,7 @@ impl World {
         let kernel = AttentionKernel::LevelMerges(self.case.wgmma_config(&self.variant));
         let kernel =
             &kernel.record(&kernel.name(&self.variant), &self.variant).expect("a supported configuration");
-        let args = &level_merge_args(call, merges);
+        let args = &call.all_args([Arg::U32(merges)]);
         Launch { kernel, grid: [2, 1, 1], args, seed: 0 }.run(memory).map(drop)
     }
 
@@ -389,9 +390,11 @@ impl World {
         kv_map(tensor, self.case.kv.size(), self.map_dims(dim), box_rows)
     }
 
-    /// The same for boxes of `mma`.
-    fn box_map(&self, tensor: CacheTensor, dim: usize) -> TensorMap {
-        box_map(tensor, self.map_dims(dim))
+    /// The tensor maps of keys and values in boxes of `mma`.
+    fn box_maps(&self, call: &AttentionParams) -> [Arg; 2] {
+        let HeadDim { qk, vo } = self.case.dim;
+        let map = |(tensor, dim)| Arg::TensorMap(box_map(tensor, self.map_dims(dim)).into());
+        [(call.k, qk), (call.v, vo)].map(map)
     }
 
     fn map_dims(&self, dim: usize) -> [u64; 4] {

@@ -1,8 +1,11 @@
 //! The kernel of the `mma` bodies: FlashAttention with `mma.sync` and `cp.async`, for Ampere and newer.
 //!
-//! Grid: `[workers, 1, 1]`; parameters: [`args`]. One item is a tile
-//! of query rows (tokens times heads of a group) against a range of keys. K and V are staged in shared memory by KV tiles. S, P
-//! and O stay in registers as `mma` fragments.
+//! Grid: `[workers, 1, 1]`. One item is a tile of query rows (tokens times heads of a group) against a range of keys. K and V are
+//! staged in shared memory by KV tiles. S, P and O stay in registers as `mma` fragments.
+//!
+//! Parameters: [`all_args`](crate::attention::params::AttentionParams::all_args) with the
+//! [`Wait`](crate::attention::params::Wait) of kernels that [can follow runs](MmaConfig::can_follow_runs), then, for
+//! [`Bodies::SplitKvBoxes`], the tensor maps of keys and values ([`box_map`]).
 //!
 //! 1. Load the next work item of this worker. Items of up to [`MAX_SPLIT_KV_ROWS`](super::MAX_SPLIT_KV_ROWS) rows divide the keys
 //!    among the warps (`mma_split_kv`); larger items divide the rows (`mma_split_q`).
@@ -28,39 +31,18 @@ use super::{
 use crate::{
     attention::{
         kernel::{cta::MmaCta, row_hooks::RowHooks},
-        params::{AttentionParams, CacheTensor, Wait},
+        params::CacheTensor,
     },
     variant::Hooks,
 };
 use tilewright::attention::variant::ExpressionVariant;
-use tilewright_ptx::{
-    build::Builder,
-    ir::Kernel,
-    sim::{Arg, tensor::TensorMap},
-    verify::Invalid,
-};
+use tilewright_ptx::{build::Builder, ir::Kernel, sim::tensor::TensorMap, verify::Invalid};
 
-/// Whether the kernel can follow runs. Problems with runs have no kernel of two row tiles per warp.
-fn can_follow_runs(config: &MmaConfig) -> bool {
-    config.device.arch == wgmma::ARCH && config.bodies != Bodies::SplitKvPairs
-}
-
-/// The arguments of the kernel in order. If the kernel can follow runs, `wait` says when it waits for them. `maps` are the tensor
-/// maps of keys and values, for [`Bodies::SplitKvBoxes`]: [`box_map`].
-pub fn args(
-    config: &MmaConfig,
-    params: &AttentionParams,
-    wait: Wait,
-    maps: impl FnOnce() -> [TensorMap; 2],
-) -> Vec<Arg> {
-    let wait = can_follow_runs(config).then_some(Arg::U32(wait as u32));
-    let mut args = params.args(false);
-    args.extend(wait);
-    args.extend_from_slice(&params.variant);
-    if config.bodies == Bodies::SplitKvBoxes {
-        args.extend(maps().map(|map| Arg::TensorMap(map.into())));
+impl MmaConfig {
+    /// Whether the kernel can follow runs. Problems with runs have no kernel of two row tiles per warp.
+    pub fn can_follow_runs(&self) -> bool {
+        self.device.arch == wgmma::ARCH && self.bodies != Bodies::SplitKvPairs
     }
-    args
 }
 
 /// The tensor map of keys or values `[pages, slots, kv_heads, dim]` of 16 bits, in boxes of [`BOX_KEYS`] keys of all elements of a
@@ -80,7 +62,7 @@ pub fn box_map(tensor: CacheTensor, [pages, slots, heads, dim]: [u64; 4]) -> Ten
     }
 }
 
-/// Builds the kernel. Parameters: [`args`].
+/// Builds the kernel.
 ///
 /// # Errors
 /// With the reasons of [`MmaConfig::unsupported`], if there are any.
@@ -120,7 +102,7 @@ fn recorded(name: &str, config: &MmaConfig, hooks: Option<&Hooks<'_>>) -> Result
             false,
             layout.cta,
         );
-        let cta = cta.with_wait(can_follow_runs(config).then(|| k.param::<u32>("wait")));
+        let cta = cta.with_wait(config.can_follow_runs().then(|| k.param::<u32>("wait")));
         let hooks = RowHooks::new(&cta, hooks, true);
         let boxes = layout.split_kv.has_boxes.then(|| StageBoxes::new(&cta, &layout.split_kv));
         let cursors = RingCursors::new(&cta, &layout.split_kv, boxes);

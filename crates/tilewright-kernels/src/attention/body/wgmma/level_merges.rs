@@ -12,13 +12,11 @@ use crate::attention::{
         merge::{arrival::LaneSource, partial_states::merge_head},
         row_hooks::RowHooks,
     },
-    params::AttentionParams,
 };
 use tilewright::attention::variant::ExpressionVariant;
 use tilewright_ptx::{
     build::{Builder, Value, Var},
     ir::Kernel,
-    sim::Arg,
     verify::Invalid,
 };
 
@@ -29,12 +27,9 @@ pub const LEVEL_MERGE_CTAS_PER_SM: u32 = 8;
 /// Warps per CTA.
 pub const LEVEL_MERGE_WARPS: u32 = THREADS / 32;
 
-/// The arguments of the kernel for a plan of `merges` merges, those with arrivals included.
-pub fn level_merge_args(params: &AttentionParams, merges: u32) -> Vec<Arg> {
-    [params.args(false), vec![Arg::U32(merges)], params.variant.clone()].concat()
-}
-
-/// Builds the kernel for a variant and any grid. Parameters: [`level_merge_args`].
+/// Builds the kernel for a variant and any grid. Parameters:
+/// [`all_args`](crate::attention::params::AttentionParams::all_args) with the number of the plan's merges, those with arrivals
+/// included.
 ///
 /// # Errors
 /// With the reasons of [`WgmmaConfig::unsupported`] and of the variant, if there are any.

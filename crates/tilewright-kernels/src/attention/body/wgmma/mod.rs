@@ -41,7 +41,7 @@ mod transpose;
 
 pub(super) use config::{CONSUMERS, SHARED, THREADS};
 pub use config::{Q_ROWS, WgmmaConfig};
-pub use level_merges::{LEVEL_MERGE_CTAS_PER_SM, LEVEL_MERGE_WARPS, level_merge_args, level_merges};
+pub use level_merges::{LEVEL_MERGE_CTAS_PER_SM, LEVEL_MERGE_WARPS, level_merges};
 
 use crate::{
     attention::{
@@ -108,7 +108,7 @@ impl RunParams {
             Arg::U32(self.box_rows.trailing_zeros()),
         ];
         let maps = self.maps.clone().map(|map| Arg::TensorMap(map.into()));
-        [params.args(false), numbers.to_vec(), maps.to_vec(), params.variant.clone()].concat()
+        params.all_args(numbers.into_iter().chain(maps))
     }
 }
 
