@@ -355,7 +355,7 @@ impl KernelConfig {
     /// With the reasons of the body, if it does not support the configuration or the variant.
     pub fn record(&self, name: &str, variant: &ExpressionVariant) -> Result<Kernel, Invalid> {
         match self {
-            Self::Mma(config) => mma::attention_with(name, config, variant),
+            Self::Mma(config) => mma::attention(name, config, variant),
             Self::MlaWgmma(config) => mla_wgmma::attention(name, config),
             Self::Mla(config) => mla::attention(name, config),
             Self::Simt(config) => simt::attention(name, *config, variant),

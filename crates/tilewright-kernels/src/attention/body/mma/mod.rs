@@ -62,36 +62,19 @@ pub fn box_map(tensor: CacheTensor, [pages, slots, heads, dim]: [u64; 4]) -> Ten
     }
 }
 
-/// Builds the kernel.
-///
-/// # Errors
-/// With the reasons of [`MmaConfig::unsupported`], if there are any.
-pub fn attention(name: &str, config: &MmaConfig) -> Result<Kernel, Invalid> {
-    recorded(name, config, None)
-}
-
-/// Builds the kernel for a variant, whose parameters come last, in the order of [`arguments`](crate::variant::arguments). Without
-/// hooks it is [`attention`].
+/// Builds the kernel for a variant, whose parameters are in the order of [`arguments`](crate::variant::arguments).
 ///
 /// # Errors
 /// With the reasons of [`MmaConfig::unsupported`] and [`unsupported_variant`], if there are any.
-pub fn attention_with(
-    name: &str,
-    config: &MmaConfig,
-    variant: &ExpressionVariant,
-) -> Result<Kernel, Invalid> {
+pub fn attention(name: &str, config: &MmaConfig, variant: &ExpressionVariant) -> Result<Kernel, Invalid> {
     let reasons = [config.unsupported(), unsupported_variant(config, variant)].concat();
     if !reasons.is_empty() {
         return Err(Invalid::of(name, reasons.join("; ")));
     }
-    recorded(name, config, Some(&Hooks::of(name, variant)?))
-}
-
-fn recorded(name: &str, config: &MmaConfig, hooks: Option<&Hooks<'_>>) -> Result<Kernel, Invalid> {
-    let tile_budget = hooks.map_or_else(|| config.tile_budget(), |hooks| variant::tile_budget(config, hooks));
-    let reasons = config.unsupported();
-    let Some(layout) = config.layout_with_budget(tile_budget).filter(|_| reasons.is_empty()) else {
-        return Err(Invalid::of(name, reasons.join("; ")));
+    let hooks = &Hooks::of(name, variant)?;
+    let tile_budget = variant::tile_budget(config, hooks);
+    let Some(layout) = config.layout_with_budget(tile_budget) else {
+        return Err(Invalid::of(name, config.device.too_little_shared("two tiles")));
     };
     Builder::kernel(name, THREADS, |k| {
         k.ctas_per_sm(config.ctas_with_budget(tile_budget));
@@ -103,7 +86,7 @@ fn recorded(name: &str, config: &MmaConfig, hooks: Option<&Hooks<'_>>) -> Result
             layout.cta,
         );
         let cta = cta.with_wait(config.can_follow_runs().then(|| k.param::<u32>("wait")));
-        let hooks = RowHooks::new(&cta, hooks, true);
+        let hooks = RowHooks::new(&cta, Some(hooks), true);
         let boxes = layout.split_kv.has_boxes.then(|| StageBoxes::new(&cta, &layout.split_kv));
         let cursors = RingCursors::new(&cta, &layout.split_kv, boxes);
         cta.run(&hooks, |current| {
