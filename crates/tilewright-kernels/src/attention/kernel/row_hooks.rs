@@ -229,7 +229,7 @@ impl<'k, 'v> RowHooks<'k, 'v> {
         let Some(hook) = self.resume_row(Hook::Mask, row, 0) else { return word };
         let k = self.k;
         // bits are shifted in at the top
-        let visible = k.var::<u64>("shown", 0);
+        let visible = k.var::<u64>("visible", 0);
         k.repeat((0, keys.width), MASK_BATCH, |at| {
             let key = |ahead: u32| clamped_key_position(cta, item, keys.first + at + ahead);
             let positions: Vec<_> = (0..MASK_BATCH).map(key).collect();

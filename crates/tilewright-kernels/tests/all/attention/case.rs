@@ -294,7 +294,7 @@ impl Case {
     }
 
     /// The mask bits of each request.
-    pub(crate) fn shown_bits(&self) -> Vec<Vec<bool>> {
+    pub(crate) fn visible_bits(&self) -> Vec<Vec<bool>> {
         let Some(columns) = self.bits else { return vec![Vec::new(); self.lengths.len()] };
         let of_request = |(request, &(rows, keys)): (usize, &(usize, usize))| {
             let free = keys.saturating_sub(columns);

@@ -154,11 +154,11 @@ pub(crate) fn request_rows(lens: &[(usize, usize)]) -> Vec<RequestRows> {
     rows.collect()
 }
 
-/// Packs `shown[request][row * columns + column]`, each request from a byte boundary; returns the bits and the first
+/// Packs `visible[request][row * columns + column]`, each request from a byte boundary; returns the bits and the first
 /// bit of each request.
-pub(crate) fn pack_bits(shown: &[Vec<bool>]) -> (Vec<u8>, Vec<u64>) {
+pub(crate) fn pack_bits(visible: &[Vec<bool>]) -> (Vec<u8>, Vec<u64>) {
     let (mut bytes, mut first) = (Vec::new(), Vec::new());
-    for request in shown {
+    for request in visible {
         first.push(8 * bytes.len() as u64);
         let byte = |flags: &[bool]| (0..).zip(flags).fold(0, |byte, (at, &flag)| byte | u8::from(flag) << at);
         bytes.extend(request.chunks(8).map(byte));

@@ -80,7 +80,7 @@ impl World {
             shared: true,
             mask: None,
         });
-        let first_bits = pack_bits(&case.shown_bits()).1;
+        let first_bits = pack_bits(&case.visible_bits()).1;
         let own = case.lengths.iter().enumerate().map(|(r, &(rows, keys))| Segment {
             qo: case.first_row(r)..case.first_row(r) + rows,
             kv_heads: 0..case.heads.1,
@@ -262,7 +262,7 @@ impl World {
         let (o, lse) = (memory.alloc(o_elements * size), memory.alloc(rows * 4));
         let partial_o = memory.alloc(schedule.partial_rows * dim.vo * 4);
         let (q, k, v, pe) = self.tensors(&mut memory);
-        let plan = schedule.args(&mut memory, &self.indices, &pack_bits(&case.shown_bits()).0);
+        let plan = schedule.args(&mut memory, &self.indices, &pack_bits(&case.visible_bits()).0);
         let call = AttentionParams {
             q,
             k,

@@ -37,16 +37,16 @@ pub(super) struct RowMasks<'k> {
 
 impl<'k> WgmmaCta<'k> {
     /// The first KV tile of an item that is masked by words, [`NONE`] if none is: the first one with mask bits. Among blocks it is the
-    /// tile that ends after the last key if all rows see all positions, otherwise tile 0. `first_seen` is the first position that the
-    /// last row sees, `end_seen` one past the last one that the first row sees.
+    /// tile that ends after the last key if all rows see all positions, otherwise tile 0. `first_visible` is the first position that the
+    /// last row sees, `end_visible` one past the last one that the first row sees.
     #[track_caller]
     pub(super) fn first_tile_by_words(
         &self,
         item: &WorkItemRegs<'k>,
-        [first_seen, end_seen]: [Value<'k, i32>; 2],
+        [first_visible, end_visible]: [Value<'k, i32>; 2],
     ) -> Value<'k, u32> {
         let keys = self.config.kv_tokens() as u32;
-        let sees_all = first_seen.le(0) & end_seen.eq(i32::MAX);
+        let sees_all = first_visible.le(0) & end_visible.eq(i32::MAX);
         let of_blocks = sees_all.select::<u32>(item.kv_end / keys, 0);
         let without_bits = self.cta.is_blocks().select::<u32>(of_blocks, NONE);
         item.mask_columns.eq(0).select(without_bits, (item.kv_len - item.mask_columns) / keys)
@@ -90,9 +90,9 @@ impl<'k> Producer<'_, 'k> {
         let range = |row: Value<'k, u32>| visible_range_at(cta, item, row_position(cta, item, row));
         let row = self.thread.min(last);
         let (from, to) = range(row);
-        let seen = [range(last).0, range(self.k.constant(0)).1];
+        let visible = [range(last).0, range(self.k.constant(0)).1];
         let row = MaskedRow { row, range: [from, to] };
-        Some(RowMasks { row, first_tile: self.shared.first_tile_by_words(item, seen), cursor })
+        Some(RowMasks { row, first_tile: self.shared.first_tile_by_words(item, visible), cursor })
     }
 
     /// Computes this thread's masks of a tile, if it is masked by words.
@@ -104,7 +104,7 @@ impl<'k> Producer<'_, 'k> {
             cursor.wait_empty();
             let word = |part| {
                 let keys = KeyRange { first: tile * keys + 64 * part, width: 64 };
-                shared.visible_word(item, row, keys, |seen| seen)
+                shared.visible_word(item, row, keys, |visible| visible)
             };
             let words: Vec<_> = (0..keys / 64).map(word).collect();
             for (part, word) in words.into_iter().enumerate() {

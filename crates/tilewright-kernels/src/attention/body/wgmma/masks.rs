@@ -195,8 +195,8 @@ impl<'c, 'k> Consumer<'c, 'k> {
                 return self.visible(row, part).store(range_mask(k, keys, range[0], range[1]));
             }
             let of_item = MaskedRow { row: row.min(current.rows() - 1), range };
-            let word = self.shared.visible_word(&item, of_item, keys, |seen| {
-                self.hooks.visible_mask((cta, &item), row, keys, seen)
+            let word = self.shared.visible_word(&item, of_item, keys, |visible| {
+                self.hooks.visible_mask((cta, &item), row, keys, visible)
             });
             self.visible(row, part).store(word.get());
         });
