@@ -82,16 +82,17 @@ pub fn append(name: &str, config: DynamicAppendConfig) -> Result<Kernel, Invalid
             (Elements::new(cache.address, config.dtypes.1), cache.strides, k.cta_y());
         let [page, begin, end, filled] = [0, 1, 2, 3].map(|i| pages.at(k.cta() * 4).plus(i).load());
         let row = cache.at_wide(page.to_u64() * strides[0] + head.to_u64() * strides[2]);
-        let update = PageUpdate { k, config, dim, head, new, slots, row, slot_stride: strides[1] };
+        let update =
+            PageUpdate { k, config, dim, head, new, slots, begin, end, row, slot_stride: strides[1] };
         let scale = scales.row(page, head);
         let old = scale.number(Access::Weak);
-        let needed = (update.max_magnitude(begin, end) / config.dtypes.1.max()).max(f32::MIN_POSITIVE);
+        let needed = (update.max_magnitude() / config.dtypes.1.max()).max(f32::MIN_POSITIVE);
         let grows = needed.gt(old);
-        k.when(grows & old.gt(0.0), || update.rescale((begin, end, filled), old, needed));
+        k.when(grows & old.gt(0.0), || update.rescale(filled, old, needed));
         let now = grows.select(needed, old);
         // every thread has read the old scale: the reduction above is a barrier
         k.when(k.thread().eq(0), || Chunk::of(Dtype::F32, &[now]).store(scale));
-        update.write(begin, end, now);
+        update.write(now);
     })
 }
 
@@ -103,6 +104,9 @@ struct PageUpdate<'k> {
     head: Value<'k, u32>,
     new: StridedRows<'k>,
     slots: Global<'k, u32>,
+    /// The new tokens of the page.
+    begin: Value<'k, u32>,
+    end: Value<'k, u32>,
     /// This head in slot 0.
     row: Elements<'k>,
     slot_stride: Value<'k, u64>,
@@ -111,14 +115,9 @@ struct PageUpdate<'k> {
 impl<'k> PageUpdate<'k> {
     /// Calls `body` for each new entry of this warp and each element of this lane.
     #[track_caller]
-    fn for_each_new(
-        &self,
-        begin: Value<'k, u32>,
-        end: Value<'k, u32>,
-        body: impl FnOnce(Value<'k, u32>, Value<'k, u32>),
-    ) {
+    fn for_each_new(&self, body: impl FnOnce(Value<'k, u32>, Value<'k, u32>)) {
         let k = self.k;
-        k.repeat((begin + (k.thread() >> 5), end), THREADS / 32, |index| {
+        k.repeat((self.begin + (k.thread() >> 5), self.end), THREADS / 32, |index| {
             k.repeat((k.thread() & 31, self.dim), 32, |d| body(index, d));
         });
     }
@@ -135,9 +134,9 @@ impl<'k> PageUpdate<'k> {
 
     /// Largest finite magnitude of the new tokens, 0 without any; the same in all threads.
     #[track_caller]
-    fn max_magnitude(&self, begin: Value<'k, u32>, end: Value<'k, u32>) -> Value<'k, f32> {
+    fn max_magnitude(&self) -> Value<'k, f32> {
         let max_magnitude = self.k.var("largest", 0.0_f32);
-        self.for_each_new(begin, end, |index, d| {
+        self.for_each_new(|index, d| {
             let magnitude = self.value(index, d).abs();
             // also false for NaN
             let finite = magnitude.le(f32::MAX);
@@ -149,17 +148,12 @@ impl<'k> PageUpdate<'k> {
 
     /// Requantizes the tokens in the page to another scale.
     #[track_caller]
-    fn rescale(
-        &self,
-        (begin, end, filled): (Value<'k, u32>, Value<'k, u32>, Value<'k, u32>),
-        old: Value<'k, f32>,
-        new: Value<'k, f32>,
-    ) {
+    fn rescale(&self, filled: Value<'k, u32>, old: Value<'k, f32>, new: Value<'k, f32>) {
         let k = self.k;
         k.repeat((k.thread() >> 5, filled), THREADS / 32, |slot| {
             // slots that the new tokens fill hold garbage
             let overwritten = k.var("comes", 0_u32);
-            k.repeat((begin, end), 1, |index| {
+            k.repeat((self.begin, self.end), 1, |index| {
                 let this = self.slots.at(index * 3).plus(2).load().eq(slot);
                 overwritten.set(this.select(1, overwritten.get()));
             });
@@ -175,8 +169,8 @@ impl<'k> PageUpdate<'k> {
 
     /// Writes the new tokens.
     #[track_caller]
-    fn write(&self, begin: Value<'k, u32>, end: Value<'k, u32>, scale: Value<'k, f32>) {
-        self.for_each_new(begin, end, |index, d| {
+    fn write(&self, scale: Value<'k, f32>) {
+        self.for_each_new(|index, d| {
             let slot = self.slots.at(index * 3).plus(2).load();
             let value = self.value(index, d) / scale;
             Chunk::of(self.config.dtypes.1, &[value]).store(self.slot(slot).at(d));
