@@ -14,6 +14,8 @@ needs_torch = pytest.mark.torch
 
 def pytest_addoption(parser):
     parser.addoption("--packages", help="a folder in which both wheels are installed")
+    parser.addoption("--fuzz-calls", type=int, default=100_000, help="the number of random calls")
+    parser.addoption("--fuzz-first", type=int, default=0, help="the number of the first random call")
 
 
 def pytest_runtest_setup(item):

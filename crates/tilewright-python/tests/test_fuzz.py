@@ -1,15 +1,11 @@
 """Random calls of all functions: each succeeds or raises an exception, and the process survives."""
 
-import os
 import resource
 import warnings
 
 import pytest
 from fuzz_calls import Calls
 
-#: The number of calls; call ``n`` is the same in every run, and FIRST skips those before a failure.
-COUNT = int(os.environ.get("TILEWRIGHT_FUZZ_CALLS", "100000"))
-FIRST = int(os.environ.get("TILEWRIGHT_FUZZ_FIRST", "0"))
 #: Address space of the calls in bytes: absurd counts raise ``MemoryError`` on every machine.
 LIMIT = 8 << 30
 
@@ -25,14 +21,16 @@ def limited_memory():
     resource.setrlimit(resource.RLIMIT_AS, previous)
 
 
-def test_random_calls_never_end_the_process(host, limited_memory):
+def test_random_calls_never_end_the_process(host, limited_memory, pytestconfig):
     calls = Calls()
+    # call `n` is the same in every run
+    count, first = (pytestconfig.getoption(name) for name in ("--fuzz-calls", "--fuzz-first"))
     # the simulator executes the code of the GPU backend, but no other checks of arguments
-    count = COUNT if host == "cpu" else COUNT // 50
+    count = count if host == "cpu" else count // 50
     succeeded = 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for number in range(FIRST, FIRST + count):
+        for number in range(first, first + count):
             function, arguments, keywords = calls.one(number)
             try:
                 function(*arguments, **keywords)
