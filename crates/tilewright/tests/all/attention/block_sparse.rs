@@ -16,12 +16,12 @@ fn problem(heads: Heads, number: usize, mask: Mask) -> Problem {
     builder.build().expect("it is sound")
 }
 
-/// Checks one request in which row `i` attends to key `j` of KV head `g` if `visible(i, j, g)` and the mask allow it.
+/// Checks one request in which row `i` attends to key `j` of KV head `g` if `allow(i, j, g)` and the mask allow it.
 fn judge<B: Backend + Clone>(
     backends: &[B],
     sample: &Sample,
     batch: &Batch<'_>,
-    shown: &dyn Fn(usize, usize, usize) -> bool,
+    allow: &dyn Fn(usize, usize, usize) -> bool,
 ) {
     let (heads, dim) = (sample.problem.heads().kv, sample.problem.head_dim());
     let kv_len = sample.lens[0].1;
@@ -36,7 +36,7 @@ fn judge<B: Backend + Clone>(
     };
     let (k, v) = (tensor(&sample.k[0], dim.qk), tensor(&sample.v[0], dim.vo));
     let cache = KvCache { k: k.0.view(&k.1), v: v.0.view(&v.1) };
-    let visible = |_| Definition { visible: Box::new(|at| shown(at.i, at.j, at.g)), ..Definition::default() };
+    let visible = |_| Definition { visible: Box::new(|at| allow(at.i, at.j, at.g)), ..Definition::default() };
     let expected = Expected::by(sample, &visible);
     for (backend, split) in
         backends.iter().flat_map(|b| [Split::Balanced, Split::Fixed { tokens: 64 }].map(|s| (b, s)))
@@ -67,7 +67,7 @@ fn blocks_agree_with_the_oracle<B: Backend + Clone>(backends: &[B]) {
         let flags: Vec<bool> = (0..indices.len() * rows * columns).map(|_| generator.below(4) > 0).collect();
         let bytes = packbits(&flags, BitOrder::Little);
         for masked in [false, true] {
-            let shown = |i: usize, j: usize, _: usize| {
+            let allow = |i: usize, j: usize, _: usize| {
                 let row = indptr[i / rows] as usize..indptr[i / rows + 1] as usize;
                 let block = row.clone().find(|&at| indices[at] as usize == j / columns);
                 block.is_some_and(|at| !masked || flags[(at * rows + i % rows) * columns + j % columns])
@@ -79,7 +79,7 @@ fn blocks_agree_with_the_oracle<B: Backend + Clone>(backends: &[B]) {
                 kv_len: lens.1,
                 mask: masked.then_some(&bytes),
             };
-            judge(backends, &sample, &Batch::block_sparse(blocks), &shown);
+            judge(backends, &sample, &Batch::block_sparse(blocks), &allow);
         }
     }
 }
@@ -129,7 +129,7 @@ fn blocks_of_any_size_agree_with_the_oracle<B: Backend + Clone>(backends: &[B]) 
                 at < end
             })
         };
-        let shown = |i: usize, j: usize, g: usize| {
+        let allow = |i: usize, j: usize, g: usize| {
             let row = block_of(&row_sizes[g * rows..(g + 1) * rows], i).expect("sizes add up");
             let column = block_of(&column_sizes[g * columns..(g + 1) * columns], j).expect("sizes add up");
             blocks[(g * rows + row) * columns + column]
@@ -139,7 +139,7 @@ fn blocks_of_any_size_agree_with_the_oracle<B: Backend + Clone>(backends: &[B]) 
             row_sizes: (&row_sizes).into(),
             column_sizes: (&column_sizes).into(),
         });
-        judge(backends, &sample, &batch, &shown);
+        judge(backends, &sample, &batch, &allow);
     }
 }
 

@@ -379,12 +379,12 @@ fn pages_under_a_packed_mask_are_not_shared<B: Backend + Clone>(backends: &[B]) 
     // bits for the last 50 of 1044 keys, which begin inside the page at 992
     let (rows, kv_len, columns) = (2, 1044, [50; 4]);
     let mut generator = Generator::new(4);
-    let shown: Vec<Vec<bool>> =
+    let flags: Vec<Vec<bool>> =
         (0..4).map(|_| (0..rows * 50).map(|_| generator.below(2) == 0).collect()).collect();
-    let bytes: Vec<u8> = shown.iter().flat_map(|shown| packbits(shown, BitOrder::Little)).collect();
+    let bytes: Vec<u8> = flags.iter().flat_map(|flags| packbits(flags, BitOrder::Little)).collect();
     let expected = Expected::by(&pool.sample, &|r| {
-        let shown = &shown[r];
-        let visible = move |at: LogitIndex| at.j < kv_len - 50 || shown[at.i * 50 + at.j - (kv_len - 50)];
+        let flags = &flags[r];
+        let visible = move |at: LogitIndex| at.j < kv_len - 50 || flags[at.i * 50 + at.j - (kv_len - 50)];
         Definition { visible: Box::new(visible), ..Definition::default() }
     });
     let table = |r| (family.flat(r, &pool.shared, &pool.own), kv_len);

@@ -55,9 +55,9 @@ fn windows_agree_with_the_oracle<B: Backend + Clone>(backends: &[B]) {
     }
 }
 
-/// Packs the rows of `shown`, `[qo_len, kv_len]` per request, into bits.
-fn packed(shown: &[Vec<bool>]) -> Vec<u8> {
-    shown.iter().flat_map(|request| packbits(request, BitOrder::Little)).collect()
+/// Packs the rows of `flags`, `[qo_len, kv_len]` per request, into bits.
+fn packed(flags: &[Vec<bool>]) -> Vec<u8> {
+    flags.iter().flat_map(|request| packbits(request, BitOrder::Little)).collect()
 }
 
 fn packed_masks_agree_with_the_oracle<B: Backend + Clone>(backends: &[B]) {
@@ -68,12 +68,12 @@ fn packed_masks_agree_with_the_oracle<B: Backend + Clone>(backends: &[B]) {
         let mut bits = |lens: &Lens| {
             (0..lens.0 * lens.1).map(|_| (generator.below(1000) as f32) < 1000.0 * density).collect()
         };
-        let shown: Vec<Vec<bool>> = LENS.iter().map(&mut bits).collect();
-        let bytes = packed(&shown);
+        let flags: Vec<Vec<bool>> = LENS.iter().map(&mut bits).collect();
+        let bytes = packed(&flags);
         let stored = Stored::new(&sample, STORAGES[number % 3], number as u64);
         let expected = Expected::by(&sample, &|r| {
-            let (shown, kv_len) = (&shown[r], LENS[r].1);
-            Definition { visible: Box::new(move |at| shown[at.i * kv_len + at.j]), ..Definition::default() }
+            let (flags, kv_len) = (&flags[r], LENS[r].1);
+            Definition { visible: Box::new(move |at| flags[at.i * kv_len + at.j]), ..Definition::default() }
         });
         for (backend, split) in
             crate::judge::subset(backends.iter().flat_map(|b| SPLITS.map(|split| (b, split))))
@@ -90,14 +90,14 @@ fn packed_masks_equal_built_in_masks<B: Backend + Clone>(backends: &[B]) {
         let causal = Sample::random(problem(1, mask), &LENS, 7);
         let mut full = causal.clone();
         full.problem = problem(1, Mask::Full);
-        let shown = LENS.map(|(qo_len, kv_len)| {
+        let flags = LENS.map(|(qo_len, kv_len)| {
             let p = |i: usize| kv_len as i64 - qo_len as i64 + i as i64;
             let pairs = (0..qo_len).flat_map(|i| (0..kv_len).map(move |j| (i, j)));
             pairs
                 .map(|(i, j)| tilewright::reference::attention::is_visible(mask, p(i), j))
                 .collect::<Vec<bool>>()
         });
-        let bytes = packed(&shown);
+        let bytes = packed(&flags);
         let stored = Stored::new(&causal, Storage::Paged(16), 3);
         for backend in backends {
             let by_mask = run(backend, &causal, &stored, &stored.batch(), Split::Never);
@@ -141,10 +141,10 @@ fn packed_masks_may_hide_the_last_causal_tile<B: Backend + Clone>(backends: &[B]
     let lens = [(200, 200)];
     let sample = Sample::random(problem(0, Mask::Full), &lens, 31);
     // the variant hides the second tile from early rows, the bits hide it from later rows, which continue after it
-    let shown = |i: usize, j: usize| i < 64 || !(64..128).contains(&j);
-    let bits: Vec<bool> = (0..200 * 200).map(|at| shown(at / 200, at % 200)).collect();
+    let allow = |i: usize, j: usize| i < 64 || !(64..128).contains(&j);
+    let bits: Vec<bool> = (0..200 * 200).map(|at| allow(at / 200, at % 200)).collect();
     let bytes = packbits(&bits, BitOrder::Little);
-    let visible = move |at: LogitIndex| shown(at.i, at.j) && at.j <= at.i;
+    let visible = move |at: LogitIndex| allow(at.i, at.j) && at.j <= at.i;
     let expected =
         Expected::by(&sample, &|_| Definition { visible: Box::new(visible), ..Definition::default() });
     let stored = Stored::new(&sample, Storage::Paged(16), 1);
@@ -162,8 +162,8 @@ fn masked_nan_keys_do_not_reach_rows<B: Backend + Clone>(backends: &[B]) {
     let lens = [(9, 150)];
     let mut sample = Sample::random(problem(3, Mask::Full), &lens, 21);
     let hidden = [0, 3, 63, 64, 100, 149];
-    let shown: Vec<bool> = (0..9 * 150).map(|at| !hidden.contains(&(at % 150))).collect();
-    let bytes = packbits(&shown, BitOrder::Little);
+    let flags: Vec<bool> = (0..9 * 150).map(|at| !hidden.contains(&(at % 150))).collect();
+    let bytes = packbits(&flags, BitOrder::Little);
     let stored = Stored::new(&sample, Storage::Paged(16), 1);
     let batch = stored.batch().with_mask(PackedMask::new(&bytes));
     let clean: Vec<_> = backends.iter().map(|b| run(b, &sample, &stored, &batch, Split::Balanced)).collect();

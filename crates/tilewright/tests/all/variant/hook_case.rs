@@ -55,8 +55,8 @@ impl<V: Variant + Clone> HookCase<'_, V> {
         at: &str,
     ) {
         let indices = KV.map(|kv| LogitIndex { j: kv as usize, ..index });
-        let shown: Vec<bool> = indices.iter().map(|index| (definition.visible)(*index)).collect();
-        assert_eq!(run.mask(row, &KV), shown, "{at}, mask of {KV:?}");
+        let flags: Vec<bool> = indices.iter().map(|index| (definition.visible)(*index)).collect();
+        assert_eq!(run.mask(row, &KV), flags, "{at}, mask of {KV:?}");
 
         let mut random = Generator::new(u64::from(row.qo_head) + 100);
         for size in [0.1, 3.0, 25.0] {
