@@ -54,7 +54,7 @@ impl Step {
         step
     }
 
-    /// A single sequence from its first token, in pages `0..`, with logits for every row.
+    /// A single request from its first token, in pages `0..`, with logits for every row.
     pub(crate) fn single_sequence(tokens: &[u32], page_size: usize) -> Self {
         let (rows, pages) = (tokens.len() as i32, tokens.len().div_ceil(page_size));
         Self {

@@ -59,7 +59,7 @@ pub(super) fn write_indices<M: Machine>(gpu: &Gpu<M>, from: &[i32], to: &mut Ind
     gpu.machine.write(to, bytemuck::cast_slice(from))
 }
 
-/// One copy per page: a fork of a sequence copies only its last, partial page.
+/// One copy per page: a fork of a request copies only its last, partial page.
 pub(super) fn copy_pages<M: Machine>(gpu: &Gpu<M>, operator: PageCopies<'_>) -> Result<()> {
     let PageCopies { pages, copies } = operator;
     let start = address(&pages.as_view());

@@ -16,8 +16,8 @@ use tilewright::{
 
 const DRAWS: usize = 40;
 
-/// A sequence with the logits of each sampled token; `None` for a token sampled from another request's logits.
-struct Sequence {
+/// The tokens of a request with the logits of each sampled one; `None` for a token sampled from another request's logits.
+struct TokenTrace {
     tokens: Vec<u32>,
     prompt_len: usize,
     sampling: SamplingParams,
@@ -44,20 +44,20 @@ fn draws(seed: u64) -> GenerateOptions {
 /// Runs prompts of these lengths, the second with three continuations, and checks all logits of every sampled token.
 fn check(model: impl Fn() -> Transformer, threads: usize, options: EngineOptions, lens: &[usize]) {
     let mut engine = Engine::new(model(), Cpu::with_threads(threads).unwrap(), options).unwrap();
-    let mut sequences = BTreeMap::<RequestId, Sequence>::new();
+    let mut traces = BTreeMap::<RequestId, TokenTrace>::new();
     for (seed, &len) in (1..).zip(lens) {
         // prompts share a prefix, for reuse
         let tokens = [&prompt(1, 13.min(len))[..], &prompt(seed, len - 13.min(len))].concat();
         let continuations: Vec<_> =
             if seed == 2 { vec![draws(2), draws(3), draws(4)] } else { vec![draws(7)] };
         for (id, options) in engine.submit(&tokens, &continuations).unwrap().into_iter().zip(continuations) {
-            let sequence = Sequence {
+            let trace = TokenTrace {
                 tokens: tokens.clone(),
                 prompt_len: len,
                 sampling: options.sampling,
                 logits: vec![],
             };
-            sequences.insert(id, sequence);
+            traces.insert(id, trace);
         }
     }
     while !engine.is_idle() {
@@ -69,21 +69,21 @@ fn check(model: impl Fn() -> Transformer, threads: usize, options: EngineOptions
         let mut rows = logits.chunks_exact(engine.model.config().vocab_size);
         for event in events {
             let Event::Token { request, token } = event else { continue };
-            let sequence = sequences.get_mut(&request).unwrap();
-            sequence.tokens.push(token);
-            sequence.logits.push(rows.next().map(|row| row.iter().map(|x| x.to_bits()).collect()));
+            let trace = traces.get_mut(&request).unwrap();
+            trace.tokens.push(token);
+            trace.logits.push(rows.next().map(|row| row.iter().map(|x| x.to_bits()).collect()));
         }
         assert_eq!(rows.next(), None, "every row was sampled from");
     }
     let model = model();
     let kv_dtype = options.kv_dtype.unwrap_or(model.dtype());
-    for (id, sequence) in sequences {
-        assert_eq!(sequence.logits.len(), DRAWS, "{id}");
-        sequence.check(&model, kv_dtype, &format!("{id}, {threads} threads, {options:?}"));
+    for (id, trace) in traces {
+        assert_eq!(trace.logits.len(), DRAWS, "{id}");
+        trace.check(&model, kv_dtype, &format!("{id}, {threads} threads, {options:?}"));
     }
 }
 
-impl Sequence {
+impl TokenTrace {
     /// Compares every sampled token with the logits of the whole text.
     fn check(&self, model: &Transformer, kv_dtype: Dtype, context: &str) {
         let (cpu, vocab) = (Cpu::with_threads(2).unwrap(), model.config().vocab_size);
