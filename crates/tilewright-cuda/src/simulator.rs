@@ -1,6 +1,6 @@
 //! The simulator as a machine: kernels run synchronously on the CPU, and each detected hazard is an error.
 //!
-//! It is slow and intended for tests. A small number of SMs makes few CTAs share many work items. Command can be recorded and
+//! It is slow and intended for tests. A small number of SMs makes few CTAs share many work items. Commands can be recorded and
 //! replayed like a CUDA graph.
 
 use crate::machine::{Limits, Machine};
