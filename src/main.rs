@@ -8,7 +8,6 @@ mod dtype_arg;
 mod generate;
 mod kernels;
 mod model_files;
-mod model_folder;
 mod number_arg;
 mod plan;
 mod progress;

@@ -1,8 +1,10 @@
-//! The files of a model: a Hugging Face folder or a GGUF file.
+//! The files of a model: a Hugging Face folder or a GGUF file, and the folder of the bundled model.
 
 use miette::{IntoDiagnostic, Result};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use tilewright_serve::model::{ChatTemplate, GenerationDefaults, Gguf, ModelConfig, Tokenizer, Weights};
+
+const SHIPPED: &str = "models/tilewright-small";
 
 /// A model on disk.
 pub(crate) enum ModelFiles<'a> {
@@ -60,4 +62,12 @@ impl<'a> ModelFiles<'a> {
 /// Whether `path` has the name of a GGUF file.
 pub(crate) fn is_gguf(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
+}
+
+/// The bundled model's folder: searched below the working directory, the executable's ancestors, and the build directory.
+pub(crate) fn shipped() -> Option<PathBuf> {
+    let program = std::env::current_exe().ok();
+    let ancestors = program.iter().flat_map(|path| path.ancestors().skip(1).take(3));
+    let roots = [Path::new(".")].into_iter().chain(ancestors).chain([Path::new(env!("CARGO_MANIFEST_DIR"))]);
+    roots.map(|root| root.join(SHIPPED)).find(|dir| dir.is_dir())
 }

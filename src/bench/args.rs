@@ -4,7 +4,6 @@ use crate::{
     device_arg::DeviceArg,
     dtype_arg::DtypeArg,
     model_files::{self, ModelFiles},
-    model_folder,
     number_arg::integer,
     weights_arg::WeightsArg,
 };
@@ -107,7 +106,7 @@ impl fmt::Display for Setting {
 
 impl BenchArgs {
     pub(super) fn config(&self) -> Result<ModelConfig> {
-        let path = self.model.clone().or_else(model_folder::shipped).ok_or_else(|| {
+        let path = self.model.clone().or_else(model_files::shipped).ok_or_else(|| {
             miette!(
                 help = "run it in the project's folder, or name a config.json with --model PATH",
                 "bench: the model that ships with tilewright was not found"

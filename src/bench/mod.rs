@@ -13,7 +13,7 @@ pub(crate) use args::BenchArgs;
 use crate::{
     device_arg::DeviceArg,
     model_files::{self, ModelFiles},
-    model_folder, threads_arg,
+    threads_arg,
 };
 use anatomy::Anatomy;
 use args::Setting;
@@ -94,7 +94,7 @@ fn bench<B: Backend + Clone + MeasureBandwidth>(args: &BenchArgs, backend: B) ->
 /// The bundled model, the model of a GGUF file, or random weights for a configuration.
 fn model<B: Backend>(args: &BenchArgs, config: &ModelConfig, backend: &B) -> Result<Transformer> {
     let (weights, dtype) = match &args.model {
-        None => (Weights::open(&model_folder::shipped().unwrap_or_default()).into_diagnostic()?, None),
+        None => (Weights::open(&model_files::shipped().unwrap_or_default()).into_diagnostic()?, None),
         Some(path) if model_files::is_gguf(path) => {
             // a device multiplies no packed matrices
             let dtype = (!backend.computes_on_host()).then(|| args.dtype());

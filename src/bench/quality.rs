@@ -1,7 +1,7 @@
 //! Bits per byte of a text, the quality of a model with rounded weights.
 
 use super::{BenchArgs, model};
-use crate::model_folder;
+use crate::model_files;
 use miette::{Context, IntoDiagnostic, Result, ensure};
 use std::path::Path;
 use tilewright::Backend;
@@ -17,7 +17,7 @@ pub(super) fn line<B: Backend + Clone>(
     let text = std::fs::read_to_string(path)
         .into_diagnostic()
         .wrap_err_with(|| format!("cannot read `{}`", path.display()))?;
-    let folder = model_folder::shipped().unwrap_or_default();
+    let folder = model_files::shipped().unwrap_or_default();
     let tokenizer = Tokenizer::open(&folder, config.vocab_size).into_diagnostic()?;
     let tokens = tokenizer.encode(&text, false).into_diagnostic()?;
     ensure!(!tokens.is_empty(), "bench: {} has no text", path.display());

@@ -77,7 +77,7 @@ impl DoctorReport {
     fn collect(arguments: &DoctorArgs) -> Self {
         let cpu = Cpu::new();
         let roofline = cpu.measure_roofline();
-        let folder = crate::model_folder::shipped();
+        let folder = crate::model_files::shipped();
         let exists = |file: &str| folder.as_ref().is_some_and(|folder| folder.join(file).is_file());
         let missing = MODEL_FILES.into_iter().filter(|file| !exists(file)).collect();
         Self {

@@ -9,7 +9,11 @@ mod report;
 
 pub(crate) use args::GenerateArgs;
 
-use crate::{device_arg::DeviceArg, model_files::ModelFiles, model_folder, progress, threads_arg};
+use crate::{
+    device_arg::DeviceArg,
+    model_files::{self, ModelFiles},
+    progress, threads_arg,
+};
 use interrupt::Interrupt;
 use miette::{IntoDiagnostic, Result, miette};
 use print::{OutputFormat, Printer, TextEnd, TextSource};
@@ -113,7 +117,7 @@ fn generate<B: Backend + Clone>(
 
 /// Loads the model and uploads its weights to `backend`.
 fn load<B: Backend>(args: &GenerateArgs, backend: &B) -> Result<LoadedModel> {
-    let dir = args.model.clone().or_else(model_folder::shipped).ok_or_else(|| {
+    let dir = args.model.clone().or_else(model_files::shipped).ok_or_else(|| {
         miette!(
             help = "run it in the project's folder, or name a Hugging Face folder or a GGUF file with --model PATH",
             "generate: the model that ships with tilewright was not found"
