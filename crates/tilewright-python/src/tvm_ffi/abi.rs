@@ -94,7 +94,7 @@ pub(super) struct Arguments<'a> {
 impl Arguments<'_> {
     /// The name of the function.
     pub(super) fn function(&self) -> &'static str {
-        self.operator.trim_start_matches("tvm_ffi.")
+        self.operator.strip_prefix("tvm_ffi.").unwrap_or(self.operator)
     }
 
     fn invalid(&self, at: usize, expected: &str) -> Failure {
@@ -323,22 +323,22 @@ export! {
     paged_decode_plan(
         q, k_cache, kv_indptr, kv_indices, kv_last_page_len, layout, sm_scale
     ) = plans::paged_decode_plan;
-    paged_decode_run(plan, q, k_cache, v_cache, output, lse) = plans::run_kv;
-    paged_decode_free(plan) = plans::free;
+    paged_decode_run(plan, q, k_cache, v_cache, output, lse) = |call| plans::run_kv(call, "paged_decode_plan");
+    paged_decode_free(plan) = |call| plans::free(call, "paged_decode_plan");
     paged_prefill_plan(
         q, k_cache, qo_indptr, kv_indptr, kv_indices, kv_last_page_len, layout, causal, window_left,
         logits_soft_cap, sm_scale
     ) = plans::paged_prefill_plan;
-    paged_prefill_run(plan, q, k_cache, v_cache, output, lse) = plans::run_kv;
-    paged_prefill_free(plan) = plans::free;
+    paged_prefill_run(plan, q, k_cache, v_cache, output, lse) = |call| plans::run_kv(call, "paged_prefill_plan");
+    paged_prefill_free(plan) = |call| plans::free(call, "paged_prefill_plan");
     ragged_prefill_plan(
         q, k, v, qo_indptr, kv_indptr, causal, window_left, logits_soft_cap, sm_scale
     ) = plans::ragged_prefill_plan;
-    ragged_prefill_run(plan, q, k, v, output, lse) = plans::run_kv;
-    ragged_prefill_free(plan) = plans::free;
+    ragged_prefill_run(plan, q, k, v, output, lse) = |call| plans::run_kv(call, "ragged_prefill_plan");
+    ragged_prefill_free(plan) = |call| plans::free(call, "ragged_prefill_plan");
     mla_plan(
         q_nope, q_pe, ckv_cache, qo_indptr, kv_indptr, kv_indices, kv_len_arr, causal, sm_scale
     ) = plans::mla_plan;
     mla_run(plan, q_nope, q_pe, ckv_cache, kpe_cache, output, lse) = plans::mla_run;
-    mla_free(plan) = plans::free;
+    mla_free(plan) = |call| plans::free(call, "mla_plan");
 }

@@ -51,10 +51,9 @@ impl Settings {
 /// The plans of callers, by their numbers.
 static PLANS: Mutex<(i64, BTreeMap<i64, Arc<StoredPlan>>)> = Mutex::new((0, BTreeMap::new()));
 
-/// The plan at argument 0, which the function of this kind has made: `mla_run` takes those of `mla_plan`.
-fn stored(call: &Arguments<'_>) -> Result<(i64, Arc<StoredPlan>), Failure> {
-    let kind = call.function().rsplit_once('_').map_or("", |(kind, _)| kind);
-    let (maker, number) = (format!("{kind}_plan"), call.int(0)?);
+/// The plan at argument 0, which the function `maker` has made.
+fn stored(call: &Arguments<'_>, maker: &str) -> Result<(i64, Arc<StoredPlan>), Failure> {
+    let number = call.int(0)?;
     let plans = PLANS.lock().unwrap_or_else(PoisonError::into_inner);
     let text = match plans.1.get(&number) {
         Some(plan) if plan.function == maker => return Ok((number, plan.clone())),
@@ -96,21 +95,21 @@ fn run(stored: &StoredPlan, mut tensors: RunTensors) -> Outcome {
 }
 
 /// `plan, q, k, v, output, lse`
-pub(super) fn run_kv(call: &Arguments<'_>) -> Outcome {
-    let (_, stored) = stored(call)?;
+pub(super) fn run_kv(call: &Arguments<'_>, maker: &str) -> Outcome {
+    let (_, stored) = stored(call, maker)?;
     let (q, k, v, o, lse) =
         (call.tensor(1)?, call.tensor(2)?, Some(call.tensor(3)?), call.tensor(4)?, call.optional(5)?);
     run(&stored, RunTensors { q, q_pe: None, k, v, k_scale: None, v_scale: None, o, lse, tables: None })
 }
 
-pub(super) fn free(call: &Arguments<'_>) -> Outcome {
-    let (number, _) = stored(call)?;
+pub(super) fn free(call: &Arguments<'_>, maker: &str) -> Outcome {
+    let (number, _) = stored(call, maker)?;
     PLANS.lock().unwrap_or_else(PoisonError::into_inner).1.remove(&number);
     Ok(None)
 }
 
 pub(super) fn mla_run(call: &Arguments<'_>) -> Outcome {
-    let (_, stored) = stored(call)?;
+    let (_, stored) = stored(call, "mla_plan")?;
     let (q, q_pe, k, v) = (call.tensor(1)?, Some(call.tensor(2)?), call.tensor(3)?, Some(call.tensor(4)?));
     let (o, lse) = (call.tensor(5)?, call.optional(6)?);
     run(&stored, RunTensors { q, q_pe, k, v, k_scale: None, v_scale: None, o, lse, tables: None })
