@@ -49,8 +49,6 @@ pub(crate) struct SplitQLayout {
 pub(crate) struct SplitKvLayout {
     /// Row tiles of 16 rows, which each warp multiplies with its keys.
     pub(crate) row_tiles: usize,
-    /// Whether TMA loads keys and values, in boxes of [`BLOCK_ROWS`] keys.
-    pub(crate) has_boxes: bool,
     /// Keys per stage: 32, which shorten the chain of dependent instructions per key, or 16.
     pub(crate) stage_keys: usize,
     /// Per warp `[2][stage_keys]` entries of 16 bytes, or, when the copies of a stage have started, `[stage_keys][chunks]` u16: masks of
@@ -121,7 +119,7 @@ impl LayoutPrefix {
         self.cta.stored_k.size == 1
     }
 
-    /// Whether TMA loads keys and values.
+    /// Whether TMA loads keys and values, in boxes of [`BLOCK_ROWS`] keys.
     fn has_boxes(&self) -> bool {
         self.cta.k.has_panels
     }
@@ -201,7 +199,6 @@ impl LayoutPrefix {
         let rings = allocator.take(WARPS * ring_bytes);
         let split_kv = SplitKvLayout {
             row_tiles,
-            has_boxes: self.has_boxes(),
             stage_keys,
             entries,
             entry_bytes,

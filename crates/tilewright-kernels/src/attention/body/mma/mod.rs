@@ -87,7 +87,7 @@ pub fn attention(name: &str, config: &MmaConfig, variant: &ExpressionVariant) ->
         );
         let cta = cta.with_wait(config.can_follow_runs().then(|| k.param::<u32>("wait")));
         let hooks = RowHooks::new(&cta, Some(hooks), true);
-        let boxes = layout.split_kv.has_boxes.then(|| StageBoxes::new(&cta, &layout.split_kv));
+        let boxes = (config.bodies == Bodies::SplitKvBoxes).then(|| StageBoxes::new(&cta, &layout.split_kv));
         let cursors = RingCursors::new(&cta, &layout.split_kv, boxes);
         cta.run(&hooks, |current| {
             let split_kv = || mma_split_kv::run(&cta, &layout.split_kv, current, cursors, &hooks);

@@ -60,7 +60,7 @@ impl<'k> SplitKvBody<'_, 'k> {
                 self.operands.store_sums(tile, half, sums.at(row * layout.sums_stride as u32));
             });
         }
-        if layout.has_boxes {
+        if self.cursors.boxes.is_some() {
             // TMA overwrites the sums next
             k.fence(Fence::ProxyAsyncShared);
         }

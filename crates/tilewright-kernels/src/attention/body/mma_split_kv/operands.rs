@@ -201,7 +201,7 @@ impl<'k> StageOperands<'k> {
                 nonfinite::extract(cta, lanes, values, self.nonfinite_masks(masks));
             }
         }
-        if self.layout.has_boxes {
+        if self.cta.layout.stored_v.has_panels {
             // TMA overwrites the values next
             cta.k.fence(Fence::ProxyAsyncShared);
         }
