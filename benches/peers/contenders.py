@@ -4,15 +4,17 @@ Reads one JSON request per line from stdin and writes one response per line to s
 
     {"about": true}     -> {"about": "torch 2.11.0, cuDNN 91900, FlashInfer 0.6.18"}
     {"case": {..}}      -> {"names": ["matmul", "cudnn", ..]}       builds the contenders of a case
-    {"sample": name, "hot": seconds, "rest": seconds, "least": seconds}
+    {"sample": name, "hot": seconds, "rest": seconds, "least": seconds, "cold": count, "flush": bytes}
                         -> {"seconds": .., "mhz": .., "watts": ..}  per call
     {"clocks": true}    -> {"mhz": .., "watts": ..}                 now
 
 A contender is a CUDA graph of at least 10 calls that rotate over sets of inputs. `hot`: its own work for that time directly
-before the sample. `rest`: a pause before the sample. A sample replays the graph for at least `least` seconds.
+before the sample. `rest`: a pause before the sample. A sample replays the graph for at least `least` seconds. If `cold` is not 0, a
+sample is the median of that many graphs of one call. Each is submitted while a read of `flush` bytes replaces the contents of L2.
 """
 
 import ctypes
+import functools
 import json
 import sys
 import time
@@ -49,7 +51,10 @@ nvml = Nvml()
 
 
 def graphed(calls):
-    """`CALLS` or more calls as one CUDA graph."""
+    """`CALLS` or more calls as one CUDA graph, their number, and a function that returns graphs of one call each.
+
+    The function keeps the calls and thus their inputs alive.
+    """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -60,11 +65,16 @@ def graphed(calls):
     once = timed(calls[0], 1)
     count = max(CALLS, min(200, int(0.01 / once)))
     count = -(-count // len(calls)) * len(calls)
+    graph = recorded([calls[at % len(calls)] for at in range(count)])
+    return graph, count, functools.cache(lambda: [recorded([call]) for call in calls])
+
+
+def recorded(calls):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for at in range(count):
-            calls[at % len(calls)]()
-    return graph, count
+        for call in calls:
+            call()
+    return graph
 
 
 def timed(call, times):
@@ -79,8 +89,20 @@ def timed(call, times):
     return start.elapsed_time(stop) / 1e3 / times
 
 
+def cold(single, request):
+    """The median seconds of graphs that are replayed in turn, each submitted while a read of `flush` bytes runs."""
+    memory = torch.empty(request["flush"] // 4, device=DEVICE)
+    for graph in single:
+        graph.replay()  # the first replay uploads the graph
+    times = []
+    for at in range(request["cold"]):
+        memory.sum()
+        times.append(timed(single[at % len(single)].replay, 1))
+    return sorted(times)[len(times) // 2]
+
+
 def sample(request):
-    graph, count = graphs[request["sample"]]
+    graph, count, single = graphs[request["sample"]]
     end = time.time() + request["hot"]
     while time.time() < end:
         graph.replay()
@@ -88,6 +110,8 @@ def sample(request):
     if request["rest"]:
         torch.cuda.synchronize()
         time.sleep(request["rest"])
+    if request["cold"]:
+        return {"seconds": cold(single(), request), **timed.clocks}
     once = timed(graph.replay, 1)
     if request["least"] > once:
         once = timed(graph.replay, int(request["least"] / once) + 1)

@@ -19,7 +19,7 @@ const BENCH: Bench = Bench {
         include_str!("../../../benches/peers/gpu_gemm.py")
     ),
     columns: "tflops",
-    protocols: &[Protocol { name: "hot", hot: 0.1, rest: 0.0, least: 0.02 }],
+    protocols: &[Protocol { name: "hot", hot: 0.1, rest: 0.0, least: 0.02, cold: 0 }],
 };
 
 const CASES: [Case; 6] = [

@@ -10,12 +10,11 @@ use clap::Parser;
 use process::PeerProcess;
 use serde::Deserialize;
 use std::{
-    any::Any,
     error::Error,
     path::PathBuf,
     time::{Duration, Instant},
 };
-use tilewright::RecordedGraph;
+use tilewright::{Backend, Dtype, RecordedGraph, gemm};
 use tilewright_cuda::{Cuda, Device, DriverError, Gpu, Stopwatch};
 
 /// The name of our contender.
@@ -24,6 +23,8 @@ const OURS: &str = "tilewright";
 const NO_PEERS: [&str; 2] = [OURS, "matmul"];
 /// Minimum calls per graph.
 const CALLS: usize = 10;
+/// The bf16 matrix of 512 MiB that a flush of L2 reads. An H200 reads it in more than 100 us, so the host submits the call in this time.
+const FLUSH: [usize; 2] = [65_536, 4096];
 
 /// Work and pause before a sample, and its minimum length, in seconds.
 #[derive(Clone, Copy)]
@@ -32,6 +33,8 @@ pub(crate) struct Protocol {
     pub(crate) hot: f64,
     pub(crate) rest: f64,
     pub(crate) least: f64,
+    /// Graphs of one call, each after a flush of L2, whose median is a sample; if 0, a sample replays the graph of many calls.
+    pub(crate) cold: usize,
 }
 
 /// Times this bench on the GPU of this machine, and its peers if given.
@@ -185,11 +188,15 @@ struct Clocks {
     watts: u32,
 }
 
-/// Our contender: a graph of calls and the owner of their memory.
+/// Our contender: a graph of calls, and the call, which owns their memory.
 pub(crate) struct OurGraph {
     graph: Box<dyn RecordedGraph>,
-    _owner: Box<dyn Any>,
     calls: usize,
+    /// Graphs of one call per set of inputs, which the first cold sample records.
+    single: Vec<Box<dyn RecordedGraph>>,
+    run: Box<dyn FnMut(usize) -> tilewright::Result<()>>,
+    sets: usize,
+    gpu: Cuda,
     stopwatch: Stopwatch,
 }
 
@@ -199,19 +206,23 @@ impl OurGraph {
         gpu: &Cuda,
         sets: usize,
         mut owner: T,
-        run: impl Fn(&mut T, usize) -> tilewright::Result<()>,
+        run: impl Fn(&mut T, usize) -> tilewright::Result<()> + 'static,
     ) -> Result<Self, Box<dyn Error>> {
-        let mut run = |set| run(&mut owner, set);
+        let mut run = move |set| run(&mut owner, set);
         let stopwatch = gpu.machine().stream().stopwatch()?;
         (0..sets).try_for_each(&mut run)?;
         let once = stopwatch.time(|| run(0).map_err(driver_error))?;
         let calls = ((0.01 / once) as usize).clamp(CALLS, 200).next_multiple_of(sets);
-        let graph = tilewright::Backend::record(gpu, &mut || (0..calls).try_for_each(|at| run(at % sets)))?;
-        let graph = graph.ok_or("the device cannot record")?;
-        Ok(Self { graph, _owner: Box::new(owner), calls, stopwatch })
+        let graph = record(gpu, &mut || (0..calls).try_for_each(|at| run(at % sets)))?;
+        let (run, gpu) = (Box::new(run), gpu.clone());
+        Ok(Self { graph, calls, single: Vec::new(), run, sets, gpu, stopwatch })
     }
 
-    fn sample(&self, protocol: Protocol, peer: Option<&mut PeerProcess>) -> Result<Sample, Box<dyn Error>> {
+    fn sample(
+        &mut self,
+        protocol: Protocol,
+        peer: Option<&mut PeerProcess>,
+    ) -> Result<Sample, Box<dyn Error>> {
         let time = |times: usize| {
             self.stopwatch.time(|| (0..times).try_for_each(|_| self.graph.replay().map_err(driver_error)))
         };
@@ -220,15 +231,55 @@ impl OurGraph {
             time(1)?;
         }
         std::thread::sleep(Duration::from_secs_f64(protocol.rest));
-        let mut seconds = time(1)?;
-        if protocol.least > seconds {
-            let times = (protocol.least / seconds) as usize + 1;
-            seconds = time(times)? / times as f64;
-        }
+        let seconds = if protocol.cold > 0 {
+            self.cold_seconds(protocol.cold)?
+        } else {
+            let mut seconds = time(1)?;
+            if protocol.least > seconds {
+                let times = (protocol.least / seconds) as usize + 1;
+                seconds = time(times)? / times as f64;
+            }
+            seconds / self.calls as f64
+        };
         let clocks = peer.map(|peer| peer.request::<Clocks>("{\"clocks\": true}")).transpose()?;
         let Clocks { mhz, watts } = clocks.unwrap_or(Clocks { mhz: 0, watts: 0 });
-        Ok(Sample { seconds: seconds / self.calls as f64, mhz, watts })
+        Ok(Sample { seconds, mhz, watts })
     }
+
+    /// The median seconds of `samples` graphs of one call, each submitted while a flush of L2 runs.
+    fn cold_seconds(&mut self, samples: usize) -> Result<f64, Box<dyn Error>> {
+        for set in self.single.len()..self.sets {
+            self.single.push(record(&self.gpu, &mut || (self.run)(set))?);
+        }
+        let mut flush = flush(&self.gpu)?;
+        self.single.iter().try_for_each(|graph| graph.replay())?; // the first replay uploads the graph
+        let mut seconds = Vec::new();
+        for at in 0..samples {
+            let graph = &self.single[at % self.sets];
+            flush()?;
+            seconds.push(self.stopwatch.time(|| graph.replay().map_err(driver_error))?);
+        }
+        seconds.sort_by(f64::total_cmp);
+        Ok(seconds[samples / 2])
+    }
+}
+
+fn record(
+    gpu: &Cuda,
+    work: &mut dyn FnMut() -> tilewright::Result<()>,
+) -> Result<Box<dyn RecordedGraph>, Box<dyn Error>> {
+    Ok(gpu.record(work)?.ok_or("the device cannot record")?)
+}
+
+/// A launch that replaces the contents of L2 by reads, which leave no lines to write back: the product of one row.
+fn flush(gpu: &Cuda) -> tilewright::Result<impl FnMut() -> tilewright::Result<()>> {
+    let ([features, inputs], bf16) = (FLUSH, Dtype::Bf16);
+    let (x, weight) = (gpu.allocate(2 * inputs)?, gpu.allocate(2 * features * inputs)?);
+    let (mut out, gpu) = (gpu.allocate(2 * features)?, gpu.clone());
+    Ok(move || {
+        let (x, weight) = (x.view(bf16, 0, &[1, inputs])?, weight.view(bf16, 0, &FLUSH)?);
+        gemm::linear(&gpu, x, weight, None, out.view_mut(bf16, 0, &[1, features])?)
+    })
 }
 
 /// Our contender and those of a peer, for one case.
@@ -261,10 +312,11 @@ impl<'a> Contenders<'a> {
                 let sample = if at == 0 {
                     self.ours.sample(protocol, self.peer.as_deref_mut())?
                 } else if let Some(peer) = &mut self.peer {
-                    let Protocol { hot, rest, least, .. } = protocol;
-                    let name = &self.names[at];
-                    let request =
-                        serde_json::json!({"sample": name, "hot": hot, "rest": rest, "least": least});
+                    let Protocol { hot, rest, least, cold, .. } = protocol;
+                    let flush = 2 * FLUSH[0] * FLUSH[1];
+                    let request = serde_json::json!({
+                        "sample": self.names[at], "hot": hot, "rest": rest, "least": least, "cold": cold, "flush": flush,
+                    });
                     peer.request(&request.to_string())?
                 } else {
                     continue;

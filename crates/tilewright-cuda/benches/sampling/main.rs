@@ -20,7 +20,7 @@ const BENCH: Bench = Bench {
     ),
     columns: "tbps",
     // own work for 100 ms, then a sample of 20 ms
-    protocols: &[Protocol { name: "hot", hot: 0.1, rest: 0.0, least: 0.02 }],
+    protocols: &[Protocol { name: "hot", hot: 0.1, rest: 0.0, least: 0.02, cold: 0 }],
 };
 
 fn main() -> Result<(), Box<dyn Error>> {
