@@ -1,9 +1,23 @@
 //! Tests of the kernels: in the simulator against their definitions, golden PTX, and the documentation's quotes.
 
+#![allow(clippy::type_complexity, reason = "tables of the engine's tests have functions")]
+
 mod attention;
+#[path = "../../../tilewright/tests/all/elements.rs"]
+#[allow(dead_code, reason = "shared with the tests of the engine, which use all of it")]
+mod elements;
+#[path = "../../../tilewright/tests/all/generator.rs"]
+#[allow(dead_code, reason = "shared with the tests of the engine, which use all of it")]
+mod generator;
 mod golden;
+#[path = "../../../tilewright/tests/all/judge.rs"]
+#[allow(dead_code, reason = "shared with the tests of the engine, which use all of it")]
+mod judge;
 mod pages;
 mod real;
+#[path = "../../../tilewright/tests/all/sample.rs"]
+#[allow(dead_code, reason = "shared with the tests of the engine, which use all of it")]
+mod sample;
 mod sampling;
 mod small;
 mod units;

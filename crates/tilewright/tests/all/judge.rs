@@ -1,13 +1,14 @@
 //! Comparison of an outcome with the oracle. The tolerance is measured: a small multiple of the error of a plain f32
 //! loop on the same request, plus the rounding to the output's dtype.
 
-use crate::{elements::half_ulp, run::Outcome, sample::Sample};
+use crate::{elements::half_ulp, sample::Sample};
 use std::{cell::Cell, fmt, ops::Range};
 use tilewright::{
-    Backend, Dtype,
+    Backend, Dtype, Problem,
     reference::{
         attention::{Definition, LogitIndex, OracleState},
         naive::WeightRounding,
+        quantization::quantize,
     },
 };
 
@@ -52,10 +53,36 @@ pub(crate) fn report(property: &str) {
     println!("{property}: {} cases", CASES.take());
 }
 
+/// The outcome of a run, converted to f32.
+#[derive(Debug, Clone)]
+pub(crate) struct Outcome {
+    /// `[num_rows, num_qo_heads, head_dim_vo]`
+    pub(crate) o: Vec<f32>,
+    /// `[num_rows, num_qo_heads]`; `None` without LSE.
+    pub(crate) lse: Option<Vec<f32>>,
+    /// The dtype to which softmax weights were rounded.
+    pub(crate) weights: Dtype,
+}
+
+impl Outcome {
+    /// All bits, for exact comparisons.
+    pub(crate) fn bits(&self) -> Vec<u32> {
+        self.o.iter().chain(self.lse.iter().flatten()).map(|value| value.to_bits()).collect()
+    }
+
+    /// Query rows `rows` of `all` rows.
+    pub(crate) fn rows(&self, all: usize, rows: Range<usize>) -> Self {
+        let part = |values: &[f32]| {
+            let row = values.len() / all.max(1);
+            values[rows.start * row..rows.end * row].to_vec()
+        };
+        Self { o: part(&self.o), lse: self.lse.as_deref().map(part), weights: self.weights }
+    }
+}
+
 /// The expected outcome of a sample and its tolerance.
 pub(crate) struct Expected {
-    dtype: Dtype,
-    heads: usize,
+    problem: Problem,
     requests: Vec<Request>,
     /// The plain loop's maximum errors over the whole sample, because one row is too few to measure them.
     errors: Errors,
@@ -120,13 +147,13 @@ impl Expected {
             Request { rows: begin..begin + sample.lens[r].0 * heads, truth }
         };
         let requests = (0..sample.lens.len()).map(request).collect();
-        Self { dtype: sample.problem.dtype_o(), heads, requests, errors }
+        Self { problem: sample.problem, requests, errors }
     }
 
     /// Adds `shift(query head)` to every true LSE.
     pub(crate) fn shift_lse(&mut self, shift: impl Fn(usize) -> f64) {
         for request in &mut self.requests {
-            let heads = self.heads;
+            let heads = self.problem.heads().qo;
             request.truth.lse.iter_mut().enumerate().for_each(|(at, lse)| *lse += shift(at % heads));
         }
     }
@@ -138,12 +165,9 @@ impl Expected {
     }
 
     /// Describes the first element of `outcome` outside its tolerance, if any.
-    fn check(&self, outcome: &Outcome) -> Result<(), String> {
+    pub(crate) fn check(&self, outcome: &Outcome) -> Result<(), String> {
         count_cases(1);
-        let error_of_o = match outcome.weights {
-            Dtype::F32 => self.errors.o,
-            _ => self.errors.o_rounding,
-        };
+        let error_of_o = if outcome.weights == Dtype::F32 { self.errors.o } else { self.errors.o_rounding };
         // with 16-bit weights, exponentials and hooks may use fast approximations: a few ulps of numbers as large as logits,
         // which soft caps amplify
         let fast = if outcome.weights == Dtype::F32 { 0.0 } else { 2.0_f64.powi(-19) };
@@ -151,15 +175,19 @@ impl Expected {
             let rows = request.rows.clone();
             let dim = request.truth.o.len() / rows.len().max(1);
             let o = &outcome.o[rows.start * dim..rows.end * dim];
-            compare(&request.truth.o, o, |want| FACTOR * error_of_o + half_ulp(self.dtype, want))
+            let range = |want| {
+                let range = around(want, FACTOR * error_of_o + half_ulp(self.problem.dtype_o(), want));
+                let is_e4m3 = self.problem.dtype_out() == Dtype::E4m3;
+                if is_e4m3 { range.map(|x| quantize(Dtype::E4m3, x)) } else { range }
+            };
+            compare(&request.truth.o, o, range)
                 .map_err(|(at, text)| format!("request {r}, row {}, o[{}]: {text}", at / dim, at % dim))?;
             let Some(lse) = &outcome.lse else { continue };
-            let lse = &lse[rows];
             let error_of_lse =
                 if outcome.weights == Dtype::E4m3 { self.errors.lse_rounding } else { self.errors.lse };
-            let bound =
+            let error =
                 |want: f64| FACTOR * error_of_lse + half_ulp(Dtype::F32, want) + fast * (1.0 + want.abs());
-            compare(&request.truth.lse, lse, bound)
+            compare(&request.truth.lse, &lse[rows], |want| around(want, error(want)))
                 .map_err(|(at, text)| format!("request {r}, row {at}, lse: {text}"))?;
         }
         Ok(())
@@ -174,22 +202,20 @@ fn error(truth: &[f64], naive: &[f32]) -> f64 {
         .fold(0.0, |max: f64, (truth, naive)| max.max((truth - naive).abs()).max(half_ulp(Dtype::F32, truth)))
 }
 
-/// Finite values within their tolerance; NaN and infinities exactly where the truth has them. A truth out of the dtype's
-/// range rounds to infinity.
-fn compare(truth: &[f64], got: &[f32], tolerance: impl Fn(f64) -> f64) -> Result<(), (usize, String)> {
+/// The values within a tolerance of a finite one, or the value.
+fn around(want: f64, tolerance: f64) -> [f64; 2] {
+    let tolerance = if want.is_finite() { tolerance } else { 0.0 };
+    [want - tolerance, want + tolerance]
+}
+
+/// Values in the range of the truth; NaN exactly where the truth has it. A truth out of the dtype's range rounds to infinity, or in
+/// e4m3 to the largest number.
+fn compare(truth: &[f64], got: &[f32], range: impl Fn(f64) -> [f64; 2]) -> Result<(), (usize, String)> {
     assert_eq!(truth.len(), got.len(), "one value for each of the oracle's");
     for (at, (&want, got)) in truth.iter().zip(got.iter().map(|v| f64::from(*v))).enumerate() {
-        let right = if want.is_finite() {
-            (got - want).abs() <= tolerance(want)
-        } else {
-            (want.is_nan() && got.is_nan()) || want == got
-        };
-        if !right {
-            let bound = tolerance(want);
-            return Err((
-                at,
-                format!("{got} instead of {want}, off by {:e} of {bound:e}", (got - want).abs()),
-            ));
+        let [low, high] = range(want);
+        if !((low..=high).contains(&got) || want.is_nan() && got.is_nan()) {
+            return Err((at, format!("{got} instead of {want}, expected {low} to {high}")));
         }
     }
     Ok(())

@@ -1,38 +1,11 @@
 //! Runs a stored sample on a backend. The output is filled with NaN beforehand.
 
-use crate::{elements::Elements, sample::Sample, storage::Stored};
+use crate::{elements::Elements, judge::Outcome, sample::Sample, storage::Stored};
 use tilewright::{
     Attention, Backend, Batch, Dtype, KvCache, Output, Plan, Result, View, Workspace,
     attention::{Split, Variant, variant::Plain},
     kv::{KvScales, QuantizedCache},
 };
-
-/// The outcome of a run, converted to f32.
-#[derive(Debug, Clone)]
-pub(crate) struct Outcome {
-    /// `[num_rows, num_qo_heads, head_dim_vo]`
-    pub(crate) o: Vec<f32>,
-    /// `[num_rows, num_qo_heads]`; `None` without LSE.
-    pub(crate) lse: Option<Vec<f32>>,
-    /// The dtype to which softmax weights were rounded.
-    pub(crate) weights: Dtype,
-}
-
-impl Outcome {
-    /// All bits, for exact comparisons.
-    pub(crate) fn bits(&self) -> Vec<u32> {
-        self.o.iter().chain(self.lse.iter().flatten()).map(|value| value.to_bits()).collect()
-    }
-
-    /// Query rows `rows` of `all` rows.
-    pub(crate) fn rows(&self, all: usize, rows: std::ops::Range<usize>) -> Self {
-        let part = |values: &[f32]| {
-            let row = values.len() / all.max(1);
-            values[rows.start * row..rows.end * row].to_vec()
-        };
-        Self { o: part(&self.o), lse: self.lse.as_deref().map(part), weights: self.weights }
-    }
-}
 
 /// Plans and runs with its own workspace.
 pub(crate) fn run<B: Backend + Clone>(

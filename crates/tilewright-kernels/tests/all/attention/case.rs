@@ -239,6 +239,15 @@ impl Case {
         self.fp8 && self.body == Body::Wgmma
     }
 
+    /// The dtype of weights.
+    pub(crate) fn weights(&self) -> Dtype {
+        match self.body {
+            _ if self.has_fp8_products() => Dtype::E4m3,
+            Body::Simt => Dtype::F32,
+            _ => self.qo,
+        }
+    }
+
     /// The value of a key of a segment of `len` keys, if it is not noise.
     pub(crate) fn constant_value(&self, key: usize, len: usize) -> Option<f64> {
         self.constant_values.map(|(last, others)| if key + 128 < len { others } else { last })

@@ -1,18 +1,11 @@
-//! Comparison of outputs with the f64 definition.
+//! Comparison of outputs with the f64 oracle.
 
-use super::{
-    case::Case,
-    numbers::number,
-    schedule::Segment,
-    world::{Outputs, World},
-};
+use super::{case::Case, numbers::number, schedule::Segment, world::World};
+use crate::{judge::Expected, sample::Sample};
 use tilewright::{
-    Dtype, E4m3,
+    Dtype, HeadDim, Heads, Mask, Problem,
     attention::variant::{ExpressionVariant, Plain, Variant},
-    reference::{
-        attention::{Definition, LogitIndex},
-        naive::narrow_sum,
-    },
+    reference::attention::{Definition, LogitIndex},
 };
 
 /// Runs a case with several seeds and checks each run.
@@ -28,177 +21,110 @@ pub(crate) fn check_with<'a>(
     definition: &dyn Fn(usize) -> Definition<'a>,
 ) {
     let world = World::new(case, variant);
-    let expected = world.expected(definition);
+    let columns = Columns::new(&world);
+    let definition = |request| columns.definition(request, definition(request));
+    let scale = |request, at: LogitIndex| columns.scale(1, (request, at)).unwrap_or(1.0);
+    let expected = Expected::scaled(&columns.sample(), &definition, &scale);
     for (items, kernel) in case.kernels(variant) {
         let kernel = kernel.unwrap_or_else(|why| panic!("{case:?}: {why}"));
         for seed in 0..case.seeds {
             let of = variant.name();
             let of = |why: &str| format!("{of}, {case:?}, {items:?} items, seed {seed}: {why}");
-            let outputs =
+            let outcome =
                 world.run(items, &kernel, seed).unwrap_or_else(|fault| panic!("{}", of(&fault.to_string())));
-            let verdict = expected.iter().try_for_each(|row| world.judge(&outputs, row));
-            verdict.unwrap_or_else(|why| panic!("{}", of(&why)));
+            expected.check(&outcome).unwrap_or_else(|why| panic!("{}", of(&why)));
         }
     }
 }
 
-/// Whether a number is the nearest e4m3 of one within the error of the expected one; infinity becomes the largest.
-fn is_rounded_to_e4m3(found: f64, expected: f64, error: f64) -> bool {
-    let rounded = |x: f64| f64::from(f32::from(E4m3::from_f32(x as f32)));
-    // the error of infinity is NaN
-    let error = if expected.is_finite() { error } else { 0.0 };
-    rounded(expected - error) <= found && found <= rounded(expected + error)
+/// The dense keys of each request.
+struct Columns<'w> {
+    world: &'w World,
+    /// Per request and position, the key; none between blocks.
+    keys: Vec<Vec<Option<(&'w Segment, usize)>>>,
 }
 
-/// The definition's result for a row and head, before rounding.
-struct ExpectedRow {
-    /// Request, its row, and head.
-    at: (usize, usize, usize),
-    lse: f64,
-    o: Vec<f64>,
-    errors: Vec<f64>,
-}
-
-impl World {
-    fn expected<'a>(&self, definition: &dyn Fn(usize) -> Definition<'a>) -> Vec<ExpectedRow> {
-        let case = &self.case;
-        let rows = case.lengths.iter().enumerate().flat_map(|(request, &(rows, _))| {
-            let definition = definition(request);
-            let rows = (0..rows).flat_map(|row| (0..case.heads.0).map(move |head| (request, row, head)));
-            rows.map(|at| self.expected_row(&definition, at)).collect::<Vec<_>>()
-        });
-        rows.collect()
-    }
-
-    fn expected_row(&self, definition: &Definition<'_>, at: (usize, usize, usize)) -> ExpectedRow {
-        let (lse, means, errors) = self.state(definition, at);
-        let place = self.place_at(at);
-        let output = |sign: f64| {
-            // 0 × inf would be NaN
-            let shift = |error: f64| if sign == 0.0 { 0.0 } else { sign * error };
-            let mut o: Vec<f64> =
-                means.iter().zip(&errors).map(|(mean, error)| mean + shift(*error)).collect();
-            (definition.output)(place(0), &mut o);
-            o
-        };
-        let (o, above, below) = (output(0.0), output(1.0), output(-1.0));
-        let error = |(o, (above, below)): (&f64, (&f64, &f64))| {
-            // the output of a hook is rounded too
-            (above - o).abs().max((below - o).abs()).max(o.abs() * self.precision())
-        };
-        let errors = o.iter().zip(above.iter().zip(&below)).map(error).collect();
-        ExpectedRow { at, lse, o, errors }
-    }
-
-    fn judge(&self, outputs: &Outputs, expected: &ExpectedRow) -> Result<(), String> {
-        let (case, (request, row, head)) = (&self.case, expected.at);
-        let at_row = case.first_row(request) + row;
-        let failed = |why: String| Err(format!("request {request} row {row} head {head}: {why}"));
-        let (lse, found) = (expected.lse, f64::from(outputs.lse[at_row * case.heads.0 + head]));
-        let close = found == lse || (found - lse).abs() < 1e-4 || (found.is_nan() && lse.is_nan());
-        if !close {
-            return failed(format!("lse {found}, not {lse}"));
-        }
-        let o = self.row(case.dim.vo, at_row, head);
-        for (d, (&expected, &error)) in expected.o.iter().zip(&expected.errors).enumerate() {
-            let found = self.number(&outputs.o, case.out(), o + d);
-            let close = case.fp8_outputs && is_rounded_to_e4m3(found, expected, error)
-                || ((found - expected).abs() <= error && expected.is_finite() && found.is_finite())
-                || found == expected
-                || (found.is_nan() && expected.is_nan());
-            if !close {
-                return failed(format!("dim {d}: {found}, not {expected}"));
+impl<'w> Columns<'w> {
+    fn new(world: &'w World) -> Self {
+        let of_request = |request| {
+            let mut keys = Vec::new();
+            let has = |segment: &&Segment| segment.request.is_none_or(|of| of == request);
+            for segment in world.segments.iter().filter(has) {
+                for key in 0..segment.kv_len {
+                    keys.resize(world.position(segment, key) as usize, None);
+                    keys.push(Some((segment, key)));
+                }
             }
-        }
-        Ok(())
+            keys
+        };
+        Self { world, keys: (0..world.case.lengths.len()).map(of_request).collect() }
     }
 
-    /// Relative error of weights and outputs.
-    fn precision(&self) -> f64 {
-        match self.case.qo {
-            // weights of e4m3 have 4 significant bits
-            _ if self.case.has_fp8_products() => 1.0 / 16.0,
-            Dtype::F16 => 1.0 / 1024.0,
-            _ => 1.0 / 128.0,
-        }
-    }
-
-    /// Absolute error of a weight, relative to the largest, below the normal numbers of its dtype: weights of e4m3 are multiples of
-    /// 2^-9, and the largest is 2^8.
-    fn underflow(&self) -> f64 {
-        if self.case.has_fp8_products() { 2.0_f64.powi(-18) } else { 0.0 }
-    }
-
-    /// Arguments of the definition for the keys of a row, by position.
-    fn place_at(&self, (request, row, head): (usize, usize, usize)) -> impl Fn(i64) -> LogitIndex {
-        let (rows, keys) = self.case.lengths[request];
-        let p = keys as i64 - rows as i64 + row as i64;
-        let g = head / self.case.group();
-        move |at| LogitIndex { i: row, j: at as usize, h: head, g, p }
-    }
-
-    /// LSE of a row, its outputs before the output hook, and their error bounds.
-    fn state(
-        &self,
-        definition: &Definition<'_>,
-        (request, row, head): (usize, usize, usize),
-    ) -> (f64, Vec<f64>, Vec<f64>) {
-        let (case, dim, [q, k, v]) = (&self.case, self.case.dim, &self.numbers);
-        let q = &q[self.row(dim.qk, case.first_row(request) + row, head)..][..dim.qk];
-        let kv_head = head / case.group();
-        let place = self.place_at((request, row, head));
-        let mut keys = self.keys(request, row);
-        keys.retain(|(segment, key)| (definition.visible)(place(self.position(segment, *key))));
-        let logit = |&(segment, key): &(&Segment, usize)| {
-            let k = &k[self.element(dim.qk, segment, (key, kv_head))..][..dim.qk];
-            let products = q.iter().zip(k).map(|(q, k)| q * k);
-            let dot: f64 = match case.has_fp8_products() {
-                // products of e4m3 are exact in f32
-                true => narrow_sum(products.map(|product| product as f32)).into(),
-                false => products.sum(),
+    fn sample(&self) -> Sample {
+        let (world, case, HeadDim { qk, vo }) = (self.world, &self.world.case, self.world.case.dim);
+        let heads = Heads { qo: case.heads.0, kv: case.heads.1 };
+        let problem = Problem::builder(heads, case.dim).dtypes(case.qo, case.kv).mask(Mask::Full);
+        // conversions of queries to 16 bits are exact
+        let problem = if case.has_fp8_products() { problem.fp8_queries() } else { problem };
+        let problem = if case.fp8_outputs { problem.fp8_outputs() } else { problem };
+        let problem = problem.scale(world.scale().abs() as f32).build().expect("it is sound");
+        let read = |memory: &[u8], dtype: Dtype, at: usize, dim: usize| -> Vec<f32> {
+            let elements = memory[at * dtype.size()..].chunks(dtype.size()).take(dim);
+            elements.map(|bytes| number(dtype, bytes) as f32).collect()
+        };
+        let rows = (0..case.num_rows()).flat_map(|row| (0..heads.qo).map(move |head| (row, head)));
+        let q = rows.flat_map(|(row, head)| read(&world.q, case.q(), world.row(qk, row, head), qk));
+        let dense = |memory: &[u8], dim, len| -> Vec<Vec<f32>> {
+            let of_key = |(key, head)| match key {
+                Some((segment, key)) => read(memory, case.kv, world.element(dim, segment, (key, head)), len),
+                None => vec![0.0; len],
             };
-            let factor = self.factor(0, segment, (key, kv_head));
-            (definition.logit)(place(self.position(segment, key)), dot * self.scale() * factor)
+            let of_request = |keys: &Vec<_>| {
+                keys.iter().flat_map(|key| (0..heads.kv).flat_map(move |head| of_key((*key, head)))).collect()
+            };
+            self.keys.iter().map(of_request).collect()
         };
-        let logits: Vec<f64> = keys.iter().map(logit).collect();
-        let sink = definition.sink.as_ref().map(|sink| sink(head));
-        let weighed = || logits.iter().copied().chain(sink);
-        let max = weighed().fold(f64::NEG_INFINITY, f64::max);
-        let sum: f64 = weighed().map(|logit| (logit - max).exp()).sum();
-        let empty = weighed().next().is_none();
-        let lse = if empty { f64::NEG_INFINITY } else { (max + sum.ln()) * std::f64::consts::LOG2_E };
-        let (mut means, mut sizes) = (vec![0.0; dim.vo], vec![0.0; dim.vo]);
-        for ((segment, key), logit) in keys.iter().zip(&logits) {
-            let v = &v[self.element(dim.vo, segment, (*key, kv_head))..][..dim.vo];
-            let (factor, weight) = (self.factor(1, segment, (*key, kv_head)), (logit - max).exp() / sum);
-            let error = weight * self.precision() + self.underflow() / sum;
-            for (value, (mean, size)) in v.iter().zip(means.iter_mut().zip(&mut sizes)) {
-                let value = value * factor;
-                *mean += weight * value;
-                *size += error * value.abs();
-            }
+        Sample {
+            problem,
+            lens: case.lengths.iter().zip(&self.keys).map(|(lens, keys)| (lens.0, keys.len())).collect(),
+            q: q.map(|q| q * case.query_factor.signum() as f32).collect(),
+            k: dense(&world.k, qk, qk),
+            v: if case.is_latent() { dense(&world.k, qk, vo) } else { dense(&world.v, vo, vo) },
         }
-        let errors = sizes.iter().map(|size| size + 1e-6).collect();
-        (lse, means, errors)
     }
 
-    /// Visible keys of a row, by segment.
-    fn keys(&self, request: usize, row: usize) -> Vec<(&Segment, usize)> {
-        let at_row = self.case.first_row(request) + row;
-        let of = |segment: &&Segment| segment.qo.contains(&at_row);
-        let keys = self
-            .segments
-            .iter()
-            .filter(of)
-            .flat_map(|segment| (0..segment.kv_len).map(move |key| (segment, key)));
-        let seen = |(segment, key): &(&Segment, usize)| {
-            let position = self.position(segment, *key);
-            self.case.sees(request, row, (segment.base + key, position))
+    /// Scale of a key (0) or its value (1), if there is one.
+    fn scale(&self, of: usize, (request, at): (usize, LogitIndex)) -> Option<f64> {
+        let (segment, key) = self.keys[request][at.j]?;
+        Some(self.world.factor(of, segment, (key, at.g)))
+    }
+
+    /// A definition of a request with the masks and scales of the case.
+    fn definition<'a>(&'a self, request: usize, of_variant: Definition<'a>) -> Definition<'a> {
+        let (case, keys) = (&self.world.case, &self.keys[request]);
+        // positions of rows are numbers of keys, without the gaps between blocks
+        let gaps = keys.len() as i64 - case.lengths[request].1 as i64;
+        let place = move |at: LogitIndex| LogitIndex { p: at.p - gaps, ..at };
+        let scaled = move |of| {
+            move |at: LogitIndex, x: &mut [f64]| {
+                let scale = self.scale(of, (request, at)).unwrap_or(1.0);
+                x.iter_mut().for_each(|x| *x *= scale);
+            }
         };
-        keys.filter(seen).collect()
-    }
-
-    fn number(&self, of: &[u8], dtype: Dtype, at: usize) -> f64 {
-        number(dtype, &of[at * dtype.size()..][..dtype.size()])
+        let Definition { logit, visible, output, .. } = of_variant;
+        let sees = move |at: LogitIndex| {
+            let number = |(segment, key): (&Segment, usize)| (segment.base + key, at.j as i64);
+            keys[at.j].is_some_and(|key| case.sees(request, at.i, number(key)))
+        };
+        Definition {
+            key: Box::new(scaled(0)),
+            value: Box::new(scaled(1)),
+            logit: Box::new(move |at, of| logit(place(at), of)),
+            visible: Box::new(move |at| sees(at) && visible(place(at))),
+            output: Box::new(move |at, o| output(place(at), o)),
+            query: of_variant.query,
+            sink: of_variant.sink,
+            softmax: of_variant.softmax,
+        }
     }
 }

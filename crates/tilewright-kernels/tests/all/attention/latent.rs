@@ -79,7 +79,7 @@ impl World {
         pool
     }
 
-    /// Writes non-finite elements to keys, then copies the first part of each key to the reference values.
+    /// Writes non-finite elements to keys.
     pub(crate) fn poison_latent(&mut self) {
         let (dim, size) = (self.case.dim, self.case.kv.size());
         for &(request, key, value) in &self.case.spoiled {
@@ -87,12 +87,6 @@ impl World {
             let at = self.element(dim.qk, segment, (key, 0)) + key % dim.vo;
             self.k[at * size..][..size].copy_from_slice(&bytes(self.case.kv, value));
         }
-        let mut values = std::mem::take(&mut self.v);
-        self.each_key(|segment, key| {
-            let [from, to] = [dim.qk, dim.vo].map(|dim| self.element(dim, segment, (key, 0)) * size);
-            values[to..][..dim.vo * size].copy_from_slice(&self.k[from..][..dim.vo * size]);
-        });
-        self.v = values;
     }
 }
 

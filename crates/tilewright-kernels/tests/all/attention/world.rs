@@ -5,7 +5,8 @@ use super::{
     numbers::{bytes, noise, number},
     schedule::{Cut, Schedule, Segment, pack_bits, request_rows},
 };
-use tilewright::{Dtype, HeadDim, attention::variant::ExpressionVariant};
+use crate::judge::Outcome;
+use tilewright::{HeadDim, attention::variant::ExpressionVariant};
 use tilewright_kernels::{
     attention::{
         body::{
@@ -36,15 +37,6 @@ pub(crate) struct World {
     pub(crate) q: Vec<u8>,
     pub(crate) k: Vec<u8>,
     pub(crate) v: Vec<u8>,
-    /// The elements of `q`, `k` and `v`, decoded once: every row of the reference reads all keys.
-    pub(crate) numbers: [Vec<f64>; 3],
-}
-
-/// Outputs of a run.
-#[derive(Debug)]
-pub(crate) struct Outputs {
-    pub(crate) o: Vec<u8>,
-    pub(crate) lse: Vec<f32>,
 }
 
 impl World {
@@ -57,12 +49,9 @@ impl World {
             q: Vec::new(),
             k: Vec::new(),
             v: Vec::new(),
-            numbers: [const { Vec::new() }; 3],
         };
         world.segment();
         world.fill();
-        let decoded = |of: &[u8], dtype: Dtype| of.chunks(dtype.size()).map(|of| number(dtype, of)).collect();
-        world.numbers = [decoded(&world.q, case.q()), decoded(&world.k, case.kv), decoded(&world.v, case.kv)];
         world
     }
 
@@ -252,7 +241,7 @@ impl World {
         Schedule::new(&self.segments, request_rows(&case.lengths), (case.group(), cut))
     }
 
-    pub(crate) fn run(&self, bodies: Bodies, kernel: &Kernel, seed: u64) -> Result<Outputs, Fault> {
+    pub(crate) fn run(&self, bodies: Bodies, kernel: &Kernel, seed: u64) -> Result<Outcome, Fault> {
         let (case, dim) = (&self.case, self.case.dim);
         let mut memory = Memory::new();
         let schedule = self.schedule();
@@ -311,23 +300,23 @@ impl World {
         }
         assert_eq!(memory.read::<u32>(ticket, 1)?, [0], "the ticket is not reset");
         assert!(memory.read::<u32>(arrival_counters, schedule.merges.len())?.iter().all(|&count| count == 0));
-        Ok(Outputs { o: self.read_outputs(&memory, o)?, lse: memory.read(lse, rows)? })
+        Ok(Outcome {
+            o: self.read_outputs(&memory, o)?,
+            lse: Some(memory.read(lse, rows)?),
+            weights: case.weights(),
+        })
     }
 
-    /// The bytes of outputs. The padding between heads must stay unwritten.
-    fn read_outputs(&self, memory: &Memory, o: u64) -> Result<Vec<u8>, Fault> {
+    /// The outputs. The padding between heads must stay unwritten.
+    fn read_outputs(&self, memory: &Memory, o: u64) -> Result<Vec<f32>, Fault> {
         let (case, dim, size) = (&self.case, self.case.dim, self.case.out().size());
-        let rows = case.num_rows() * case.heads.0;
-        let mut found = vec![0; rows * (dim.vo + case.padding()) * size];
-        for at in 0..rows {
-            let first = at * (dim.vo + case.padding()) * size;
-            let words = memory.read::<u16>(o + first as u64, dim.vo * size / 2)?;
-            let bytes = words.iter().flat_map(|word| word.to_le_bytes());
-            found[first..].iter_mut().zip(bytes).for_each(|(to, byte)| *to = byte);
-            assert!(
-                memory.read::<u16>(o + (first + dim.vo * size) as u64, 1).is_err(),
-                "written beyond a head"
-            );
+        let mut found = Vec::new();
+        for at in 0..case.num_rows() * case.heads.0 {
+            let [first, end] = [0, dim.vo].map(|d| o + ((at * (dim.vo + case.padding()) + d) * size) as u64);
+            let words = memory.read::<u16>(first, dim.vo * size / 2)?;
+            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+            found.extend(bytes.chunks(size).map(|bytes| number(case.out(), bytes) as f32));
+            assert!(memory.read::<u16>(end, 1).is_err(), "written beyond a head");
         }
         Ok(found)
     }

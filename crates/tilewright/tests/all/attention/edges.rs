@@ -1,8 +1,8 @@
 //! Infinities, NaN and huge logits: only rows that attend to them change, as in the oracle.
 
 use crate::{
-    judge::Expected,
-    run::{Outcome, run},
+    judge::{Expected, Outcome},
+    run::run,
     sample::{Lens, Sample},
     storage::{Storage, Stored},
 };

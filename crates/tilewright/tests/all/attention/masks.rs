@@ -2,8 +2,8 @@
 
 use crate::{
     generator::Generator,
-    judge::Expected,
-    run::{Outcome, run_batch},
+    judge::{Expected, Outcome},
+    run::run_batch,
     sample::{Lens, Sample},
     storage::{Storage, Stored},
 };

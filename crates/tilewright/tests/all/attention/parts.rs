@@ -2,8 +2,8 @@
 
 use crate::{
     elements::Elements,
-    judge::Expected,
-    run::{Outcome, execute, run},
+    judge::{Expected, Outcome},
+    run::{execute, run},
     sample::{Lens, Sample},
     storage::{Storage, Stored},
 };

@@ -2,7 +2,8 @@
 
 use crate::{
     elements::Elements,
-    run::{Outcome, run},
+    judge::Outcome,
+    run::run,
     sample::Sample,
     storage::{Storage, Stored},
 };

@@ -1,8 +1,8 @@
 //! Every shipped variant, a custom one, and each one's recorded form in full attention against the oracle.
 
 use crate::{
-    judge::Expected,
-    run::{Outcome, execute_bound, run_batch},
+    judge::{Expected, Outcome},
+    run::{execute_bound, run_batch},
     sample::{Lens, Sample},
     storage::{Storage, Stored},
 };
