@@ -110,8 +110,7 @@ pub(crate) fn half_ulp(dtype: Dtype, value: f64) -> f64 {
 
 #[test]
 fn half_ulp_is_half_the_distance_to_the_next_value() {
-    type Decode = fn(u16) -> f64;
-    let numbers: [(Dtype, u16, Decode); 4] = [
+    let numbers: [(Dtype, u16, fn(u16) -> f64); 4] = [
         (Dtype::F16, 0x7bff, |bits| f16::from_bits(bits).to_f64()),
         (Dtype::Bf16, 0x7f7f, |bits| bf16::from_bits(bits).to_f64()),
         (Dtype::E4m3, 0x7e, |bits| decode(Dtype::E4m3, bits as u8)),

@@ -41,6 +41,20 @@ impl<'k> ThreadPartition<'k> {
         Self { row, chunk, lanes, rows_at_once: threads.count / lanes }
     }
 
+    /// Calls `body` for each of this thread's chunks in rows from `begin` to `end`.
+    #[track_caller]
+    pub(crate) fn for_each_chunk(
+        &self,
+        begin: Value<'k, u32>,
+        end: usize,
+        chunks: usize,
+        body: impl Fn(Value<'k, u32>, Value<'k, u32>),
+    ) {
+        begin.builder().repeat((begin + self.row, end as u32), self.rows_at_once as u32, |row| {
+            (0..chunks).step_by(self.lanes).for_each(|chunk| body(row, self.chunk + chunk as u32));
+        });
+    }
+
     /// Calls `body` for each of this thread's rows among `rows`, relative to its first.
     #[track_caller]
     pub(crate) fn for_each_row(&self, k: &'k Builder, rows: usize, mut body: impl FnMut(usize)) {

@@ -11,7 +11,7 @@ use crate::{
             cta::CurrentItem,
             epilogue::{SoftmaxStats, output_row, partial_row, store_lse},
             page_scales,
-            partition::divide,
+            partition::{ThreadGroup, ThreadPartition},
         },
     },
     tile::{SharedTile, reduce},
@@ -179,14 +179,13 @@ fn write_rows<'k>(
     address: Value<'k, u64>,
     exist: Value<'k, u32>,
 ) {
-    let lanes = 1 << chunks.trailing_zeros().min(5);
-    let (first, chunk_of_lane) = divide(k.lane(), lanes);
+    let partition = ThreadPartition::new(ThreadGroup::of_warp(k), chunks);
     let words = [address.low(), address.high()];
-    let passes: Vec<_> = (0..chunks).step_by(lanes).map(|at| chunk_of_lane + at as u32).collect();
+    let passes: Vec<_> = (0..chunks).step_by(partition.lanes).map(|at| partition.chunk + at as u32).collect();
     let write = |begin: Value<'k, u32>| {
-        let rows = (0..UNROLLED).step_by(32 / lanes).map(|at| {
+        let rows = (0..UNROLLED).step_by(partition.rows_at_once).map(|at| {
             // lanes beyond 16 rows repeat the last one
-            let number = (begin + at + first).min(ROWS - 1);
+            let number = (begin + at + partition.row).min(ROWS - 1);
             let load = |chunk: &Value<'k, u32>| tile.chunk(number, *chunk).cast::<u32>().load_vector::<4>();
             let staged: Vec<_> = passes.iter().map(load).collect();
             let [low, high] = words.map(|word| word.of_lane(number));

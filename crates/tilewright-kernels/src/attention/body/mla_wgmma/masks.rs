@@ -60,12 +60,9 @@ impl<'k> MlaConsumer<'_, 'k> {
         let first = tile * KEYS as u32;
         let present = (current.kv_end - first).min(KEYS as u32);
         k.when(present.lt(KEYS as u32), || {
-            let (partition, zero) = (self.partition(), k.constant(0_u32));
-            k.repeat((present + partition.row, KEYS as u32), partition.rows_at_once as u32, |row| {
-                for chunk in (0..self.chunks()).step_by(partition.lanes) {
-                    let to = self.value(n, half, row, partition.chunk + chunk as u32);
-                    to.store_vector([zero; 4]);
-                }
+            let (partition, zero, value) = (self.partition(), k.constant(0_u32), self.value_at(n, half));
+            partition.for_each_chunk(present, KEYS, self.chunks(), |row, chunk| {
+                value(row, chunk).store_vector([zero; 4]);
             });
             // products read the values
             k.fence(Fence::ProxyAsyncShared);
@@ -93,16 +90,12 @@ impl<'k> MlaConsumer<'_, 'k> {
 
     /// Whether any of this thread's chunks of the values is not finite.
     fn detect(&self, n: Value<'k, u32>, half: usize) -> Value<'k, bool> {
-        let (k, partition) = (self.k, self.partition());
-        let found = k.var::<u32>("found", 0);
+        let (partition, value) = (self.partition(), self.value_at(n, half));
+        let (found, elements) = (self.k.var::<u32>("found", 0), self.shared.cta.elements);
         // not unrolled: values in flight would take the registers of the accumulators
-        k.repeat((partition.row, KEYS as u32), partition.rows_at_once as u32, |row| {
-            for chunk in (0..self.chunks()).step_by(partition.lanes) {
-                let words = self.value(n, half, row, partition.chunk + chunk as u32).load_vector::<4>();
-                let elements = self.shared.cta.elements;
-                let signs = words.into_iter().map(|word| nonfinite_signs(elements, word));
-                found.set(signs.fold(found.get(), |any, sign| any | sign));
-            }
+        partition.for_each_chunk(self.k.constant(0), KEYS, self.chunks(), |row, chunk| {
+            let signs = value(row, chunk).load_vector::<4>().map(|word| nonfinite_signs(elements, word));
+            found.set(signs.into_iter().fold(found.get(), |any, sign| any | sign));
         });
         found.get().ne(0)
     }
@@ -110,8 +103,7 @@ impl<'k> MlaConsumer<'_, 'k> {
     /// Replaces non-finite values by 0 and writes their masks.
     fn extract(&self, n: Value<'k, u32>, half: usize) {
         let (k, cta) = (self.k, &self.shared.cta);
-        let at = |row: Value<'k, u32>, chunk: Value<'k, u32>| self.value(n, half, row, chunk);
-        nonfinite::extract_chunks(cta, self.threads(), at, self.nonfinite_masks(half));
+        nonfinite::extract_chunks(cta, self.threads(), self.value_at(n, half), self.nonfinite_masks(half));
         // products read the values
         k.fence(Fence::ProxyAsyncShared);
         self.sync(half);
@@ -150,13 +142,11 @@ impl<'k> MlaConsumer<'_, 'k> {
         ThreadGroup { index: self.k.thread() & (THREADS as u32 - 1), count: THREADS }
     }
 
-    fn value(
+    fn value_at(
         &self,
         n: Value<'k, u32>,
         half: usize,
-        row: Value<'k, u32>,
-        chunk: Value<'k, u32>,
-    ) -> Shared<'k, u32> {
-        self.values(n, half).chunk(row, chunk).cast()
+    ) -> impl Fn(Value<'k, u32>, Value<'k, u32>) -> Shared<'k, u32> {
+        move |row, chunk| self.values(n, half).chunk(row, chunk).cast()
     }
 }

@@ -227,11 +227,9 @@ impl<'c, 'k> Consumer<'c, 'k> {
         // 8-bit values after the last key are zeroed when they are transposed
         let must_zero = if config.is_fp8() { k.constant(false) } else { present.lt(keys as u32) };
         k.when(must_zero, || {
-            let (partition, zero) = (ThreadPartition::new(cta.thread_group(), chunks), k.constant(0_u32));
-            k.repeat((present + partition.row, keys as u32), partition.rows_at_once as u32, |row| {
-                let of_row = (0..chunks).step_by(partition.lanes);
-                of_row.for_each(|chunk| at(row, partition.chunk + chunk as u32).store_vector([zero; 4]));
-            });
+            let (partition, zero) =
+                (ThreadPartition::new(cta.thread_group(), chunks), [k.constant(0_u32); 4]);
+            partition.for_each_chunk(present, keys, chunks, |row, chunk| at(row, chunk).store_vector(zero));
             k.fence(Fence::ProxyAsyncShared);
             cta.sync();
         });

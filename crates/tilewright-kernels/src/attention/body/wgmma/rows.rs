@@ -3,7 +3,7 @@
 //! A warp copies 32 rows at once. Each lane computes the address of one row; the lanes that copy chunks of a row receive it by
 //! shuffles.
 
-use crate::{attention::kernel::partition::divide, tile::SharedTile};
+use crate::{attention::kernel::partition, tile::SharedTile};
 use tilewright_ptx::build::{Builder, Global, Shared, Value};
 
 /// Rows per warp.
@@ -42,18 +42,17 @@ pub(in crate::attention::body) fn copy_chunks<'k>(
     unrolled: u32,
     to: impl Fn(Value<'k, u32>, Value<'k, u32>) -> Shared<'k, u32>,
 ) {
-    let lanes = 1 << chunks.trailing_zeros().min(5);
-    let (first_row, first_chunk) = divide(k.lane(), lanes);
+    let of_lane = partition::ThreadPartition::new(partition::ThreadGroup::of_warp(k), chunks);
     let words = [row.address.low(), row.address.high()];
     let exist = k.ballot(row.exists);
-    let rows_at_once = ROWS / lanes as u32;
+    let rows_at_once = of_lane.rows_at_once as u32;
     k.repeat((0, ROWS), unrolled * rows_at_once, |begin| {
         for step in 0..unrolled {
-            let number = begin + first_row + step * rows_at_once;
+            let number = begin + of_lane.row + step * rows_at_once;
             let [low, high] = words.map(|word| word.of_lane(number));
             let is_absent = ((exist >> number) & 1).eq(0);
-            for at in (0..chunks).step_by(lanes) {
-                let chunk = first_chunk + at as u32;
+            for at in (0..chunks).step_by(of_lane.lanes) {
+                let chunk = of_lane.chunk + at as u32;
                 let is_absent = is_absent | chunk.ge((row.dim / 8) as u32);
                 let from = Global::<u32>::new(k.pack32(low, high) + (chunk << 4).to_u64());
                 k.copy_async_unless(is_absent, to(number, chunk), from, 16);
