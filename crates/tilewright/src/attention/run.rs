@@ -167,10 +167,16 @@ impl<B: Backend> Attention<B> {
         BoundAttention { attention: self, tables }
     }
 
-    /// Rejects a plan of another operator.
-    fn check(&self, plan: &Plan) -> Result<()> {
+    /// Rejects a plan of another operator, and tensors of another kind of attention.
+    fn check(&self, plan: &Plan, is_latent: bool) -> Result<()> {
         let of = Planner::new(self.problem, self.tiling);
-        plan.check_origin(OPERATOR, &of, plan.problem.serves(&self.problem))
+        plan.check_origin(OPERATOR, &of, plan.problem.serves(&self.problem))?;
+        let text = match is_latent {
+            true => "this is not latent attention, expected Problem::latent",
+            false => "this is latent attention, whose tensors run_latent takes",
+        };
+        crate::ensure!(self.problem.is_latent() == is_latent, OPERATOR, "{text}");
+        Ok(())
     }
 }
 
@@ -193,12 +199,7 @@ impl<B: Backend> BoundAttention<'_, B> {
         kv: QuantizedCache<'_>,
         out: Output<'_>,
     ) -> Result<()> {
-        self.attention.check(plan)?;
-        crate::ensure!(
-            !self.attention.problem.is_latent(),
-            OPERATOR,
-            "this is latent attention, whose tensors run_latent takes"
-        );
+        self.attention.check(plan, false)?;
         let Attention { problem, variant, built, .. } = self.attention;
         let QuantizedCache { cache, scales } = kv;
         let rows = plan.tensor_rows(q.shape().first());
@@ -228,12 +229,7 @@ impl<B: Backend> BoundAttention<'_, B> {
         kv: QuantizedLatentCache<'_>,
         out: Output<'_>,
     ) -> Result<()> {
-        self.attention.check(plan)?;
-        crate::ensure!(
-            self.attention.problem.is_latent(),
-            OPERATOR,
-            "this is not latent attention, expected Problem::latent"
-        );
+        self.attention.check(plan, true)?;
         let Attention { problem, variant, built, .. } = self.attention;
         let QuantizedLatentCache { cache: kv, scale } = kv;
         let kv_dtype = problem.dtype_kv();
