@@ -3,7 +3,10 @@
 use std::ops::Add as _;
 use tilewright::{
     Dtype, HeadDim,
-    attention::variant::{ExpressionVariant, Hook},
+    attention::{
+        BitOrder, segment_packbits,
+        variant::{ExpressionVariant, Hook},
+    },
 };
 use tilewright_kernels::attention::{
     body::{
@@ -302,15 +305,16 @@ impl Case {
         key < free || !(row * 7 + key * 5 + request).is_multiple_of(3)
     }
 
-    /// The mask bits of each request.
-    pub(crate) fn visible_bits(&self) -> Vec<Vec<bool>> {
-        let Some(columns) = self.bits else { return vec![Vec::new(); self.lengths.len()] };
-        let of_request = |(request, &(rows, keys)): (usize, &(usize, usize))| {
-            let free = keys.saturating_sub(columns);
+    /// The mask bits, and the first byte of each request.
+    pub(crate) fn mask_bits(&self) -> (Vec<u8>, Vec<i64>) {
+        let (mut flags, mut bounds) = (Vec::new(), vec![0]);
+        for (request, &(rows, keys)) in self.lengths.iter().enumerate() {
+            let free = keys.saturating_sub(self.bits.unwrap_or(0));
             let of_row = |row| (free..keys).map(move |key| self.bit(request, row, key));
-            (0..rows).flat_map(of_row).collect()
-        };
-        self.lengths.iter().enumerate().map(of_request).collect()
+            flags.extend((0..rows).flat_map(of_row));
+            bounds.push(flags.len() as i64);
+        }
+        segment_packbits(&flags, &bounds, BitOrder::Little).expect("bounds ascend")
     }
 
     /// Whether the key at a position is visible to the `row`th row of a request.

@@ -45,6 +45,10 @@ fn recorded(variant: &impl Variant) -> ExpressionVariant {
     ExpressionVariant::of(variant).expect("it can be recorded")
 }
 
+fn parsed(json: &str) -> ExpressionVariant {
+    ExpressionVariant::from_json(json).unwrap_or_else(|why| panic!("{why}"))
+}
+
 fn check_all<'a>(variant: &impl Variant, definition: &dyn Fn(usize) -> Definition<'a>) {
     cases().iter().for_each(|case| check_with(case, &recorded(variant), definition));
 }
@@ -82,7 +86,7 @@ fn biases_of_whole_tiles() {
         let case = case.with(|case| (case.query_factor, case.mask) = (query_factor, mask));
         let bias = format!(r#"{{"mul": [{{"add": ["qo_head", "kv"]}}, {step}]}}"#);
         let json = format!(r#"{{"name": "line", "logits": {{"add": ["logit", {bias}]}}}}"#);
-        let variant = ExpressionVariant::from_json(&json).unwrap_or_else(|why| panic!("{why}"));
+        let variant = parsed(&json);
         let logit = move |at: LogitIndex, s: f64| s + step * (at.j as f64 + at.h as f64);
         check_with(&case, &variant, &|_| Definition { logit: Box::new(logit), ..Definition::default() });
     }
@@ -106,7 +110,7 @@ fn capped_logits_of_whole_tiles() {
             16.0,
         ),
     ] {
-        let variant = ExpressionVariant::from_json(json).unwrap_or_else(|why| panic!("{why}"));
+        let variant = parsed(json);
         let logit = move |_: LogitIndex, s: f64| cap * (s / by).tanh();
         check_with(&case, &variant, &|_| Definition { logit: Box::new(logit), ..Definition::default() });
     }
@@ -144,7 +148,7 @@ fn logits_of_all_inputs() {
         }),
         ..Definition::default()
     };
-    let variant = ExpressionVariant::from_json(ALL_INPUTS).unwrap_or_else(|why| panic!("{why}"));
+    let variant = parsed(ALL_INPUTS);
     check_all(&variant, &definition);
 }
 
@@ -193,7 +197,7 @@ fn masks_of_last_keys() {
     for case in cases().into_iter().chain(long_cases()) {
         let lens: Vec<usize> = case.lengths.iter().map(|(_, kv_len)| *kv_len).collect();
         let json = LAST_KEYS.replace("LENS", &format!("{lens:?}"));
-        let variant = ExpressionVariant::from_json(&json).unwrap_or_else(|why| panic!("{why}"));
+        let variant = parsed(&json);
         assert_eq!(variant.mask_tail(), Some(24));
         let definition = |request: usize| {
             let free = lens[request].saturating_sub(20);
@@ -208,7 +212,7 @@ fn masks_of_last_keys() {
 #[test]
 fn masks_of_last_keys_are_not_computed_in_other_tiles() {
     let hides = r#"{"name": "wrong", "mask_tail": 16, "mask": {"not": {"eq": ["kv", 3]}}}"#;
-    let variant = ExpressionVariant::from_json(hides).unwrap_or_else(|why| panic!("{why}"));
+    let variant = parsed(hides);
     let case = Case::new(128, (2, 1), &[(130, 700), (1, 450), (3, 300)]);
     for case in [case.clone().with(|case| case.body = Body::Wgmma), case] {
         check_with(&case, &variant, &|_| Definition::default());
@@ -247,7 +251,7 @@ fn states_that_a_launch_merges() {
     let sinks = each_head(4, |h| 1.0 - h);
     let wide_sinks = wide(&sinks);
     let heads = r#"{"name": "heads", "output": {"add": ["o", "num_kv_heads"]}}"#;
-    let heads = ExpressionVariant::from_json(heads).unwrap_or_else(|why| panic!("{why}"));
+    let heads = parsed(heads);
     let variant = recorded(&Both::new(AttentionSinks::new(sinks).expect("they are finite"), heads));
     let definition = |_| Definition {
         output: Box::new(|_, o| o.iter_mut().for_each(|o| *o += 1.0)),
@@ -280,7 +284,7 @@ fn outputs_of_all_inputs() {
         }),
         ..Definition::default()
     };
-    let variant = ExpressionVariant::from_json(OUTPUTS).unwrap_or_else(|why| panic!("{why}"));
+    let variant = parsed(OUTPUTS);
     check_all(&variant, &definition);
 }
 

@@ -1,6 +1,9 @@
 //! The kernel of large merges, of states with chosen statistics and values.
 
-use super::numbers::{noise, number};
+use super::{
+    numbers::{noise, number},
+    world::run_merges,
+};
 use tilewright::{
     Dtype, HeadDim,
     attention::variant::{ExpressionVariant, Plain},
@@ -14,7 +17,7 @@ use tilewright_kernels::attention::{
     operator::AttentionKernel,
     params::{AttentionParams, CacheTensor, KvLayout, PeTensors, PlanArrays, RowTensor, ScaleTensor},
 };
-use tilewright_ptx::sim::{Launch, Memory};
+use tilewright_ptx::sim::Memory;
 
 /// Sources of other merges, which come first.
 const OTHERS: usize = 5;
@@ -118,8 +121,7 @@ impl Merge {
         let config = MlaWgmmaConfig { dtype, kv: dtype, out: dtype, head_dim, heads };
         let plain = ExpressionVariant::of(&Plain).expect("it does nothing");
         let kernel = AttentionKernel::LargeMerges(config);
-        let kernel = &kernel.record(&kernel.name(&plain), &plain).expect("a supported configuration");
-        Launch { kernel, grid: [ctas, 1, 1], args, seed: 0 }.run(&mut memory).expect("no fault");
+        run_merges(&kernel, &plain, (ctas, args, 0), &mut memory).expect("no fault");
         let lse = memory.read::<f32>(lse, rows).expect("all rows are written");
         for (row, lse) in lse.into_iter().enumerate() {
             let at = o + 2 * (row / heads * stride + row % heads * dim) as u64;

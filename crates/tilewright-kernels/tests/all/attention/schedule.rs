@@ -154,18 +154,6 @@ pub(crate) fn request_rows(lens: &[(usize, usize)]) -> Vec<RequestRows> {
     rows.collect()
 }
 
-/// Packs `visible[request][row * columns + column]`, each request from a byte boundary; returns the bits and the first
-/// bit of each request.
-pub(crate) fn pack_bits(visible: &[Vec<bool>]) -> (Vec<u8>, Vec<u64>) {
-    let (mut bytes, mut first) = (Vec::new(), Vec::new());
-    for request in visible {
-        first.push(8 * bytes.len() as u64);
-        let byte = |flags: &[bool]| (0..).zip(flags).fold(0, |byte, (at, &flag)| byte | u8::from(flag) << at);
-        bytes.extend(request.chunks(8).map(byte));
-    }
-    (bytes, first)
-}
-
 /// Splits at multiples of `keys`; one empty piece without keys.
 fn pieces(kv_len: usize, keys: usize) -> Vec<Range<usize>> {
     (0..kv_len.max(1)).step_by(keys).map(|begin| begin..kv_len.min(begin + keys)).collect()

@@ -3,7 +3,7 @@
 use super::{
     case::{Case, Scales},
     numbers::{bytes, noise, number},
-    schedule::{Cut, Schedule, Segment, pack_bits, request_rows},
+    schedule::{Cut, Schedule, Segment, request_rows},
 };
 use crate::judge::Outcome;
 use tilewright::{HeadDim, attention::variant::ExpressionVariant};
@@ -69,7 +69,7 @@ impl World {
             shared: true,
             mask: None,
         });
-        let first_bits = pack_bits(&case.visible_bits()).1;
+        let first_bytes = case.mask_bits().1;
         let own = case.lengths.iter().enumerate().map(|(r, &(rows, keys))| Segment {
             qo: case.first_row(r)..case.first_row(r) + rows,
             kv_heads: 0..case.heads.1,
@@ -78,7 +78,7 @@ impl World {
             base: case.prefix,
             request: Some(r),
             shared: case.prefix > 0,
-            mask: case.bits.map(|columns| (first_bits[r], columns.min(keys))),
+            mask: case.bits.map(|columns| (8 * first_bytes[r] as u64, columns.min(keys))),
         });
         self.segments = shared.into_iter().chain(own).collect();
         for segment in &mut self.segments {
@@ -251,7 +251,7 @@ impl World {
         let (o, lse) = (memory.alloc(o_elements * size), memory.alloc(rows * 4));
         let partial_o = memory.alloc(schedule.partial_rows * dim.vo * 4);
         let (q, k, v, pe) = self.tensors(&mut memory);
-        let plan = schedule.args(&mut memory, &self.indices, &pack_bits(&case.visible_bits()).0);
+        let plan = schedule.args(&mut memory, &self.indices, &case.mask_bits().0);
         let call = AttentionParams {
             q,
             k,
@@ -292,12 +292,8 @@ impl World {
         for (ctas, args) in &launches {
             Launch { kernel, grid: [*ctas as u32, 1, 1], args, seed }.run(&mut memory)?;
         }
-        if case.has_merge_launch {
-            self.run_level_merges(&call, schedule.merges.len() as u32, &mut memory)?;
-        }
-        if case.body == Body::MlaWgmma {
-            self.run_large_merges((&launches[0].1, large_merges), seed, &mut memory)?;
-        }
+        let large = (&*launches[0].1, large_merges);
+        self.run_other_merges(&call, (schedule.merges.len() as u32, large), seed, &mut memory)?;
         assert_eq!(memory.read::<u32>(ticket, 1)?, [0], "the ticket is not reset");
         assert!(memory.read::<u32>(arrival_counters, schedule.merges.len())?.iter().all(|&count| count == 0));
         Ok(Outcome {
@@ -321,32 +317,24 @@ impl World {
         Ok(found)
     }
 
-    /// Launches the kernel of merges without arrivals.
-    fn run_level_merges(
+    /// Launches the kernels of merges without arrivals, and of large merges, whose list is empty afterwards.
+    fn run_other_merges(
         &self,
         call: &AttentionParams,
-        merges: u32,
-        memory: &mut Memory,
-    ) -> Result<(), Fault> {
-        let kernel = AttentionKernel::LevelMerges(self.case.wgmma_config(&self.variant));
-        let kernel =
-            &kernel.record(&kernel.name(&self.variant), &self.variant).expect("a supported configuration");
-        let args = &call.all_args([Arg::U32(merges)]);
-        Launch { kernel, grid: [2, 1, 1], args, seed: 0 }.run(memory).map(drop)
-    }
-
-    /// Launches the kernel of large merges, whose list is at `list` and empty afterwards.
-    fn run_large_merges(
-        &self,
-        (args, list): (&[Arg], u64),
+        (merges, (args, list)): (u32, (&[Arg], u64)),
         seed: u64,
         memory: &mut Memory,
     ) -> Result<(), Fault> {
-        let kernel = AttentionKernel::LargeMerges(self.case.mla_wgmma_config());
-        let name = kernel.name(&self.variant);
-        let kernel = &kernel.record(&name, &self.variant).expect("a supported configuration");
-        Launch { kernel, grid: [3, 1, 1], args, seed }.run(memory)?;
-        assert_eq!(memory.read::<u32>(list, 2)?, [0, 0], "the list of large merges is not empty");
+        let case = &self.case;
+        if case.has_merge_launch {
+            let kernel = AttentionKernel::LevelMerges(case.wgmma_config(&self.variant));
+            run_merges(&kernel, &self.variant, (2, &call.all_args([Arg::U32(merges)]), 0), memory)?;
+        }
+        if case.body == Body::MlaWgmma {
+            let kernel = AttentionKernel::LargeMerges(case.mla_wgmma_config());
+            run_merges(&kernel, &self.variant, (3, args, seed), memory)?;
+            assert_eq!(memory.read::<u32>(list, 2)?, [0, 0], "the list of large merges is not empty");
+        }
         Ok(())
     }
 
@@ -432,4 +420,15 @@ impl World {
     pub(crate) fn scale(&self) -> f64 {
         1.5 / (self.case.dim.qk as f64).sqrt() / self.case.query_factor
     }
+}
+
+/// Launches a kernel of merges alone.
+pub(crate) fn run_merges(
+    kernel: &AttentionKernel,
+    variant: &ExpressionVariant,
+    (ctas, args, seed): (u32, &[Arg], u64),
+    memory: &mut Memory,
+) -> Result<(), Fault> {
+    let kernel = &kernel.record(&kernel.name(variant), variant).expect("a supported configuration");
+    Launch { kernel, grid: [ctas, 1, 1], args, seed }.run(memory).map(drop)
 }
