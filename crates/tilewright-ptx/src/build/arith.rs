@@ -239,6 +239,7 @@ impl<'k> Value<'k, bool> {
     }
 }
 
+/// Methods of one instruction on one value.
 macro_rules! methods {
     ($($(#[$doc:meta])* $ty:ty: $name:ident $op:ident -> $out:ty;)*) => {$(
         impl<'k> Value<'k, $ty> {
@@ -250,6 +251,7 @@ macro_rules! methods {
         }
     )*};
 }
+pub(super) use methods;
 methods! {
     /// `|self|`
     f32: abs AbsF32 -> f32;

@@ -1,24 +1,13 @@
 //! Conversions between types.
 
-use super::{Builder, IntoOperand, Value};
+use super::{Builder, IntoOperand, Value, arith::methods};
 use crate::isa::{
     pure::PureOp,
     types::{Bf16x2, E4m3x2, F16x2},
 };
 use half::{bf16, f16};
 
-macro_rules! conversions {
-    ($($(#[$doc:meta])* $from:ty: $name:ident $op:ident -> $to:ty;)*) => {$(
-        impl<'k> Value<'k, $from> {
-            $(#[$doc])*
-            #[track_caller]
-            pub fn $name(self) -> Value<'k, $to> {
-                self.k.compute(PureOp::$op, &[self.operand])
-            }
-        }
-    )*};
-}
-conversions! {
+methods! {
     /// The nearest f16.
     f32: to_f16 F32ToF16 -> f16;
     /// The nearest bf16.
