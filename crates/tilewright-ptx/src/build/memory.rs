@@ -33,6 +33,7 @@ stored!(
 );
 
 /// The address of elements `T`. The address type `A` is `u64` for global and `u32` for shared memory.
+#[derive(Clone, Copy)]
 pub struct Pointer<'k, T, A> {
     base: Value<'k, A>,
     /// The constant offset in bytes.
@@ -45,13 +46,6 @@ pub struct Pointer<'k, T, A> {
 pub type Global<'k, T> = Pointer<'k, T, u64>;
 /// An address in shared memory.
 pub type Shared<'k, T> = Pointer<'k, T, u32>;
-
-impl<T, A> Clone for Pointer<'_, T, A> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-impl<T, A> Copy for Pointer<'_, T, A> {}
 
 impl<T, A> fmt::Debug for Pointer<'_, T, A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

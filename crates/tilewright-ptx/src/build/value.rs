@@ -8,18 +8,12 @@ use crate::{
 use std::{fmt, marker::PhantomData, panic::Location};
 
 /// An immutable per-thread `T`: a register or a constant.
+#[derive(Clone, Copy)]
 pub struct Value<'k, T> {
     pub(super) k: &'k Builder,
     pub(super) operand: Operand,
     ty: PhantomData<T>,
 }
-
-impl<T> Clone for Value<'_, T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-impl<T> Copy for Value<'_, T> {}
 
 impl<T> fmt::Debug for Value<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -89,18 +83,12 @@ impl<T: Scalar> IntoOperand<T> for Value<'_, T> {
 }
 
 /// A mutable per-thread register.
+#[derive(Clone, Copy)]
 pub struct Var<'k, T> {
     pub(super) k: &'k Builder,
     pub(super) reg: Reg,
     ty: PhantomData<T>,
 }
-
-impl<T> Clone for Var<'_, T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-impl<T> Copy for Var<'_, T> {}
 
 impl<T> fmt::Debug for Var<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
