@@ -203,42 +203,32 @@ fn singles(op: PureOp) -> Option<Definition> {
     })
 }
 
-fn f16s(op: PureOp) -> Option<Definition> {
-    Some(match op {
-        AddF16 => |x| one(F16, x, sum),
-        SubF16 => |x| one(F16, x, difference),
-        MulF16 => |x| one(F16, x, product),
-        FmaF16 => |x| Expected::Float(F16, fused(F16, x[0], x[1], x[2])),
-        MinF16 => |x| one(F16, x, minimum),
-        MaxF16 => |x| one(F16, x, maximum),
-        NegF16 => |x| Expected::Float(F16, minus(F16, x[0])),
-        AddF16x2 => |x| pair(F16, x, sum),
-        SubF16x2 => |x| pair(F16, x, difference),
-        MulF16x2 => |x| pair(F16, x, product),
-        FmaF16x2 => |x| fused_pair(F16, x),
-        MinF16x2 => |x| pair(F16, x, minimum),
-        MaxF16x2 => |x| pair(F16, x, maximum),
-        NegF16x2 => |x| Expected::Pair(F16, halves(x[0]).map(|half| minus(F16, half))),
-        _ => return None,
-    })
+/// Instructions on one number, then on pairs.
+macro_rules! of_16_bits {
+    ($name:ident $float:ident: $add:ident $sub:ident $mul:ident $fma:ident $min:ident $max:ident $neg:ident,
+        $add2:ident $sub2:ident $mul2:ident $fma2:ident $min2:ident $max2:ident $neg2:ident) => {
+        fn $name(op: PureOp) -> Option<Definition> {
+            Some(match op {
+                $add => |x| one($float, x, sum),
+                $sub => |x| one($float, x, difference),
+                $mul => |x| one($float, x, product),
+                $fma => |x| Expected::Float($float, fused($float, x[0], x[1], x[2])),
+                $min => |x| one($float, x, minimum),
+                $max => |x| one($float, x, maximum),
+                $neg => |x| Expected::Float($float, minus($float, x[0])),
+                $add2 => |x| pair($float, x, sum),
+                $sub2 => |x| pair($float, x, difference),
+                $mul2 => |x| pair($float, x, product),
+                $fma2 => |x| fused_pair($float, x),
+                $min2 => |x| pair($float, x, minimum),
+                $max2 => |x| pair($float, x, maximum),
+                $neg2 => |x| Expected::Pair($float, halves(x[0]).map(|half| minus($float, half))),
+                _ => return None,
+            })
+        }
+    };
 }
-
-fn bf16s(op: PureOp) -> Option<Definition> {
-    Some(match op {
-        AddBf16 => |x| one(BF16, x, sum),
-        SubBf16 => |x| one(BF16, x, difference),
-        MulBf16 => |x| one(BF16, x, product),
-        FmaBf16 => |x| Expected::Float(BF16, fused(BF16, x[0], x[1], x[2])),
-        MinBf16 => |x| one(BF16, x, minimum),
-        MaxBf16 => |x| one(BF16, x, maximum),
-        NegBf16 => |x| Expected::Float(BF16, minus(BF16, x[0])),
-        AddBf16x2 => |x| pair(BF16, x, sum),
-        SubBf16x2 => |x| pair(BF16, x, difference),
-        MulBf16x2 => |x| pair(BF16, x, product),
-        FmaBf16x2 => |x| fused_pair(BF16, x),
-        MinBf16x2 => |x| pair(BF16, x, minimum),
-        MaxBf16x2 => |x| pair(BF16, x, maximum),
-        NegBf16x2 => |x| Expected::Pair(BF16, halves(x[0]).map(|half| minus(BF16, half))),
-        _ => return None,
-    })
-}
+of_16_bits!(f16s F16: AddF16 SubF16 MulF16 FmaF16 MinF16 MaxF16 NegF16,
+    AddF16x2 SubF16x2 MulF16x2 FmaF16x2 MinF16x2 MaxF16x2 NegF16x2);
+of_16_bits!(bf16s BF16: AddBf16 SubBf16 MulBf16 FmaBf16 MinBf16 MaxBf16 NegBf16,
+    AddBf16x2 SubBf16x2 MulBf16x2 FmaBf16x2 MinBf16x2 MaxBf16x2 NegBf16x2);
