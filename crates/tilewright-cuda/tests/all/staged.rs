@@ -18,14 +18,15 @@ pub(crate) fn simulated_hopper() -> Staged<Simulator> {
     Staged(Gpu::new(Simulator::new(90, 3)))
 }
 
-/// Methods that those of the field implement.
+/// Methods that those of a field implement.
 macro_rules! forward {
-    ($(fn $method:ident(&self $(, $argument:ident: $Type:ty)*) -> $Output:ty;)+) => {$(
+    ($field:tt: $(fn $method:ident(&self $(, $argument:ident: $Type:ty)*) -> $Output:ty;)+) => {$(
         fn $method(&self $(, $argument: $Type)*) -> $Output {
-            self.0.$method($($argument),*)
+            self.$field.$method($($argument),*)
         }
     )+};
 }
+pub(crate) use forward;
 
 /// A simulator that reports an architecture for which attention has the body `simt` alone.
 #[derive(Debug, Clone)]
@@ -39,6 +40,7 @@ impl Machine for WithoutTensorCores {
     }
 
     forward! {
+        0:
         fn describe(&self) -> String;
         fn is_recording(&self) -> Result<bool>;
         fn load(&self, kernel: &Kernel) -> Result<Self::Function>;

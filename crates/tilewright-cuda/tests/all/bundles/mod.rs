@@ -83,8 +83,13 @@ impl Machine for BundledMachine {
         "a GPU with a bundle".to_owned()
     }
 
-    fn limits(&self) -> Limits {
-        self.memory.limits()
+    crate::staged::forward! {
+        memory:
+        fn limits(&self) -> Limits;
+        fn allocate(&self, bytes: usize) -> Result<DeviceMemory>;
+        fn write(&self, to: u64, bytes: &[u8]) -> Result<()>;
+        fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<()>;
+        fn fill(&self, to: u64, value: u8, bytes: usize) -> Result<()>;
     }
 
     fn load(&self, kernel: &Kernel) -> Result<()> {
@@ -104,25 +109,9 @@ impl Machine for BundledMachine {
         Ok(())
     }
 
-    fn allocate(&self, bytes: usize) -> Result<DeviceMemory> {
-        self.memory.allocate(bytes)
-    }
-
-    fn write(&self, to: u64, bytes: &[u8]) -> Result<()> {
-        self.memory.write(to, bytes)
-    }
-
     fn read(&self, _: u64, bytes: &mut [u8]) -> Result<()> {
         bytes.fill(0); // no kernel has written it
         Ok(())
-    }
-
-    fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<()> {
-        self.memory.copy(from, to, bytes)
-    }
-
-    fn fill(&self, to: u64, value: u8, bytes: usize) -> Result<()> {
-        self.memory.fill(to, value, bytes)
     }
 
     fn synchronize(&self) -> Result<()> {
