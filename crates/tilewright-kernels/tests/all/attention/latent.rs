@@ -3,11 +3,7 @@
 use super::{
     case::{CAUSAL, Case, FULL, SPOILED, Scales},
     judge::check,
-    numbers::bytes,
-    schedule::Segment,
-    world::World,
 };
-use std::ops::Range;
 use tilewright::{Dtype, HeadDim};
 use tilewright_kernels::attention::{
     body::{Bodies, mla_wgmma::MlaWgmmaConfig},
@@ -57,36 +53,6 @@ impl LatentBody {
             (case.body, case.page_size) = (self.body, self.page_size);
             case.dim = HeadDim { qk: 192, vo: 128 };
         })
-    }
-}
-
-impl World {
-    fn each_key(&self, mut body: impl FnMut(&Segment, usize)) {
-        let keys =
-            self.segments.iter().flat_map(|segment| (0..segment.kv_len).map(move |key| (segment, key)));
-        keys.for_each(|(segment, key)| body(segment, key));
-    }
-
-    /// Copies a part of all keys to its own tensor; memory outside of keys is NaN.
-    pub(crate) fn part(&self, part: Range<usize>) -> Vec<u8> {
-        let (case, size) = (&self.case, self.case.kv.size());
-        let mut pool = bytes(case.kv, f64::NAN).repeat(self.pool(part.len()));
-        self.each_key(|segment, key| {
-            let from = (self.element(case.dim.qk, segment, (key, 0)) + part.start) * size;
-            let to = self.element(part.len(), segment, (key, 0)) * size;
-            pool[to..][..part.len() * size].copy_from_slice(&self.k[from..][..part.len() * size]);
-        });
-        pool
-    }
-
-    /// Writes non-finite elements to keys.
-    pub(crate) fn poison_latent(&mut self) {
-        let (dim, size) = (self.case.dim, self.case.kv.size());
-        for &(request, key, value) in &self.case.spoiled {
-            let segment = &self.segments[request + usize::from(self.case.prefix > 0)];
-            let at = self.element(dim.qk, segment, (key, 0)) + key % dim.vo;
-            self.k[at * size..][..size].copy_from_slice(&bytes(self.case.kv, value));
-        }
     }
 }
 

@@ -4,6 +4,7 @@ use super::{
     numbers::{noise, number},
     world::run_merges,
 };
+use crate::units::aligned_params::aligned_params;
 use tilewright::{
     Dtype, HeadDim,
     attention::variant::{ExpressionVariant, Plain},
@@ -15,7 +16,7 @@ use tilewright_kernels::attention::{
     },
     items::{MergeItem, MergeSource},
     operator::AttentionKernel,
-    params::{AttentionParams, CacheTensor, KvLayout, PeTensors, PlanArrays, RowTensor, ScaleTensor},
+    params::{AttentionParams, CacheTensor, PeTensors, PlanArrays, RowTensor, ScaleTensor},
 };
 use tilewright_ptx::sim::Memory;
 
@@ -93,9 +94,6 @@ impl Merge {
         let (o, lse) = (memory.alloc(rows / heads * stride * 2), memory.alloc(rows * 4));
         let one = ScaleTensor { address: 0, page: 0, head: 0, value: 1.0 };
         let call = AttentionParams {
-            q: RowTensor::default(),
-            k: CacheTensor::default(),
-            v: CacheTensor::default(),
             pe: Some(PeTensors::default()),
             o: RowTensor { address: o, row: stride as u64, head: dim as u64 },
             lse,
@@ -105,13 +103,9 @@ impl Merge {
             qo_heads: heads as u32,
             group: heads as u32,
             page_size: 64,
-            layout: KvLayout::Paged,
-            left: 0,
-            right: 0,
-            scale: 1.0,
             k_scale: one,
             v_scale: one,
-            variant: Vec::new(),
+            ..aligned_params(Dtype::Bf16)
         };
         // the number of merges, a counter and the merge
         let large_merges = memory.alloc_from(&[1_u32, 0, 0]);

@@ -6,6 +6,7 @@ use super::{
     schedule::{Cut, Schedule, Segment, request_rows},
 };
 use crate::judge::Outcome;
+use std::ops::Range;
 use tilewright::{HeadDim, attention::variant::ExpressionVariant};
 use tilewright_kernels::{
     attention::{
@@ -214,19 +215,21 @@ impl World {
                 }
             }
         }
-        for &(request, key, value) in case.spoiled.iter().filter(|_| !case.is_latent()) {
-            let number = request + usize::from(case.prefix > 0);
-            let at = self.element(dim.vo, &self.segments[number], (key, 0)) + key % dim.vo;
-            v[at * size..][..size].copy_from_slice(&bytes(case.kv, value));
-            let at = self.element(dim.qk, &self.segments[number], (key, 0));
-            if value.is_nan() && value.is_sign_positive() {
-                k[at * size..][..size].copy_from_slice(&bytes(case.kv, value));
+        for &(request, key, value) in &case.spoiled {
+            let segment = &self.segments[request + usize::from(case.prefix > 0)];
+            let spoil = |pool: &mut Vec<u8>, dim: usize, d: usize| {
+                let at = self.element(dim, segment, (key, 0)) + d;
+                pool[at * size..][..size].copy_from_slice(&bytes(case.kv, value));
+            };
+            match case.is_latent() {
+                true => spoil(&mut k, dim.qk, key % dim.vo),
+                false => spoil(&mut v, dim.vo, key % dim.vo),
+            }
+            if !case.is_latent() && value.is_nan() && value.is_sign_positive() {
+                spoil(&mut k, dim.qk, 0);
             }
         }
         (self.k, self.v) = (k, v);
-        if case.is_latent() {
-            self.poison_latent();
-        }
     }
 
     /// Pieces of all keys of each segment.
@@ -403,6 +406,20 @@ impl World {
                 (q, cache(k, dim.vo), CacheTensor::default(), Some(pe))
             }
         }
+    }
+
+    /// A tensor of a part of all keys; memory outside of keys is NaN.
+    fn part(&self, part: Range<usize>) -> Vec<u8> {
+        let (case, size) = (&self.case, self.case.kv.size());
+        let mut pool = bytes(case.kv, f64::NAN).repeat(self.pool(part.len()));
+        for segment in &self.segments {
+            for key in 0..segment.kv_len {
+                let from = (self.element(case.dim.qk, segment, (key, 0)) + part.start) * size;
+                let to = self.element(part.len(), segment, (key, 0)) * size;
+                pool[to..][..part.len() * size].copy_from_slice(&self.k[from..][..part.len() * size]);
+            }
+        }
+        pool
     }
 
     /// Queries or outputs.

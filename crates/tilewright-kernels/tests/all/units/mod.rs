@@ -1,6 +1,6 @@
 //! Tests of single modules of the library. A second compilation of the library for unit tests would take as long as the first.
 
-mod aligned_params;
+pub(crate) mod aligned_params;
 mod choose;
 mod divisor;
 mod entries;
