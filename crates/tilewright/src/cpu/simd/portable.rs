@@ -24,6 +24,24 @@ fn widen_bytes(fours: [f32; LANES], widen: impl Fn(u8) -> f32) -> [[f32; LANES];
     std::array::from_fn(|c| lanewise(|i| widen(fours[i].to_bits().to_le_bytes()[c])))
 }
 
+/// Applies `widen` to the low and the high half of each lane.
+#[inline(always)]
+fn widen_halves(pairs: [f32; LANES], widen: impl Fn(u16) -> f32) -> ([f32; LANES], [f32; LANES]) {
+    let half = |shift: u32| lanewise(|i| widen((pairs[i].to_bits() >> shift) as u16));
+    (half(0), half(16))
+}
+
+/// Loads of elements of other dtypes.
+macro_rules! loads {
+    ($($name:ident $T:ty;)+) => {$(
+        #[inline(always)]
+        unsafe fn $name(self, from: *const $T) -> Self::V {
+            // SAFETY: `from` is readable for `LANES` elements.
+            lanewise(|i| f32::from(unsafe { *from.add(i) }))
+        }
+    )+};
+}
+
 impl Simd for Portable {
     type V = [f32; LANES];
     type Mask = [bool; LANES];
@@ -56,6 +74,8 @@ impl Simd for Portable {
         fn not(self, a: Self::Mask) -> Self::Mask = a.map(|lane| !lane);
         fn bits(self, mask: Self::Mask) -> u32 = (0..LANES).fold(0, |bits, i| bits | u32::from(mask[i]) << i);
         fn select(self, mask: Self::Mask, a: Self::V, b: Self::V) -> Self::V = lanewise(|i| if mask[i] { a[i] } else { b[i] });
+        fn split_bf16(self, pairs: Self::V) -> (Self::V, Self::V) = widen_halves(pairs, |bits| bf16::from_bits(bits).to_f32());
+        fn split_f16(self, pairs: Self::V) -> (Self::V, Self::V) = widen_halves(pairs, |bits| f16::from_bits(bits).to_f32());
         fn split_e4m3(self, fours: Self::V) -> [Self::V; 4] = widen_bytes(fours, |byte| E4m3::from_bits(byte).to_f32());
         fn split_e5m2(self, fours: Self::V) -> [Self::V; 4] = widen_bytes(fours, |byte| E5m2::from_bits(byte).to_f32());
         fn split_i8(self, fours: Self::V) -> [Self::V; 4] = widen_bytes(fours, |byte| f32::from(byte.cast_signed()));
@@ -114,46 +134,12 @@ impl Simd for Portable {
         }
     }
 
-    #[inline(always)]
-    fn split_bf16(self, pairs: Self::V) -> (Self::V, Self::V) {
-        let half = |i: usize, shift: u32| bf16::from_bits((pairs[i].to_bits() >> shift) as u16).to_f32();
-        (lanewise(|i| half(i, 0)), lanewise(|i| half(i, 16)))
-    }
-
-    #[inline(always)]
-    fn split_f16(self, pairs: Self::V) -> (Self::V, Self::V) {
-        let half = |i: usize, shift: u32| f16::from_bits((pairs[i].to_bits() >> shift) as u16).to_f32();
-        (lanewise(|i| half(i, 0)), lanewise(|i| half(i, 16)))
-    }
-
-    #[inline(always)]
-    unsafe fn load_bf16(self, from: *const bf16) -> Self::V {
-        // SAFETY: `from` is readable for `LANES` elements.
-        lanewise(|i| unsafe { *from.add(i) }.to_f32())
-    }
-
-    #[inline(always)]
-    unsafe fn load_f16(self, from: *const f16) -> Self::V {
-        // SAFETY: `from` is readable for `LANES` elements.
-        lanewise(|i| unsafe { *from.add(i) }.to_f32())
-    }
-
-    #[inline(always)]
-    unsafe fn load_e4m3(self, from: *const E4m3) -> Self::V {
-        // SAFETY: `from` is readable for `LANES` elements.
-        lanewise(|i| unsafe { *from.add(i) }.to_f32())
-    }
-
-    #[inline(always)]
-    unsafe fn load_e5m2(self, from: *const E5m2) -> Self::V {
-        // SAFETY: `from` is readable for `LANES` elements.
-        lanewise(|i| unsafe { *from.add(i) }.to_f32())
-    }
-
-    #[inline(always)]
-    unsafe fn load_i8(self, from: *const i8) -> Self::V {
-        // SAFETY: `from` is readable for `LANES` elements.
-        lanewise(|i| f32::from(unsafe { *from.add(i) }))
+    loads! {
+        load_bf16 bf16;
+        load_f16 f16;
+        load_e4m3 E4m3;
+        load_e5m2 E5m2;
+        load_i8 i8;
     }
 
     #[inline(always)]
