@@ -25,6 +25,7 @@ const NO_PEERS: [&str; 2] = [OURS, "matmul"];
 const CALLS: usize = 10;
 /// The bf16 matrix of 512 MiB that a flush of L2 reads. An H200 reads it in more than 100 us, so the host submits the call in this time.
 const FLUSH: [usize; 2] = [65_536, 4096];
+const FLUSH_BYTES: usize = 2 * FLUSH[0] * FLUSH[1];
 
 /// Work and pause before a sample, and its minimum length, in seconds.
 #[derive(Clone, Copy)]
@@ -274,7 +275,7 @@ fn record(
 /// A launch that replaces the contents of L2 by reads, which leave no lines to write back: the product of one row.
 fn flush(gpu: &Cuda) -> tilewright::Result<impl FnMut() -> tilewright::Result<()>> {
     let ([features, inputs], bf16) = (FLUSH, Dtype::Bf16);
-    let (x, weight) = (gpu.allocate(2 * inputs)?, gpu.allocate(2 * features * inputs)?);
+    let (x, weight) = (gpu.allocate(2 * inputs)?, gpu.allocate(FLUSH_BYTES)?);
     let (mut out, gpu) = (gpu.allocate(2 * features)?, gpu.clone());
     Ok(move || {
         let (x, weight) = (x.view(bf16, 0, &[1, inputs])?, weight.view(bf16, 0, &FLUSH)?);
@@ -313,9 +314,8 @@ impl<'a> Contenders<'a> {
                     self.ours.sample(protocol, self.peer.as_deref_mut())?
                 } else if let Some(peer) = &mut self.peer {
                     let Protocol { hot, rest, least, cold, .. } = protocol;
-                    let flush = 2 * FLUSH[0] * FLUSH[1];
                     let request = serde_json::json!({
-                        "sample": self.names[at], "hot": hot, "rest": rest, "least": least, "cold": cold, "flush": flush,
+                        "sample": self.names[at], "hot": hot, "rest": rest, "least": least, "cold": cold, "flush": FLUSH_BYTES,
                     });
                     peer.request(&request.to_string())?
                 } else {
