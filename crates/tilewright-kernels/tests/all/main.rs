@@ -1,10 +1,9 @@
 //! Tests of the kernels: in the simulator against their definitions, golden PTX, and the documentation's quotes.
 
-#![allow(clippy::type_complexity, reason = "tables of the engine's tests have functions")]
-
 mod attention;
 #[path = "../../../tilewright/tests/all/elements.rs"]
 #[allow(dead_code, reason = "shared with the tests of the engine, which use all of it")]
+#[allow(clippy::type_complexity, reason = "a table of the engine's tests has functions")]
 mod elements;
 #[path = "../../../tilewright/tests/all/generator.rs"]
 #[allow(dead_code, reason = "shared with the tests of the engine, which use all of it")]
