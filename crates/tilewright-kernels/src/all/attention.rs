@@ -99,6 +99,7 @@ fn attentions() -> Vec<KernelEntry> {
         of_items(Bodies::SplitKvBoxes, (64, 64), f16, &[90]),
         of_items(Bodies::SplitKvBoxes, (192, 128), bf16, &[90]),
         of_items(Bodies::SplitKvBoxes, (256, 256), bf16, &[90]),
+        of_items(Bodies::SplitKvRows, (128, 128), bf16, &[90]),
         of_items(Bodies::SplitKvPairs, (128, 128), bf16, &[80, 89, 90, 100, 120]),
         of_items(Bodies::SplitKvPairs, (64, 64), bf16, &[80, 120]),
         of_items(Bodies::SplitKvPairs, (192, 128), bf16, &[80, 100]),

@@ -101,10 +101,8 @@ pub struct Choice {
     pub kernel: KernelConfig,
     /// Its kernel for segments of many rows; one for any mask is the same with `any_mask`.
     pub many_rows: Option<WgmmaConfig>,
-    /// Whether it has a kernel for items of at most [`MAX_PAIRED_ROWS`].
-    pub pairs: bool,
-    /// Whether it has a kernel for items of few rows with caches that TMA loads.
-    pub boxes: bool,
+    /// The bodies of its other kernels for items of few rows.
+    pub few_rows: Vec<Bodies>,
     /// Faster bodies, fastest first, each with all reasons against it.
     pub rejected: Vec<(Body, Vec<String>)>,
 }
@@ -117,20 +115,14 @@ pub fn choose(input: &ChoiceInput<'_>) -> Choice {
         match input.kernel(body) {
             Ok(kernel) => {
                 let many_rows = (body == Body::Wgmma).then(|| input.wgmma());
-                return Choice {
-                    body,
-                    kernel,
-                    many_rows,
-                    pairs: body == Body::Mma && input.has_pairs(),
-                    boxes: matches!(body, Body::Wgmma | Body::Mma) && input.has_boxes(),
-                    rejected,
-                };
+                let few_rows = input.few_rows(body);
+                return Choice { body, kernel, many_rows, few_rows, rejected };
             }
             Err(reasons) => rejected.push((body, reasons)),
         }
     }
     let kernel = KernelConfig::Simt(input.simt());
-    Choice { body: Body::Simt, kernel, many_rows: None, pairs: false, boxes: false, rejected }
+    Choice { body: Body::Simt, kernel, many_rows: None, few_rows: Vec::new(), rejected }
 }
 
 impl ChoiceInput<'_> {
@@ -172,6 +164,14 @@ impl ChoiceInput<'_> {
         [config.unsupported(), self.variant.map_or_else(Vec::new, variant)].concat()
     }
 
+    /// The bodies of the kernels for items of few rows beside that of [`Bodies::SplitKv`].
+    fn few_rows(&self, body: Body) -> Vec<Bodies> {
+        let pairs = (body == Body::Mma && self.has_pairs()).then_some(Bodies::SplitKvPairs);
+        let boxes = [Bodies::SplitKvBoxes, Bodies::SplitKvRows].into_iter().filter(|of| self.has_boxes(*of));
+        let boxes = boxes.filter(|_| matches!(body, Body::Wgmma | Body::Mma));
+        pairs.into_iter().chain(boxes).collect()
+    }
+
     /// Whether `mma` has a kernel of [`Bodies::SplitKvPairs`] for the problem and the variant.
     fn has_pairs(&self) -> bool {
         let config = MmaConfig { bodies: Bodies::SplitKvPairs, ..self.mma() };
@@ -179,9 +179,9 @@ impl ChoiceInput<'_> {
         has_rows && self.variant.is_some_and(|variant| mma::fits_pairs(&config, variant))
     }
 
-    /// Whether `mma` has a kernel of [`Bodies::SplitKvBoxes`] for the problem and the variant.
-    fn has_boxes(&self) -> bool {
-        let config = MmaConfig { bodies: Bodies::SplitKvBoxes, ..self.mma() };
+    /// Whether `mma` has a kernel of `bodies`, whose keys TMA loads, for the problem and the variant.
+    fn has_boxes(&self, bodies: Bodies) -> bool {
+        let config = MmaConfig { bodies, ..self.mma() };
         let fits = |variant| mma::unsupported_variant(&config, variant).is_empty();
         self.problem.heads().group() <= MAX_SPLIT_KV_ROWS
             && config.unsupported().is_empty()
@@ -367,7 +367,11 @@ impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let note = match self.body {
             Body::Mma => {
-                let rows = if self.pairs { MAX_PAIRED_ROWS } else { MAX_SPLIT_KV_ROWS };
+                let rows = if self.few_rows.contains(&Bodies::SplitKvPairs) {
+                    MAX_PAIRED_ROWS
+                } else {
+                    MAX_SPLIT_KV_ROWS
+                };
                 format!(": mma_split_kv up to {rows} packed rows, mma_split_q above")
             }
             Body::Wgmma => {

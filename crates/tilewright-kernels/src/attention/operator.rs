@@ -24,6 +24,8 @@ pub enum Part {
     SplitKv,
     /// The same for caches that TMA loads.
     SplitKvBoxes,
+    /// The same for such caches in pages of one token.
+    SplitKvRows,
     /// Items of at most twice as many rows, if no runs have them.
     SplitKvPairs,
     /// Items of any number of rows.
@@ -42,9 +44,10 @@ pub enum Part {
 
 impl Part {
     /// All parts.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::SplitKv,
         Self::SplitKvBoxes,
+        Self::SplitKvRows,
         Self::SplitKvPairs,
         Self::Both,
         Self::ManyRows,
@@ -89,13 +92,15 @@ impl OperatorKernels {
     /// The kernel of a part; `None` if the operator has no such part.
     pub fn part(&self, part: Part) -> Option<AttentionKernel> {
         let items = |bodies| AttentionKernel::Items(self.choice.kernel.with_bodies(bodies));
+        let few_rows = |bodies| self.choice.few_rows.contains(&bodies).then(|| items(bodies));
         let is_simt = self.choice.body == Body::Simt;
         match part {
             Part::Both => Some(items(Bodies::Both)),
             Part::SplitKv if is_simt || self.problem.heads().group() > MAX_SPLIT_KV_ROWS => None,
             Part::SplitKv => Some(items(Bodies::SplitKv)),
-            Part::SplitKvBoxes => self.choice.boxes.then(|| items(Bodies::SplitKvBoxes)),
-            Part::SplitKvPairs => self.choice.pairs.then(|| items(Bodies::SplitKvPairs)),
+            Part::SplitKvBoxes => few_rows(Bodies::SplitKvBoxes),
+            Part::SplitKvRows => few_rows(Bodies::SplitKvRows),
+            Part::SplitKvPairs => few_rows(Bodies::SplitKvPairs),
             Part::ManyRows | Part::ManyRowsAnyMask => self.many_rows(part).map(AttentionKernel::Runs),
             Part::LevelMerges => self.many_rows(Part::ManyRows).map(AttentionKernel::LevelMerges),
             Part::LargeMerges => match self.choice.kernel {
@@ -140,6 +145,7 @@ impl AttentionKernel {
             Bodies::SplitKv => "_few",
             Bodies::SplitKvPairs => "_few32",
             Bodies::SplitKvBoxes => "_few_boxes",
+            Bodies::SplitKvRows => "_few_rows",
             Bodies::Both => "",
         };
         match self {

@@ -19,7 +19,7 @@ use tilewright::{
     attention::{ArraySizes, KvSource, Merge, Schedule, Segment, Split},
 };
 use tilewright_kernels::attention::{
-    body::{Bodies, MAX_PAIRED_ROWS, MAX_SPLIT_KV_ROWS, mma},
+    body::{Bodies, MAX_PAIRED_ROWS, MAX_SPLIT_KV_ROWS},
     items::{MergeItem, MergeSource, NONE, RequestRows, WorkItem},
     params::{KvLayout, PlanArrays},
 };
@@ -347,8 +347,7 @@ pub(super) fn items(plan: &Plan) -> Bodies {
         }
     };
     match tokens.saturating_mul(group) {
-        0..=MAX_SPLIT_KV_ROWS if mma::has_boxes(layout, page_size) => Bodies::SplitKvBoxes,
-        0..=MAX_SPLIT_KV_ROWS => Bodies::SplitKv,
+        0..=MAX_SPLIT_KV_ROWS => Bodies::of_boxes(layout, page_size).unwrap_or(Bodies::SplitKv),
         // with other splits, the bits of a row do not depend on the other items
         ..=MAX_PAIRED_ROWS if plan.split() == Split::Balanced => Bodies::SplitKvPairs,
         _ => Bodies::Both,

@@ -170,6 +170,7 @@ impl<M: Machine> AttentionKernels<M> {
     pub(super) fn part_of(&self, items: Bodies) -> Part {
         let parts: &[Part] = match items {
             Bodies::SplitKvBoxes => &[Part::SplitKvBoxes, Part::SplitKv],
+            Bodies::SplitKvRows => &[Part::SplitKvRows, Part::SplitKv],
             Bodies::SplitKv => &[Part::SplitKv],
             Bodies::SplitKvPairs => &[Part::SplitKvPairs],
             Bodies::Both => &[],

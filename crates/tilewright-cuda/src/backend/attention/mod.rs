@@ -219,8 +219,8 @@ impl<M: Machine> RunContext<'_, M> {
             }
             KernelConfig::Mma(config) => {
                 let mut args = params.all_args(config.can_follow_runs().then_some(Arg::U32(wait as u32)));
-                if config.bodies == Bodies::SplitKvBoxes {
-                    let map = |(tensor, view)| mma::box_map(tensor, map_dims(&view, params)).into();
+                if let Some(keys) = config.bodies.box_keys() {
+                    let map = |(tensor, view)| mma::box_map(tensor, map_dims(&view, params), keys).into();
                     args.extend(self.kv(params).map(|kv| Arg::TensorMap(map(kv))));
                 }
                 args

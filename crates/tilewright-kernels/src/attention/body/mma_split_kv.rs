@@ -30,7 +30,7 @@ use crate::attention::kernel::{
     row_hooks::RowHooks,
     row_table::RowTable,
     softmax,
-    stage_lookup::{PendingStage, StageLookup},
+    stage_lookup::{BoxCorner, PendingStage, StageLookup},
     tile_loader::TileLoader,
     visible::{KeyRange, visible_mask},
 };
@@ -81,8 +81,8 @@ struct SplitKvBody<'c, 'k> {
 struct CopiedStage<'k> {
     /// Its number of keys.
     count: Value<'k, u32>,
-    /// Slot, head and page of this lane's box, if TMA loads it.
-    corner: Option<[Value<'k, u32>; 3]>,
+    /// The corner of this lane's box, if TMA loads it.
+    corner: Option<BoxCorner<'k>>,
 }
 
 impl<'c, 'k> SplitKvBody<'c, 'k> {
@@ -143,8 +143,10 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
         let copied = cursors.begin(&item, self.first_key(zero), self.stride());
         let is_incomplete = copied.lt(last_key);
         // all pages are requested at once
-        let stages: Vec<_> =
-            first_keys.iter().map(|_| cursors.pending.another(k, self.layout.stage_keys)).collect();
+        let stages: Vec<_> = first_keys
+            .iter()
+            .map(|_| cursors.pending.another(k, self.layout.stage_keys, layout.stored_k.box_rows))
+            .collect();
         k.when(is_incomplete, || {
             cursors.pending.restart();
             let requests = first_keys.iter().zip(&stages);

@@ -29,7 +29,10 @@ mod mma_split_q;
 pub mod simt;
 pub mod wgmma;
 
-use super::{kernel::cta::CurrentItem, params::AttentionParams};
+use super::{
+    kernel::{cta::CurrentItem, layout::BLOCK_ROWS},
+    params::{AttentionParams, KvLayout},
+};
 use tilewright::Dtype;
 use tilewright_ptx::build::Builder;
 
@@ -81,8 +84,10 @@ pub enum Bodies {
     SplitKv,
     /// The same with two row tiles per warp, for items of at most [`MAX_PAIRED_ROWS`] rows, in plans without larger ones.
     SplitKvPairs,
-    /// The same as [`Bodies::SplitKv`] with keys and values that are loaded by TMA, in boxes of [`BOX_KEYS`](mma::BOX_KEYS) keys.
+    /// The same as [`Bodies::SplitKv`] with keys and values that are loaded by TMA, in boxes of 16 keys.
     SplitKvBoxes,
+    /// The same in boxes of one key, for pages of one token.
+    SplitKvRows,
     /// Both bodies, for items of any size.
     Both,
 }
@@ -97,8 +102,27 @@ impl Bodies {
         split_q: impl FnOnce(),
     ) {
         match self {
-            Self::SplitKv | Self::SplitKvPairs | Self::SplitKvBoxes => split_kv(),
             Self::Both => k.when_else(current.rows().le(MAX_SPLIT_KV_ROWS as u32), split_kv, split_q),
+            _ => split_kv(),
+        }
+    }
+
+    /// Keys per box, if TMA loads keys and values.
+    pub fn box_keys(self) -> Option<usize> {
+        match self {
+            Self::SplitKvBoxes => Some(BLOCK_ROWS),
+            Self::SplitKvRows => Some(1),
+            Self::SplitKv | Self::SplitKvPairs | Self::Both => None,
+        }
+    }
+
+    /// The bodies whose boxes make up the keys of a cache; `None` if there are none: boxes are parts of pages, or of ragged tensors.
+    pub fn of_boxes(layout: KvLayout, page_size: u32) -> Option<Self> {
+        match layout {
+            KvLayout::Paged if page_size == 1 => Some(Self::SplitKvRows),
+            KvLayout::Paged if !page_size.is_multiple_of(BLOCK_ROWS as u32) => None,
+            KvLayout::Paged | KvLayout::Ragged => Some(Self::SplitKvBoxes),
+            KvLayout::Blocks => None,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! State shared by all threads of a CTA, and the loop over its work items.
 
 use super::{
-    layout::{CtaLayout, PANEL_ALIGN},
+    layout::{CtaLayout, SWIZZLE_ALIGN},
     merge::{arrival, partial_states},
     page_scales,
     partition::ThreadGroup,
@@ -105,7 +105,7 @@ impl<'k> MmaCta<'k> {
     ) -> Self {
         let elements = if o == Dtype::F16 { Elements::F16 } else { Elements::Bf16 };
         let params = AttentionParamRegs::declare(k, mla);
-        let align = if layout.k.has_panels { PANEL_ALIGN } else { 128 };
+        let align = if layout.k.box_rows.is_some() { SWIZZLE_ALIGN } else { 128 };
         let arena = k.shared("arena", layout.bytes / 4, align);
         Self {
             k,

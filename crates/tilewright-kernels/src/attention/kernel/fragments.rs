@@ -5,7 +5,7 @@
 
 use super::{
     cta::MmaCta,
-    layout::{CtaLayout, PANEL_BYTES, RowFormat},
+    layout::{CtaLayout, RowFormat},
 };
 use tilewright_ptx::build::{Builder, Shared, Value, Var};
 
@@ -107,16 +107,20 @@ pub(crate) struct FragmentLoader<'k> {
 enum LaneOffset<'k> {
     /// Other steps are at constant distances.
     Padded(Value<'k, u32>),
-    /// In panels: one offset for each of the four steps of a panel, because of the swizzle.
-    Panels([Value<'k, u32>; 4]),
+    /// In boxes of 8 or more rows: one offset for each of the four steps of a panel, because of the swizzle, and bytes of a panel.
+    Panels([Value<'k, u32>; 4], usize),
+    /// In boxes of one row, of at most two panels: one offset for each step.
+    Rows([Value<'k, u32>; 8]),
 }
 
 impl<'k> LaneOffset<'k> {
     /// Of chunk 0 or 1 of each step.
     fn new(row: Value<'k, u32>, chunk: Value<'k, u32>, format: RowFormat) -> Self {
-        match format.has_panels {
-            true => Self::Panels([0, 1, 2, 3].map(|step| format.chunk(row, chunk + 2 * step))),
-            false => Self::Padded(format.chunk(row, chunk)),
+        let at_step = |step: usize| format.chunk(row, chunk + 2 * step as u32);
+        match format.box_rows {
+            None => Self::Padded(at_step(0)),
+            Some(1) => Self::Rows(std::array::from_fn(at_step)),
+            Some(rows) => Self::Panels(std::array::from_fn(at_step), rows * format.stride),
         }
     }
 
@@ -125,7 +129,8 @@ impl<'k> LaneOffset<'k> {
     fn at(self, rows: Shared<'k, u32>, step: usize) -> Shared<'k, u32> {
         match self {
             Self::Padded(offset) => rows.byte(offset).plus(step * 8),
-            Self::Panels(offsets) => rows.byte(offsets[step % 4]).plus(step / 4 * PANEL_BYTES / 4),
+            Self::Panels(offsets, panel) => rows.byte(offsets[step % 4]).plus(step / 4 * panel / 4),
+            Self::Rows(offsets) => rows.byte(offsets[step]),
         }
     }
 }

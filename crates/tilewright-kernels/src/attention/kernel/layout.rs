@@ -1,10 +1,10 @@
 //! Shared memory that the tensor-core bodies have in common.
 //!
 //! Rows of elements are chunks of 16 bytes. The row stride is an odd number of chunks, so that the same column of eight rows is
-//! in different banks, and every location is a constant offset from one address per lane. Rows that TMA writes are in panels:
+//! in different banks, and every location is a constant offset from one address per lane. Rows that TMA writes are in boxes:
 //!
 //! ```text
-//! [16-row block][panel of 64 elements][16 rows][8 chunks]; chunk c of row r is at chunk c ^ (r % 8): the 128-byte swizzle
+//! [box][panel of 64 elements][rows of a box][8 chunks]; chunk c of line l of 128 bytes is at chunk c ^ (l % 8): the 128-byte swizzle
 //! ```
 //!
 //! ```text
@@ -34,43 +34,52 @@ pub(crate) struct RowFormat {
     pub(crate) size: usize,
     /// Chunks of 16 bytes, padded to steps of 16 elements.
     pub(crate) chunks: usize,
-    /// Row stride in bytes, in a panel if there are panels.
+    /// Row stride in bytes, in a panel if rows are in boxes.
     pub(crate) stride: usize,
-    /// Whether rows are in panels.
-    pub(crate) has_panels: bool,
+    /// Rows per box, if TMA writes them: a power of two.
+    pub(crate) box_rows: Option<usize>,
 }
 
-/// Rows of a block of panels.
+/// Rows of an MMA operand of keys or values.
 pub(crate) const BLOCK_ROWS: usize = 16;
-/// Bytes of a panel of a block.
-pub(crate) const PANEL_BYTES: usize = BLOCK_ROWS * 128;
-/// Alignment of blocks, because of the swizzle.
-pub(crate) const PANEL_ALIGN: usize = 1024;
+/// Alignment of units of boxes, because of the swizzle.
+pub(crate) const SWIZZLE_ALIGN: usize = 1024;
 
 impl RowFormat {
     pub(crate) fn new(dim: usize, size: usize) -> Self {
         let chunks = dim.div_ceil(16) * size;
-        Self { dim, size, chunks, stride: (chunks | 1) * 16, has_panels: false }
+        Self { dim, size, chunks, stride: (chunks | 1) * 16, box_rows: None }
     }
 
-    /// Rows of 16-bit elements in panels; `dim` is a multiple of 64.
-    pub(crate) fn of_panels(dim: usize) -> Self {
-        Self { dim, size: 2, chunks: dim / 8, stride: 128, has_panels: true }
+    /// Rows of 16-bit elements in boxes of `rows` rows; `dim` is a multiple of 64.
+    pub(crate) fn of_boxes(dim: usize, rows: usize) -> Self {
+        Self { dim, size: 2, chunks: dim / 8, stride: 128, box_rows: Some(rows) }
+    }
+
+    /// Panels of 64 elements of 16 bits.
+    pub(crate) fn panels(self) -> usize {
+        self.dim / 64
+    }
+
+    /// Bytes of a box.
+    pub(crate) fn box_bytes(self) -> usize {
+        self.box_rows.map_or(0, |rows| rows * self.panels() * self.stride)
     }
 
     /// Bytes of 16 rows.
     pub(crate) fn block_bytes(self) -> usize {
-        if self.has_panels { self.dim / 64 * PANEL_BYTES } else { BLOCK_ROWS * self.stride }
+        BLOCK_ROWS * self.stride * if self.box_rows.is_some() { self.panels() } else { 1 }
     }
 
     /// The byte offset of a chunk of a row of 16-bit elements.
     #[track_caller]
     pub(crate) fn chunk<'k>(self, row: Value<'k, u32>, chunk: Value<'k, u32>) -> Value<'k, u32> {
-        if !self.has_panels {
+        let Some(rows) = self.box_rows.map(|rows| rows as u32) else {
             return row * self.stride as u32 + (chunk << 4);
-        }
-        let panel = (row >> 4) * self.block_bytes() as u32 + (chunk >> 3) * PANEL_BYTES as u32;
-        panel + ((row & 15) << 7) + (((chunk ^ row) & 7) << 4)
+        };
+        let first = (row / rows) * (rows * self.panels() as u32) + (chunk >> 3) * rows;
+        let line = first + (row & (rows - 1));
+        (line << 7) + (((chunk ^ line) & 7) << 4)
     }
 
     /// Steps of 16 elements.

@@ -1,11 +1,6 @@
 //! Page-table lookup of the keys and values of a warp's stages.
 
-use super::{
-    cta::MmaCta,
-    layout::{BLOCK_ROWS, WARPS},
-    page_lookup::KvSource,
-    page_scales,
-};
+use super::{cta::MmaCta, layout::WARPS, page_lookup::KvSource, page_scales};
 use crate::attention::{
     items::NONE,
     params::{CacheTensorRegs, KvLayout},
@@ -16,7 +11,7 @@ use tilewright_ptx::build::{Builder, Shared, Value, Var};
 /// stages of 16 keys, lanes below 16 look up keys, the others values; in stages of 32 keys, each lane looks up both.
 ///
 /// For stages that TMA loads, lanes look up boxes of keys and values instead: at once the pages of 32 boxes, which are those of
-/// several stages of the warp, so that few stages wait for page numbers.
+/// several stages of the warp if boxes have 16 keys, so that few stages wait for page numbers.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StageLookup<'k> {
     cta: MmaCta<'k>,
@@ -59,12 +54,29 @@ impl<'k> LaneTensor<'k> {
 /// The boxes of a stage that is looked up.
 #[derive(Debug, Clone, Copy)]
 struct PendingBoxes<'k> {
-    /// The slot of this lane's box.
-    slot: Var<'k, u32>,
+    /// The slot of this lane's box, unless pages have one.
+    slot: Option<Var<'k, u32>>,
     /// The lane that holds the page of the stage's first box.
     holder: Var<'k, u32>,
     /// Number of boxes requested so far of those of which the lanes hold the pages; 0 before the next pages are loaded.
     requested: Var<'k, u32>,
+}
+
+/// The first key of a box in its tensor.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct BoxCorner<'k> {
+    /// `None` if pages have one slot.
+    slot: Option<Value<'k, u32>>,
+    head: Value<'k, u32>,
+    page: Value<'k, u32>,
+}
+
+impl<'k> BoxCorner<'k> {
+    /// The coordinates of a lane's corner, from the dimension after elements on.
+    pub(crate) fn of_lane(&self, lane: u32) -> Vec<Value<'k, u32>> {
+        let own = self.slot.into_iter().chain([self.head, self.page]);
+        own.map(|coordinate| coordinate.of_lane(lane)).collect()
+    }
 }
 
 /// A stage that is looked up.
@@ -81,11 +93,13 @@ pub(crate) struct PendingStage<'k> {
 }
 
 impl<'k> PendingStage<'k> {
-    /// Of `keys` keys, in boxes or rows.
-    pub(crate) fn new(k: &'k Builder, keys: usize, has_boxes: bool) -> Self {
+    /// Of `keys` keys, in boxes of `box_keys` keys or in rows.
+    pub(crate) fn new(k: &'k Builder, keys: usize, box_keys: Option<usize>) -> Self {
+        let has_boxes = box_keys.is_some();
         let address = |exists: bool, name| exists.then(|| k.var(name, 0));
-        let boxes = || {
-            let [slot, holder, requested] = ["slot", "holder", "requested"].map(|name| k.var(name, 0));
+        let boxes = |box_keys: usize| {
+            let slot = (box_keys > 1).then(|| k.var("slot", 0));
+            let [holder, requested] = ["holder", "requested"].map(|name| k.var(name, 0));
             PendingBoxes { slot, holder, requested }
         };
         Self {
@@ -94,17 +108,18 @@ impl<'k> PendingStage<'k> {
                 address(!has_boxes, "key_address"),
                 address(!has_boxes && keys > 16, "value_address"),
             ],
-            boxes: has_boxes.then(boxes),
+            boxes: box_keys.map(boxes),
             keys: k.var("keys", 0),
         }
     }
 
-    /// Another stage of `keys` keys, with the same pages of boxes.
-    pub(crate) fn another(&self, k: &'k Builder, keys: usize) -> Self {
-        let Some(PendingBoxes { requested, .. }) = self.boxes else { return Self::new(k, keys, false) };
-        let new = Self::new(k, keys, true);
+    /// Another stage of `keys` keys. Its boxes have the same pages, unless a stage has as many boxes as a warp has lanes.
+    pub(crate) fn another(&self, k: &'k Builder, keys: usize, box_keys: Option<usize>) -> Self {
+        let new = Self::new(k, keys, box_keys);
+        let Some((PendingBoxes { requested, .. }, box_keys)) = self.boxes.zip(box_keys) else { return new };
         let boxes = new.boxes.map(|boxes| PendingBoxes { requested, ..boxes });
-        Self { page: self.page, boxes, ..new }
+        let page = if keys / box_keys < LANES { self.page } else { new.page };
+        Self { page, boxes, ..new }
     }
 
     /// The next stage does not follow this one: its pages are loaded.
@@ -124,6 +139,7 @@ impl<'k> PendingStage<'k> {
     }
 }
 
+const LANES: usize = 32;
 /// Bits of a number of keys of at most 32.
 const HEAD_SHIFT: u32 = 6;
 /// Maximum elements of a value with which strides stay in registers.
@@ -176,9 +192,14 @@ impl<'k> StageLookup<'k> {
         }
     }
 
+    /// Keys per box, or 1.
+    fn box_keys(&self) -> usize {
+        self.cta.layout.stored_k.box_rows.unwrap_or(1)
+    }
+
     /// Boxes of a stage.
     fn boxes(&self) -> u32 {
-        (self.keys / BLOCK_ROWS) as u32
+        (self.keys / self.box_keys()) as u32
     }
 
     /// Looks up the slots of the boxes of a stage, and the pages of its and the next stages' boxes, unless the lanes hold them.
@@ -192,8 +213,8 @@ impl<'k> StageLookup<'k> {
         let (k, params, lane) = (self.cta.k, &self.cta.params, self.cta.k.lane());
         let boxes = self.boxes();
         let is_ragged = params.has_layout(KvLayout::Ragged);
-        let in_stage = (lane & (boxes - 1)) * BLOCK_ROWS as u32;
-        let requested = to.requested.get() & 31;
+        let in_stage = (lane & (boxes - 1)) * self.box_keys() as u32;
+        let requested = to.requested.get() & (LANES as u32 - 1);
         k.when(requested.eq(0), || {
             let key = first + (lane / boxes) * (WARPS * self.keys) as u32 + in_stage;
             pages.set(key.lt(from.end).select::<u32>(0, NONE));
@@ -204,17 +225,23 @@ impl<'k> StageLookup<'k> {
         });
         to.holder.set(requested);
         to.requested.set(requested + boxes);
-        let key = first + in_stage;
-        let (_, slot) = params.page_size.divide(key);
-        to.slot.set(slot.unless(is_ragged, from.start + key));
+        if let Some(to) = to.slot {
+            let key = first + in_stage;
+            let (_, slot) = params.page_size.divide(key);
+            to.set(slot.unless(is_ragged, from.start + key));
+        }
     }
 
-    /// Slot, head and page of this lane's box of a stage; `None` if the stage has no boxes.
+    /// The corner of this lane's box of a stage; `None` if the stage has no boxes.
     #[track_caller]
-    pub(crate) fn corner(&self, stage: PendingStage<'k>) -> Option<[Value<'k, u32>; 3]> {
+    pub(crate) fn corner(&self, stage: PendingStage<'k>) -> Option<BoxCorner<'k>> {
         stage.boxes.map(|boxes| {
             let holder = boxes.holder.get() + (self.cta.k.lane() & (self.boxes() - 1));
-            [boxes.slot.get(), stage.keys.get() >> HEAD_SHIFT, stage.page.get().of_lane(holder)]
+            BoxCorner {
+                slot: boxes.slot.map(|slot| slot.get()),
+                head: stage.keys.get() >> HEAD_SHIFT,
+                page: stage.page.get().of_lane(holder),
+            }
         })
     }
 

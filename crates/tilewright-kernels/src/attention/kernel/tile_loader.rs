@@ -45,9 +45,9 @@ impl<'k> TileLoader<'k> {
     #[track_caller]
     pub(crate) fn partitioned_rows(&self) -> PartitionedRows<'k> {
         let format = self.format;
-        if format.has_panels {
-            // the rows of all panels
-            let (format, rows) = (RowFormat::of_panels(64), self.rows * format.dim / 64);
+        if format.box_rows.is_some() {
+            // lines of 128 bytes of all panels
+            let (format, rows) = (RowFormat::of_boxes(64, 1), self.rows * format.panels());
             return PartitionedRows { partition: ThreadPartition::new(self.threads, 8), format, rows };
         }
         PartitionedRows { partition: self.partition(), format, rows: self.rows }

@@ -144,11 +144,9 @@ impl Case {
         if self.body == Body::Mma && has_rows(MAX_PAIRED_ROWS) && fits_pairs() {
             bodies.push(Bodies::SplitKvPairs);
         }
-        let boxes = self.config(Bodies::SplitKvBoxes);
-        let has_boxes =
-            || mma::has_boxes(self.layout, self.page_size as u32) && boxes.unsupported().is_empty();
-        if self.body == Body::Mma && has_rows(MAX_SPLIT_KV_ROWS) && has_boxes() {
-            bodies.push(Bodies::SplitKvBoxes);
+        if self.body == Body::Mma && has_rows(MAX_SPLIT_KV_ROWS) {
+            let of_boxes = Bodies::of_boxes(self.layout, self.page_size as u32);
+            bodies.extend(of_boxes.filter(|bodies| self.config(*bodies).unsupported().is_empty()));
         }
         let record = |bodies| {
             let kernel = self.kernel(bodies, variant);

@@ -61,6 +61,26 @@ fn pages_and_layouts() {
     }
 }
 
+/// Units of a ring are as large as the larger of keys and values, of which there are as many boxes.
+#[test]
+fn boxes_of_two_sizes() {
+    for (qk, vo) in [(64, 128), (128, 64)] {
+        check(&Case::new(qk, (4, 2), &[(1, 700), (2, 300)]).with(|case| case.dim = HeadDim { qk, vo }));
+    }
+}
+
+/// On Hopper, TMA loads the keys of few rows one by one: several stages per warp, and the last one is incomplete.
+#[test]
+fn pages_of_one_token() {
+    for (hnd, spoiled, dtype) in [(false, &SPOILED[..], Dtype::Bf16), (true, &[], Dtype::F16)] {
+        let case = Case::new(128, (4, 2), &[(1, 430), (3, 301), (0, 5), (2, 129)]);
+        let case = case.with(|case| (case.page_size, case.growth, case.hnd) = (1, 4.0, hnd));
+        let case = case.with(|case| (case.qo, case.kv, case.spoiled) = (dtype, dtype, spoiled.to_vec()));
+        check(&case.clone().with(|case| (case.piece, case.mask) = (64, (250, 0))));
+        check(&case);
+    }
+}
+
 #[test]
 fn f16() {
     let f16 = |case: &mut Case| (case.qo, case.kv) = (Dtype::F16, Dtype::F16);

@@ -284,7 +284,7 @@ impl World {
             Body::MlaWgmma => vec![self.mla_launch(&call, large_merges)],
             Body::Wgmma => self.run_launches(&call, (schedule.items.len(), ticket)),
             _ => {
-                let boxes = (bodies == Bodies::SplitKvBoxes).then(|| self.box_maps(&call));
+                let boxes = bodies.box_keys().map(|keys| self.box_maps(&call, keys));
                 let args = case.args(bodies, &call, seed).into_iter().chain(boxes.into_iter().flatten());
                 vec![(case.workers, args.collect())]
             }
@@ -371,9 +371,9 @@ impl World {
     }
 
     /// The tensor maps of keys and values in boxes of `mma`.
-    fn box_maps(&self, call: &AttentionParams) -> [Arg; 2] {
+    fn box_maps(&self, call: &AttentionParams, keys: usize) -> [Arg; 2] {
         let HeadDim { qk, vo } = self.case.dim;
-        let map = |(tensor, dim)| Arg::TensorMap(box_map(tensor, self.map_dims(dim)).into());
+        let map = |(tensor, dim)| Arg::TensorMap(box_map(tensor, self.map_dims(dim), keys).into());
         [(call.k, qk), (call.v, vo)].map(map)
     }
 

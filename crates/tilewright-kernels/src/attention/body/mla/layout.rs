@@ -105,12 +105,10 @@ impl MlaLayout {
         let body = |groups| MlaBodyLayout::new(groups, keys, k.stride, SharedAllocator(taken.0), budget);
         let ((single_group, single_group_end), (multi_group, multi_group_end)) = (body(1), body(groups));
         let (bytes, stages) = match bodies {
-            Bodies::SplitKv | Bodies::SplitKvPairs | Bodies::SplitKvBoxes => {
-                (single_group_end, single_group.num_stages)
-            }
             Bodies::Both => {
                 (single_group_end.max(multi_group_end), single_group.num_stages.min(multi_group.num_stages))
             }
+            _ => (single_group_end, single_group.num_stages),
         };
         let cta = CtaLayout { bytes, ..cta };
         (stages >= 2 && bytes <= budget).then_some(Self {

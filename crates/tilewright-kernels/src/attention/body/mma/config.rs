@@ -3,8 +3,7 @@
 use super::layout::MmaLayout;
 use crate::attention::{
     body::{Bodies, DeviceLimits, accepts_copies, wgmma},
-    kernel::layout::BLOCK_ROWS,
-    params::{AttentionParams, KvLayout},
+    params::AttentionParams,
 };
 use tilewright::{Dtype, HeadDim};
 
@@ -12,8 +11,6 @@ use tilewright::{Dtype, HeadDim};
 pub const THREADS: u32 = 128;
 /// Keys per KV tile.
 pub const KV_TOKENS: usize = 64;
-/// Keys per box of the tensor maps of [`Bodies::SplitKvBoxes`].
-pub const BOX_KEYS: usize = BLOCK_ROWS;
 
 /// Compile-time configuration of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -98,8 +95,8 @@ impl MmaConfig {
     /// Whether the kernel supports these arguments. Addresses and strides must be multiples of 16 bytes, those of the output of
     /// 8. Scales may differ between heads, and between pages only in 8-bit caches. Called on every run, so it must not allocate.
     pub fn accepts(&self, params: &AttentionParams) -> bool {
-        let accepts_boxes = self.bodies != Bodies::SplitKvBoxes || has_boxes(params.layout, params.page_size);
-        accepts_boxes
+        let of_boxes = Bodies::of_boxes(params.layout, params.page_size);
+        (self.bodies.box_keys().is_none() || of_boxes == Some(self.bodies))
             && accepts_copies(params, [self.q, self.out, self.kv])
             && params.v.is_aligned(16, self.kv.size())
     }
@@ -124,7 +121,7 @@ impl MmaConfig {
                 reasons.push(format!("head_dim {name} = {dim}, expected a multiple of {vector} in 16..=256"));
             }
         }
-        if self.bodies == Bodies::SplitKvBoxes {
+        if let Some(keys) = self.bodies.box_keys() {
             let HeadDim { qk, vo } = self.head_dim;
             if self.device.arch != wgmma::ARCH {
                 reasons.push(format!("sm_{}, expected sm_{} for boxes", self.device.arch, wgmma::ARCH));
@@ -133,19 +130,14 @@ impl MmaConfig {
                 let text = format!("{} heads of {qk}/{vo}", self.kv);
                 reasons.push(format!("{text}, expected 16 bits and multiples of 64 for boxes"));
             }
+            // boxes of less than 256 bytes are slow, and the rows of larger ones are in the same banks
+            if keys == 1 && (qk, vo) != (128, 128) {
+                reasons.push(format!("heads of {qk}/{vo}, expected 128/128 for boxes of one key"));
+            }
         }
         if reasons.is_empty() && self.layout().is_none() {
             reasons.push(self.device.too_little_shared("two tiles"));
         }
         reasons
-    }
-}
-
-/// Whether keys and values consist of whole boxes: pages of a multiple of [`BOX_KEYS`] keys, or ragged tensors.
-pub fn has_boxes(layout: KvLayout, page_size: u32) -> bool {
-    match layout {
-        KvLayout::Ragged => true,
-        KvLayout::Paged => page_size.is_multiple_of(BOX_KEYS as u32),
-        KvLayout::Blocks => false,
     }
 }

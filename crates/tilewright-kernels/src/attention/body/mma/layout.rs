@@ -9,7 +9,7 @@ use super::config::{KV_TOKENS, MmaConfig};
 use crate::attention::{
     body::{Bodies, MAX_SPLIT_KV_ROWS},
     kernel::layout::{
-        BLOCK_ROWS, CtaLayout, MAX_ROWS, MAX_STAGES, PANEL_ALIGN, RowFormat, SharedAllocator, WARPS,
+        BLOCK_ROWS, CtaLayout, MAX_ROWS, MAX_STAGES, RowFormat, SWIZZLE_ALIGN, SharedAllocator, WARPS,
     },
 };
 
@@ -119,9 +119,9 @@ impl LayoutPrefix {
         self.cta.stored_k.size == 1
     }
 
-    /// Whether TMA loads keys and values, in boxes of [`BLOCK_ROWS`] keys.
+    /// Whether TMA loads keys and values.
     fn has_boxes(&self) -> bool {
-        self.cta.k.has_panels
+        self.cta.k.box_rows.is_some()
     }
 
     /// The layout of `split_kv`, and its end, with 32 keys per stage if heads leave enough registers and shared memory.
@@ -187,7 +187,7 @@ impl LayoutPrefix {
         let unit_bytes = scales + self.scales(stage_keys) / 2;
         // the barriers of units follow the layout
         let (barriers, align) =
-            if self.has_boxes() { (WARPS * 2 * MAX_STAGES * 8, PANEL_ALIGN) } else { (0, 1) };
+            if self.has_boxes() { (WARPS * 2 * MAX_STAGES * 8, SWIZZLE_ALIGN) } else { (0, 1) };
         let budget = budget.saturating_sub(barriers);
         allocator.0 = allocator.0.next_multiple_of(align);
         let fitting = (budget.saturating_sub(allocator.0) / (WARPS * unit_bytes)).min(2 * MAX_STAGES);
@@ -223,8 +223,8 @@ impl MmaLayout {
         let [q, v] = [dim.qk, dim.vo].map(|dim| RowFormat::new(dim, 2));
         let stored = [dim.qk, dim.vo].map(|dim| RowFormat::new(dim, size));
         let (mut cta, taken) = CtaLayout::new(q, v, stored);
-        if config.bodies == Bodies::SplitKvBoxes {
-            let [k, v] = [dim.qk, dim.vo].map(RowFormat::of_panels);
+        if let Some(keys) = config.bodies.box_keys() {
+            let [k, v] = [dim.qk, dim.vo].map(|dim| RowFormat::of_boxes(dim, keys));
             cta = CtaLayout { k, v, stored_k: k, stored_v: v, ..cta };
         }
         let prefix = LayoutPrefix { cta, taken };
@@ -232,8 +232,8 @@ impl MmaLayout {
         let (split_kv, split_kv_end) =
             prefix.split_kv(1 + usize::from(config.bodies == Bodies::SplitKvPairs), budget);
         let bytes = match config.bodies {
-            Bodies::SplitKv | Bodies::SplitKvPairs | Bodies::SplitKvBoxes => split_kv_end,
             Bodies::Both => split_kv_end.max(split_q_end),
+            _ => split_kv_end,
         };
         let cta = CtaLayout { bytes, ..cta };
         let fits_split_q = config.bodies != Bodies::Both || split_q.num_stages >= 2;

@@ -5,7 +5,7 @@
 //!
 //! Parameters: [`all_args`](crate::attention::params::AttentionParams::all_args) with the
 //! [`Wait`](crate::attention::params::Wait) of kernels that [can follow runs](MmaConfig::can_follow_runs), then, for
-//! [`Bodies::SplitKvBoxes`], the tensor maps of keys and values ([`box_map`]).
+//! [`Bodies`] whose keys TMA loads, the tensor maps of keys and values ([`box_map`]).
 //!
 //! 1. Load the next work item of this worker. Items of up to [`MAX_SPLIT_KV_ROWS`](super::MAX_SPLIT_KV_ROWS) rows divide the keys
 //!    among the warps (`mma_split_kv`); larger items divide the rows (`mma_split_q`).
@@ -20,7 +20,7 @@ mod config;
 pub(super) mod layout;
 mod variant;
 
-pub use config::{BOX_KEYS, KV_TOKENS, MmaConfig, THREADS, has_boxes};
+pub use config::{KV_TOKENS, MmaConfig, THREADS};
 pub use variant::{fits_pairs, unsupported_variant};
 
 use super::{
@@ -45,10 +45,15 @@ impl MmaConfig {
     }
 }
 
-/// The tensor map of keys or values `[pages, slots, kv_heads, dim]` of 16 bits, in boxes of [`BOX_KEYS`] keys of all elements of a
-/// head; a ragged tensor is one page.
-pub fn box_map(tensor: CacheTensor, [pages, slots, heads, dim]: [u64; 4]) -> TensorMap {
-    let map = wgmma::kv_map(tensor, 2, [pages, slots, heads, dim], BOX_KEYS as u32);
+/// The tensor map of keys or values `[pages, slots, kv_heads, dim]` of 16 bits, in boxes of `box_keys` keys of all elements of a head;
+/// a ragged tensor is one page. Boxes of one key have no dimension of slots, because pages have one.
+pub fn box_map(tensor: CacheTensor, [pages, slots, heads, dim]: [u64; 4], box_keys: usize) -> TensorMap {
+    let mut map = wgmma::kv_map(tensor, 2, [pages, slots, heads, dim], box_keys as u32);
+    if box_keys == 1 {
+        map.dims.remove(1);
+        map.strides.remove(0);
+        map.box_dims.remove(1);
+    }
     // panels of 64 elements are the outermost dimension
     let panels = dim / 64;
     let mut dims = map.dims;
@@ -87,7 +92,7 @@ pub fn attention(name: &str, config: &MmaConfig, variant: &ExpressionVariant) ->
         );
         let cta = cta.with_wait(config.can_follow_runs().then(|| k.param::<u32>("wait")));
         let hooks = RowHooks::new(&cta, Some(hooks), true);
-        let boxes = (config.bodies == Bodies::SplitKvBoxes).then(|| StageBoxes::new(&cta, &layout.split_kv));
+        let boxes = config.bodies.box_keys().map(|_| StageBoxes::new(&cta, &layout.split_kv));
         let cursors = RingCursors::new(&cta, &layout.split_kv, boxes);
         cta.run(&hooks, |current| {
             let split_kv = || mma_split_kv::run(&cta, &layout.split_kv, current, cursors, &hooks);

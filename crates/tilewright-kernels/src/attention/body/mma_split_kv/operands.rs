@@ -201,7 +201,7 @@ impl<'k> StageOperands<'k> {
                 nonfinite::extract(cta, lanes, values, self.nonfinite_masks(masks));
             }
         }
-        if self.cta.layout.stored_v.has_panels {
+        if self.cta.layout.stored_v.box_rows.is_some() {
             // TMA overwrites the values next
             cta.k.fence(Fence::ProxyAsyncShared);
         }
