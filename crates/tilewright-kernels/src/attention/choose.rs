@@ -367,11 +367,8 @@ impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let note = match self.body {
             Body::Mma => {
-                let rows = if self.few_rows.contains(&Bodies::SplitKvPairs) {
-                    MAX_PAIRED_ROWS
-                } else {
-                    MAX_SPLIT_KV_ROWS
-                };
+                let has_pairs = self.few_rows.contains(&Bodies::SplitKvPairs);
+                let rows = if has_pairs { MAX_PAIRED_ROWS } else { MAX_SPLIT_KV_ROWS };
                 format!(": mma_split_kv up to {rows} packed rows, mma_split_q above")
             }
             Body::Wgmma => {

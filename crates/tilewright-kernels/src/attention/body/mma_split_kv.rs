@@ -143,10 +143,8 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
         let copied = cursors.begin(&item, self.first_key(zero), self.stride());
         let is_incomplete = copied.lt(last_key);
         // all pages are requested at once
-        let stages: Vec<_> = first_keys
-            .iter()
-            .map(|_| cursors.pending.another(k, self.layout.stage_keys, layout.stored_k.box_rows))
-            .collect();
+        let another = |_| cursors.pending.another(k, self.layout.stage_keys, layout.stored_k);
+        let stages: Vec<_> = first_keys.iter().map(another).collect();
         k.when(is_incomplete, || {
             cursors.pending.restart();
             let requests = first_keys.iter().zip(&stages);

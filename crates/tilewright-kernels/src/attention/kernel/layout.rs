@@ -61,6 +61,11 @@ impl RowFormat {
         self.dim / 64
     }
 
+    /// The number of boxes of `rows` rows; 0 if TMA does not write them.
+    pub(crate) fn boxes(self, rows: usize) -> usize {
+        self.box_rows.map_or(0, |of_box| rows / of_box)
+    }
+
     /// Bytes of a box.
     pub(crate) fn box_bytes(self) -> usize {
         self.box_rows.map_or(0, |rows| rows * self.panels() * self.stride)

@@ -1,6 +1,11 @@
 //! Page-table lookup of the keys and values of a warp's stages.
 
-use super::{cta::MmaCta, layout::WARPS, page_lookup::KvSource, page_scales};
+use super::{
+    cta::MmaCta,
+    layout::{RowFormat, WARPS},
+    page_lookup::KvSource,
+    page_scales,
+};
 use crate::attention::{
     items::NONE,
     params::{CacheTensorRegs, KvLayout},
@@ -93,9 +98,8 @@ pub(crate) struct PendingStage<'k> {
 }
 
 impl<'k> PendingStage<'k> {
-    /// Of `keys` keys, in boxes of `box_keys` keys or in rows.
-    pub(crate) fn new(k: &'k Builder, keys: usize, box_keys: Option<usize>) -> Self {
-        let has_boxes = box_keys.is_some();
+    /// Of `keys` keys, in boxes or in rows.
+    pub(crate) fn new(k: &'k Builder, keys: usize, format: RowFormat) -> Self {
         let address = |exists: bool, name| exists.then(|| k.var(name, 0));
         let boxes = |box_keys: usize| {
             let slot = (box_keys > 1).then(|| k.var("slot", 0));
@@ -105,20 +109,20 @@ impl<'k> PendingStage<'k> {
         Self {
             page: k.var("page", 0),
             addresses: [
-                address(!has_boxes, "key_address"),
-                address(!has_boxes && keys > 16, "value_address"),
+                address(format.box_rows.is_none(), "key_address"),
+                address(format.box_rows.is_none() && keys > 16, "value_address"),
             ],
-            boxes: box_keys.map(boxes),
+            boxes: format.box_rows.map(boxes),
             keys: k.var("keys", 0),
         }
     }
 
     /// Another stage of `keys` keys. Its boxes have the same pages, unless a stage has as many boxes as a warp has lanes.
-    pub(crate) fn another(&self, k: &'k Builder, keys: usize, box_keys: Option<usize>) -> Self {
-        let new = Self::new(k, keys, box_keys);
-        let Some((PendingBoxes { requested, .. }, box_keys)) = self.boxes.zip(box_keys) else { return new };
+    pub(crate) fn another(&self, k: &'k Builder, keys: usize, format: RowFormat) -> Self {
+        let new = Self::new(k, keys, format);
+        let Some(PendingBoxes { requested, .. }) = self.boxes else { return new };
         let boxes = new.boxes.map(|boxes| PendingBoxes { requested, ..boxes });
-        let page = if keys / box_keys < LANES { self.page } else { new.page };
+        let page = if format.boxes(keys) < LANES { self.page } else { new.page };
         Self { page, boxes, ..new }
     }
 
@@ -139,6 +143,7 @@ impl<'k> PendingStage<'k> {
     }
 }
 
+/// Lanes of a warp.
 const LANES: usize = 32;
 /// Bits of a number of keys of at most 32.
 const HEAD_SHIFT: u32 = 6;
@@ -192,14 +197,9 @@ impl<'k> StageLookup<'k> {
         }
     }
 
-    /// Keys per box, or 1.
-    fn box_keys(&self) -> usize {
-        self.cta.layout.stored_k.box_rows.unwrap_or(1)
-    }
-
     /// Boxes of a stage.
     fn boxes(&self) -> u32 {
-        (self.keys / self.box_keys()) as u32
+        self.cta.layout.stored_k.boxes(self.keys) as u32
     }
 
     /// Looks up the slots of the boxes of a stage, and the pages of its and the next stages' boxes, unless the lanes hold them.
@@ -213,7 +213,7 @@ impl<'k> StageLookup<'k> {
         let (k, params, lane) = (self.cta.k, &self.cta.params, self.cta.k.lane());
         let boxes = self.boxes();
         let is_ragged = params.has_layout(KvLayout::Ragged);
-        let in_stage = (lane & (boxes - 1)) * self.box_keys() as u32;
+        let in_stage = (lane & (boxes - 1)) * (self.keys as u32 / boxes);
         let requested = to.requested.get() & (LANES as u32 - 1);
         k.when(requested.eq(0), || {
             let key = first + (lane / boxes) * (WARPS * self.keys) as u32 + in_stage;

@@ -67,7 +67,7 @@ impl<'k> StageBoxes<'k> {
             ring: cta.at::<u32>(layout.rings).byte(k.warp_index() * layout.ring_bytes as u32),
             barriers: barriers.at(k.warp_index() * layout.num_units as u32),
             unit_bytes: layout.unit_bytes as u32,
-            boxes: (layout.stage_keys / cta.layout.stored_k.box_rows.unwrap_or(1)) as u32,
+            boxes: cta.layout.stored_k.boxes(layout.stage_keys) as u32,
             turn: k.var("turn", 0),
         }
     }

@@ -44,7 +44,7 @@ impl<'k> RingCursors<'k> {
             is_next: var("fills_next"),
             from: ["fill_start", "fill_end", "fill_head"].map(var),
             first_key: var("fill_key"),
-            pending: PendingStage::new(k, layout.stage_keys, cta.layout.stored_k.box_rows),
+            pending: PendingStage::new(k, layout.stage_keys, cta.layout.stored_k),
             read: var("reads"),
             write: var("fills"),
             policy: k.cache_policy(Eviction::First),
