@@ -1,11 +1,6 @@
 //! Loads of KV tiles by the producer: boxes by TMA, or rows by `cp.async`.
 
-use super::{
-    MlaWgmmaCta,
-    config::KEYS,
-    producer::{MlaProducer, UNROLLED},
-    widen::copy_bytes,
-};
+use super::{MlaWgmmaCta, config::KEYS, producer::MlaProducer, widen::copy_bytes};
 use crate::attention::{
     body::wgmma::rows::{SourceRow, copy_rows},
     items::{NONE, WorkItemRegs},
@@ -103,7 +98,7 @@ impl<'k> MlaProducer<'_, 'k> {
         let copy = |address, panels: Range<usize>| {
             let row = SourceRow { address, exists, dim: 64 * panels.len() * size / 2 };
             let to = to.panels(panels);
-            if config.widens() { copy_bytes(k, row, to) } else { copy_rows(k, row, to, row.dim, UNROLLED) }
+            if config.widens() { copy_bytes(k, row, to) } else { copy_rows(k, row, to, row.dim) }
         };
         let offset = params.k.offset(page, slot, item.kv_head) + (64 * values.start) as u64;
         copy(params.k.address + offset * size as u64, values.clone());

@@ -26,8 +26,6 @@ use tilewright_ptx::{
 
 /// Registers per thread.
 const REGISTERS: u32 = 40;
-/// Steps per iteration of a copy of rows, for lack of registers.
-pub(super) const UNROLLED: u32 = 2;
 /// Bytes of a cache line.
 const LINE: usize = 128;
 
@@ -193,16 +191,16 @@ impl<'c, 'k> MlaProducer<'c, 'k> {
         let middle = config.value_panels() / 2;
         k.when_else(
             half.eq(0),
-            || copy_rows(k, source(address, config.half()), to.panels(0..middle), config.half(), UNROLLED),
+            || copy_rows(k, source(address, config.half()), to.panels(0..middle), config.half()),
             || {
                 let second = address + 2 * config.half() as u64;
                 let panels = to.panels(middle..config.value_panels());
-                copy_rows(k, source(second, config.half()), panels, config.half(), UNROLLED);
+                copy_rows(k, source(second, config.half()), panels, config.half());
                 if let Some(pe) = params.pe {
                     let dim = config.head_dim.qk - config.head_dim.vo;
                     let address = pe.q.address + head.offset_in(&pe.q) * 2;
                     let panels = to.panels(config.value_panels()..config.panels());
-                    copy_rows(k, source(address, dim), panels, dim, UNROLLED);
+                    copy_rows(k, source(address, dim), panels, dim);
                 }
             },
         );

@@ -11,7 +11,7 @@
 
 use super::{
     config::{KEYS, PANEL},
-    producer::{MlaProducer, UNROLLED},
+    producer::MlaProducer,
 };
 use crate::{
     attention::body::wgmma::{
@@ -32,7 +32,9 @@ const LOADS: usize = 2;
 
 /// Starts the copies of 32 rows of bytes to the chunks of a tile that [`MlaProducer::widen_half`] reads.
 pub(super) fn copy_bytes<'k>(k: &'k Builder, row: SourceRow<'k>, to: SharedTile<'k>) {
-    copy_chunks(k, row, row.dim / 8, UNROLLED, |number, chunk| to.chunk(number, (chunk << 1) + 1).cast());
+    copy_chunks(k, row, row.dim / 8, |number, chunk, after| {
+        to.panels(after / 4..after / 4 + 1).chunk(number, (chunk << 1) + 1).cast()
+    });
 }
 
 impl<'k> MlaProducer<'_, 'k> {

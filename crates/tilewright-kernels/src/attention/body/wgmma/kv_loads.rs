@@ -2,7 +2,7 @@
 
 use super::{
     producer::{Producer, THREADS},
-    rows::{SourceRow, UNROLLED, copy_rows},
+    rows::{SourceRow, copy_rows},
 };
 use crate::attention::{
     items::{NONE, WorkItemRegs},
@@ -120,7 +120,7 @@ impl<'k> Producer<'_, 'k> {
         let row = self.source_row(item, tensor, tile, part);
         let first = self.part_begin[part].of_lane(0);
         self.k.when(first.lt(self.shared.config.kv_tokens() as u32), || {
-            copy_rows(self.k, row, to.from_row(first), self.columns(tensor), UNROLLED);
+            copy_rows(self.k, row, to.from_row(first), self.columns(tensor));
         });
     }
 
