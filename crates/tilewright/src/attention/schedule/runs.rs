@@ -22,6 +22,8 @@ const EXPOSED_BESIDE: usize = 5;
 const OTHERS_EXPOSED_HALVES: usize = 5;
 /// Time of the keys of other items, in 16ths of that of a run's KV tile with as many.
 const OTHERS_TILE: usize = 15;
+/// The part of the workers whose other items draw the full bandwidth, in quarters.
+const DRAWING_QUARTERS: usize = 3;
 /// Cost of the partial states of a piece: they are written and merged. In KV tiles.
 const PARTIAL: usize = 4;
 
@@ -127,10 +129,12 @@ fn sections(segments: &[ManyRowSegment], resident_keys: usize) -> Vec<Vec<RunUni
 /// The number of pieces per unit after which runs, and other items of `beside` KV tiles, end first; `None` if the units differ by more
 /// than an eighth.
 ///
-/// Runs that take `l` on `c` of `w` workers leave `w - c` to the other items, which then end at `c l / w + beside / w`. The rate of these
-/// is proportional to their workers. Runs that end last leave workers idle, so `l` counts a sixteenth more. Constants fit
-/// measured cascades ([levels](../../../../../benches/record/h200/attention-cascades-2026-11-28.csv),
-/// [own keys by TMA](../../../../../benches/record/h200/attention-boxes-2026-11-28.csv)).
+/// Runs that take `l` on `c` of `w` workers leave `w - c` to the other items, which then end at `c l / w + beside / w`: their rate is
+/// proportional to their workers, up to [`DRAWING_QUARTERS`], so what is left of them when the runs end may take longer. Runs that end
+/// last leave workers idle, so `l` counts a sixteenth more. Constants fit measured cascades
+/// ([levels](../../../../../benches/record/h200/attention-cascades-2026-11-28.csv),
+/// [own keys by TMA](../../../../../benches/record/h200/attention-boxes-2026-11-28.csv),
+/// [many own keys](../../../../../benches/record/h200/attention-copies-2026-11-29.csv)).
 fn pieces_of_like_units(
     segments: &[ManyRowSegment],
     units: usize,
@@ -146,12 +150,18 @@ fn pieces_of_like_units(
     let writes_more = !segments.iter().any(|segment| segment.shared);
     let exposed = if beside > 0 { EXPOSED_BESIDE } else { EXPOSED };
     // in 16ths of a KV tile of all workers
-    let others = if beside > 0 { OTHERS_TILE * beside + 8 * OTHERS_EXPOSED_HALVES * workers } else { 0 };
+    let launch = if beside > 0 { 8 * OTHERS_EXPOSED_HALVES * workers } else { 0 };
+    let others = OTHERS_TILE * beside;
     let end = |pieces: usize| {
         let fixed = exposed + if writes_more && pieces > 1 { PARTIAL } else { 0 };
         let rounds = (units * pieces).div_ceil(workers);
         let length = rounds * (longest.div_ceil(pieces) + fixed);
-        (17 * workers * length).max(16 * workers_of(units * pieces, workers) * length + others)
+        let runs = 16 * workers * length;
+        let beside_runs = 16 * (workers - workers_of(units * pieces, workers)) * length;
+        let left = others.saturating_sub(beside_runs);
+        (runs + workers * length)
+            .max(runs + (others + launch).saturating_sub(beside_runs))
+            .max(runs + left * 4 / DRAWING_QUARTERS)
     };
     (1..=(longest / EXPOSED).max(1)).min_by_key(|&pieces| end(pieces))
 }

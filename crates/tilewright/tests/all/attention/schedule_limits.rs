@@ -105,22 +105,33 @@ fn plans_show_the_part_of_runs() {
     }
 }
 
-/// 64 requests after 2,048 shared tokens: a level has fewer runs, on fewer SMs, the more own keys are read beside it.
+/// A level of shared keys has fewer runs, on fewer SMs, the more own keys are read beside it. If own keys take longer than the level
+/// leaves SMs for, each SM of the level has several runs.
 #[test]
 fn levels_leave_workers_to_own_keys() {
     let many = ManyRows { min_rows: 17, kv_tokens: 128, workers: 132, level_overhead: 0, ..MANY_ROWS };
-    let planner = planner(8, Tiling { many_rows: Some(many), ..TILING });
-    let (rows, shared): (Vec<i32>, Vec<i32>) = ((0..=64).collect(), (0..128).collect());
-    for (own_pages, runs) in [(1, 64), (16, 24), (64, 8)] {
+    for (heads, requests, shared_pages, own_pages, runs, sms) in [
+        (8, 64, 128, 1, 64, 64),
+        (8, 64, 128, 16, 24, 24),
+        (8, 64, 128, 64, 8, 8),
+        (32, 256, 2048, 1, 128, 128),
+        (32, 256, 2048, 8, 192, 96),
+    ] {
+        let planner = planner(heads, Tiling { many_rows: Some(many), ..TILING });
+        let rows: Vec<i32> = (0..=requests).collect();
+        let shared: Vec<i32> = (0..shared_pages).collect();
         let indptr: Vec<i32> = rows.iter().map(|row| row * own_pages).collect();
-        let indices: Vec<i32> = (128..128 + indptr[64]).collect();
-        let own = PageTable::new(&indptr, &indices, &[16; 64], 16);
-        let level = PageTable::new(&[0, 128], &shared, &[16], 16);
-        let levels = [Level { qo_indptr: (&[0, 64]).into(), table: level }];
+        let indices: Vec<i32> = (0..requests * own_pages).map(|page| shared_pages + page).collect();
+        let last = vec![16; requests as usize];
+        let own = PageTable::new(&indptr, &indices, &last, 16);
+        let indptr = [0, shared_pages];
+        let level = PageTable::new(&indptr, &shared, &[16], 16);
+        let qo_indptr = [0, requests];
+        let levels = [Level { qo_indptr: (&qo_indptr).into(), table: level }];
         let batch = Batch::paged(&rows, own).with_levels(&levels);
         let plan = planner.plan_with(&batch, Split::Balanced).expect("it is sound");
-        assert_eq!(plan.schedule().runs().len(), runs, "{own_pages} own pages");
-        assert_eq!(plan.part_of_runs(), Some(runs as f64 / 132.0));
+        assert_eq!(plan.schedule().runs().len(), runs, "{own_pages} own pages of {requests} requests");
+        assert_eq!(plan.part_of_runs(), Some(f64::from(sms) / 132.0));
         assert!(plan.schedule().merges.iter().all(|merge| plan.schedule().arrivals(merge).is_empty()));
     }
 }
