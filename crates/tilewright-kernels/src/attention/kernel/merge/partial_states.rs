@@ -24,8 +24,10 @@ use crate::{
 };
 use tilewright_ptx::build::{Global, Shared, Value, Var};
 
-/// States whose values are loaded together with the statistics.
+/// The most states whose values are loaded together with the statistics, and the registers that they may occupy. States beyond the last
+/// one are loaded too, so long rows load fewer.
 const AHEAD: usize = 4;
+const REGISTERS_AHEAD: usize = 32;
 /// Registers of values in flight at once after that: the latency of memory dominates a merge.
 const IN_FLIGHT: usize = 56;
 /// The same for merges by many warps of an SM, which hide the latency of each other.
@@ -216,7 +218,7 @@ impl<'k> PartialStates<'_, 'k> {
         let sums = self.cta.zeros("merged", self.chunks_of_lane().len());
         let sum = k.var("sum_of_weights", 0.0);
         let states = self.batch(begin);
-        let ahead = self.load(&states.rows(k.constant(0), AHEAD));
+        let ahead = self.load(&states.rows(k.constant(0), self.ahead()));
         let stats: [Value<'k, f32>; 2] = states.stats.load_vector();
         let max = k.var("max", stats[0]);
         k.repeat_rolled((begin + 32, end), 32, |first| {
@@ -226,13 +228,18 @@ impl<'k> PartialStates<'_, 'k> {
         self.add_states(&states, (stats, max.get()), ahead, (&sums, sum));
         k.repeat((begin + 32, end), 32, |first| {
             let states = self.batch(first);
-            let ahead = self.load(&states.rows(k.constant(0), AHEAD));
+            let ahead = self.load(&states.rows(k.constant(0), self.ahead()));
             self.add_states(&states, (states.stats.load_vector(), max.get()), ahead, (&sums, sum));
         });
         Reduced { sums, sum, max }
     }
 
-    /// Adds the states of up to 32 sources; those of the first [`AHEAD`] are loaded.
+    /// States whose values are loaded together with the statistics.
+    fn ahead(&self) -> usize {
+        AHEAD.min(REGISTERS_AHEAD / (4 * self.chunks_of_lane().len())).max(1)
+    }
+
+    /// Adds the states of up to 32 sources; those of the first [`Self::ahead`] are loaded.
     fn add_states(
         &self,
         states: &LaneStates<'k>,
@@ -240,7 +247,7 @@ impl<'k> PartialStates<'_, 'k> {
         ahead: Vec<Vec<[Value<'k, f32>; 4]>>,
         (sums, sum): (&[[Var<'k, f32>; 4]], Var<'k, f32>),
     ) {
-        let k = self.cta.k;
+        let (k, first) = (self.cta.k, self.ahead());
         let weight = (max_of_state - max).exp2().unless(!states.exists, 0.0);
         let weighted_sum = (weight * sum_of_state).unless(!states.exists, 0.0);
         sum.set(sum.get() + reduce::warp_sum(weighted_sum));
@@ -250,9 +257,9 @@ impl<'k> PartialStates<'_, 'k> {
         let weight_of = |at: Value<'k, u32>| {
             let weight = weight.of_lane(at);
             // the last batch may be longer than the lanes that are left, and lane 32 is lane 0
-            if (32 - AHEAD).is_multiple_of(batch) { weight } else { weight.unless(at.ge(32), 0.0) }
+            if (32 - first).is_multiple_of(batch) { weight } else { weight.unless(at.ge(32), 0.0) }
         };
-        k.repeat((AHEAD as u32, count), batch as u32, |at| {
+        k.repeat((first as u32, count), batch as u32, |at| {
             let loaded = self.load(&states.rows(at, batch));
             self.add(&loaded, |ahead| weight_of(at + ahead), sums);
         });
