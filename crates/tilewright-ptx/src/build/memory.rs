@@ -53,24 +53,7 @@ impl<T, A> fmt::Debug for Pointer<'_, T, A> {
     }
 }
 
-impl<'k, T: Scalar> Global<'k, T> {
-    /// A pointer to an address.
-    pub fn new(base: Value<'k, u64>) -> Self {
-        Self { base, offset: 0, space: Space::Global, ty: PhantomData }
-    }
-
-    /// Element `index`. The byte offset has 64 bits, so any `u32` is allowed.
-    #[must_use]
-    #[track_caller]
-    pub fn at(self, index: impl IntoOperand<u32>) -> Self {
-        let (k, index, size) = (self.base.builder(), index.into_operand(), T::CLASS.bytes() as u64);
-        if let Operand::Const(index) = index {
-            return Self { offset: self.offset + (index * size) as i64, ..self };
-        }
-        let operands = [index, Operand::Const(size), self.base.operand()];
-        Self { base: k.compute(PureOp::MadWideU32, &operands), ..self }
-    }
-
+impl<T: Scalar> Global<'_, T> {
     /// Element `index` of an array with possibly more than 2^32 elements.
     #[must_use]
     #[track_caller]
@@ -81,24 +64,7 @@ impl<'k, T: Scalar> Global<'k, T> {
     }
 }
 
-impl<'k, T: Scalar> Shared<'k, T> {
-    /// A pointer to an address in the CTA's own shared memory.
-    pub fn new(base: Value<'k, u32>) -> Self {
-        Self { base, offset: 0, space: Space::Shared, ty: PhantomData }
-    }
-
-    /// Element `index`.
-    #[must_use]
-    #[track_caller]
-    pub fn at(self, index: impl IntoOperand<u32>) -> Self {
-        let (k, index, size) = (self.base.builder(), index.into_operand(), T::CLASS.bytes() as u64);
-        if let Operand::Const(index) = index {
-            return Self { offset: self.offset + (index * size) as i64, ..self };
-        }
-        let operands = [index, Operand::Const(size), self.base.operand()];
-        Self { base: k.compute(PureOp::MadU32, &operands), ..self }
-    }
-
+impl<T: Scalar> Shared<'_, T> {
     /// The address advanced by `bytes`.
     #[must_use]
     #[track_caller]
@@ -120,6 +86,24 @@ impl<'k, T: Scalar> Shared<'k, T> {
 }
 
 impl<'k, T: Scalar, A: Scalar> Pointer<'k, T, A> {
+    /// A pointer to an address in global memory or in the CTA's own shared memory.
+    pub fn new(base: Value<'k, A>) -> Self {
+        let space = if A::CLASS == Class::B64 { Space::Global } else { Space::Shared };
+        Self { base, offset: 0, space, ty: PhantomData }
+    }
+
+    /// Element `index`. Byte offsets in global memory have 64 bits, so any `u32` is allowed.
+    #[must_use]
+    #[track_caller]
+    pub fn at(self, index: impl IntoOperand<u32>) -> Self {
+        let (k, index, size) = (self.base.builder(), index.into_operand(), T::CLASS.bytes() as u64);
+        if let Operand::Const(index) = index {
+            return Self { offset: self.offset + (index * size) as i64, ..self };
+        }
+        let op = if A::CLASS == Class::B64 { PureOp::MadWideU32 } else { PureOp::MadU32 };
+        Self { base: k.compute(op, &[index, Operand::Const(size), self.base.operand()]), ..self }
+    }
+
     /// The address as an integer.
     #[track_caller]
     pub fn address(self) -> Value<'k, A> {
