@@ -134,7 +134,7 @@ fn sections(segments: &[ManyRowSegment], resident_keys: usize) -> Vec<Vec<RunUni
 /// last leave workers idle, so `l` counts a sixteenth more. Constants fit measured cascades
 /// ([levels](../../../../../benches/record/h200/attention-cascades-2026-11-28.csv),
 /// [own keys by TMA](../../../../../benches/record/h200/attention-boxes-2026-11-28.csv),
-/// [many own keys](../../../../../benches/record/h200/attention-copies-2026-11-29.csv)).
+/// [many own keys](../../../../../benches/record/h200/attention-copies-trials-2026-11-29.csv)).
 fn pieces_of_like_units(
     segments: &[ManyRowSegment],
     units: usize,
@@ -149,19 +149,15 @@ fn pieces_of_like_units(
     // rows of levels have partial states in any case
     let writes_more = !segments.iter().any(|segment| segment.shared);
     let exposed = if beside > 0 { EXPOSED_BESIDE } else { EXPOSED };
-    // in 16ths of a KV tile of all workers
     let launch = if beside > 0 { 8 * OTHERS_EXPOSED_HALVES * workers } else { 0 };
-    let others = OTHERS_TILE * beside;
+    // in 16ths of a KV tile of all workers
     let end = |pieces: usize| {
         let fixed = exposed + if writes_more && pieces > 1 { PARTIAL } else { 0 };
-        let rounds = (units * pieces).div_ceil(workers);
-        let length = rounds * (longest.div_ceil(pieces) + fixed);
-        let runs = 16 * workers * length;
+        let length = (units * pieces).div_ceil(workers) * (longest.div_ceil(pieces) + fixed);
         let beside_runs = 16 * (workers - workers_of(units * pieces, workers)) * length;
-        let left = others.saturating_sub(beside_runs);
-        (runs + workers * length)
-            .max(runs + (others + launch).saturating_sub(beside_runs))
-            .max(runs + left * 4 / DRAWING_QUARTERS)
+        let [left, bytes_left] =
+            [launch, 0].map(|more| (OTHERS_TILE * beside + more).saturating_sub(beside_runs));
+        (17 * workers * length).max(16 * workers * length + left.max(bytes_left * 4 / DRAWING_QUARTERS))
     };
     (1..=(longest / EXPOSED).max(1)).min_by_key(|&pieces| end(pieces))
 }

@@ -118,16 +118,14 @@ fn levels_leave_workers_to_own_keys() {
         (32, 256, 2048, 8, 192, 96),
     ] {
         let planner = planner(heads, Tiling { many_rows: Some(many), ..TILING });
-        let rows: Vec<i32> = (0..=requests).collect();
-        let shared: Vec<i32> = (0..shared_pages).collect();
+        let [rows, shared] = [requests + 1, shared_pages].map(|end| (0..end).collect::<Vec<i32>>());
         let indptr: Vec<i32> = rows.iter().map(|row| row * own_pages).collect();
-        let indices: Vec<i32> = (0..requests * own_pages).map(|page| shared_pages + page).collect();
+        let indices: Vec<i32> = (shared_pages..shared_pages + requests * own_pages).collect();
         let last = vec![16; requests as usize];
         let own = PageTable::new(&indptr, &indices, &last, 16);
-        let indptr = [0, shared_pages];
-        let level = PageTable::new(&indptr, &shared, &[16], 16);
-        let qo_indptr = [0, requests];
-        let levels = [Level { qo_indptr: (&qo_indptr).into(), table: level }];
+        let ends = [[0, shared_pages], [0, requests]];
+        let level = PageTable::new(&ends[0], &shared, &[16], 16);
+        let levels = [Level { qo_indptr: (&ends[1]).into(), table: level }];
         let batch = Batch::paged(&rows, own).with_levels(&levels);
         let plan = planner.plan_with(&batch, Split::Balanced).expect("it is sound");
         assert_eq!(plan.schedule().runs().len(), runs, "{own_pages} own pages of {requests} requests");
