@@ -36,8 +36,8 @@ pub(in crate::attention::body) fn copy_rows<'k>(
     });
 }
 
-/// Starts the copies of `chunks` chunks of 16 bytes of each of 32 rows to the addresses that `to` returns for a row, one of the first
-/// chunks, and a number of chunks after it.
+/// Starts the copies of `chunks` chunks, a multiple of 4, of 16 bytes of each of 32 rows to the addresses that `to` returns for a row, one
+/// of the first chunks, and a number of chunks after it.
 pub(in crate::attention::body) fn copy_chunks<'k>(
     k: &'k Builder,
     row: SourceRow<'k>,
