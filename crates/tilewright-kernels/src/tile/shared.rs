@@ -52,6 +52,11 @@ impl<'k, T: Stored> SharedTile<'k, T> {
         (self.rows * self.columns * size_of::<T>()) as u32
     }
 
+    /// Columns of a row.
+    pub(crate) fn columns(self) -> usize {
+        self.columns
+    }
+
     /// Tile of one stage.
     #[must_use]
     #[track_caller]

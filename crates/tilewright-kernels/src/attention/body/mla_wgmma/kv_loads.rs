@@ -98,7 +98,7 @@ impl<'k> MlaProducer<'_, 'k> {
         let copy = |address, panels: Range<usize>| {
             let row = SourceRow { address, exists, dim: 64 * panels.len() * size / 2 };
             let to = to.panels(panels);
-            if config.widens() { copy_bytes(k, row, to) } else { copy_rows(k, row, to, row.dim) }
+            if config.widens() { copy_bytes(k, row, to) } else { copy_rows(k, row, to) }
         };
         let offset = params.k.offset(page, slot, item.kv_head) + (64 * values.start) as u64;
         copy(params.k.address + offset * size as u64, values.clone());

@@ -191,16 +191,16 @@ impl<'c, 'k> MlaProducer<'c, 'k> {
         let middle = config.value_panels() / 2;
         k.when_else(
             half.eq(0),
-            || copy_rows(k, source(address, config.half()), to.panels(0..middle), config.half()),
+            || copy_rows(k, source(address, config.half()), to.panels(0..middle)),
             || {
                 let second = address + 2 * config.half() as u64;
                 let panels = to.panels(middle..config.value_panels());
-                copy_rows(k, source(second, config.half()), panels, config.half());
+                copy_rows(k, source(second, config.half()), panels);
                 if let Some(pe) = params.pe {
                     let dim = config.head_dim.qk - config.head_dim.vo;
                     let address = pe.q.address + head.offset_in(&pe.q) * 2;
                     let panels = to.panels(config.value_panels()..config.panels());
-                    copy_rows(k, source(address, dim), panels, dim);
+                    copy_rows(k, source(address, dim), panels);
                 }
             },
         );

@@ -120,7 +120,7 @@ impl<'k> Producer<'_, 'k> {
         let row = self.source_row(item, tensor, tile, part);
         let first = self.part_begin[part].of_lane(0);
         self.k.when(first.lt(self.shared.config.kv_tokens() as u32), || {
-            copy_rows(self.k, row, to.from_row(first), self.columns(tensor));
+            copy_rows(self.k, row, to.from_row(first));
         });
     }
 

@@ -326,7 +326,7 @@ impl<'c, 'k> Producer<'c, 'k> {
             dim: shared.config.words_of_row(shared.config.head_dim.qk),
         };
         let to = shared.q.from_row(self.warp * rows::ROWS);
-        copy_rows(k, row, to, shared.config.qk());
+        copy_rows(k, row, to);
         if shared.config.has_queries_in_registers() {
             return k.arrive_after_copies(shared.queries.full(n));
         }

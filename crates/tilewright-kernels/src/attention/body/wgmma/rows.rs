@@ -24,14 +24,9 @@ pub(in crate::attention::body) struct SourceRow<'k> {
     pub(in crate::attention::body) dim: usize,
 }
 
-/// Starts the copies of 32 rows to the first rows of a tile of `columns` columns, by all lanes of a warp.
-pub(in crate::attention::body) fn copy_rows<'k>(
-    k: &'k Builder,
-    row: SourceRow<'k>,
-    to: SharedTile<'k>,
-    columns: usize,
-) {
-    copy_chunks(k, row, columns / 8, |number, chunk, after| {
+/// Starts the copies of 32 rows to the first rows of a tile, by all lanes of a warp.
+pub(in crate::attention::body) fn copy_rows<'k>(k: &'k Builder, row: SourceRow<'k>, to: SharedTile<'k>) {
+    copy_chunks(k, row, to.columns() / 8, |number, chunk, after| {
         to.panels(after / 8..after / 8 + 1).chunk(number, chunk).cast()
     });
 }
