@@ -149,15 +149,15 @@ fn pieces_of_like_units(
     // rows of levels have partial states in any case
     let writes_more = !segments.iter().any(|segment| segment.shared);
     let exposed = if beside > 0 { EXPOSED_BESIDE } else { EXPOSED };
+    let others = OTHERS_TILE * beside; // costs are in 16ths of a KV tile of a worker
     let launch = if beside > 0 { 8 * OTHERS_EXPOSED_HALVES * workers } else { 0 };
-    // in 16ths of a KV tile of all workers
     let end = |pieces: usize| {
         let fixed = exposed + if writes_more && pieces > 1 { PARTIAL } else { 0 };
         let length = (units * pieces).div_ceil(workers) * (longest.div_ceil(pieces) + fixed);
         let beside_runs = 16 * (workers - workers_of(units * pieces, workers)) * length;
-        let [left, bytes_left] =
-            [launch, 0].map(|more| (OTHERS_TILE * beside + more).saturating_sub(beside_runs));
-        (17 * workers * length).max(16 * workers * length + left.max(bytes_left * 4 / DRAWING_QUARTERS))
+        let left = |cost: usize| cost.saturating_sub(beside_runs);
+        let after_runs = left(others + launch).max(left(others) * 4 / DRAWING_QUARTERS);
+        16 * workers * length + after_runs.max(workers * length)
     };
     (1..=(longest / EXPOSED).max(1)).min_by_key(|&pieces| end(pieces))
 }

@@ -105,8 +105,8 @@ fn plans_show_the_part_of_runs() {
     }
 }
 
-/// A level of shared keys has fewer runs, on fewer SMs, the more own keys are read beside it. If own keys take longer than the level
-/// leaves SMs for, each SM of the level has several runs.
+/// A level of shared keys has fewer runs, on fewer SMs, the more own keys are read beside it. A long level beside many own keys has
+/// several runs per SM.
 #[test]
 fn levels_leave_workers_to_own_keys() {
     let many = ManyRows { min_rows: 17, kv_tokens: 128, workers: 132, level_overhead: 0, ..MANY_ROWS };
