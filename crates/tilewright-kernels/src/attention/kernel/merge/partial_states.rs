@@ -236,10 +236,10 @@ impl<'k> PartialStates<'_, 'k> {
 
     /// States whose values are loaded together with the statistics.
     fn ahead(&self) -> usize {
-        AHEAD.min(REGISTERS_AHEAD / (4 * self.chunks_of_lane().len())).max(1)
+        AHEAD.min(REGISTERS_AHEAD / (4 * self.chunks_of_lane().len()))
     }
 
-    /// Adds the states of up to 32 sources; those of the first [`Self::ahead`] are loaded.
+    /// Adds the states of up to 32 sources; `ahead` has the values of the first.
     fn add_states(
         &self,
         states: &LaneStates<'k>,
@@ -247,7 +247,7 @@ impl<'k> PartialStates<'_, 'k> {
         ahead: Vec<Vec<[Value<'k, f32>; 4]>>,
         (sums, sum): (&[[Var<'k, f32>; 4]], Var<'k, f32>),
     ) {
-        let (k, first) = (self.cta.k, self.ahead());
+        let (k, first) = (self.cta.k, ahead.len());
         let weight = (max_of_state - max).exp2().unless(!states.exists, 0.0);
         let weighted_sum = (weight * sum_of_state).unless(!states.exists, 0.0);
         sum.set(sum.get() + reduce::warp_sum(weighted_sum));
