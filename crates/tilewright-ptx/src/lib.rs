@@ -14,7 +14,6 @@
 
 pub mod build;
 mod decimal;
-mod forms;
 pub mod ir;
 pub mod isa;
 pub mod mutate;

@@ -7,8 +7,7 @@ mod spelling;
 
 use crate::{
     decimal,
-    forms::Forms,
-    ir::{Block, Condition, Inst, Kernel, Operand, ParamKind, Reg, Register, Stmt},
+    ir::{Block, Condition, Forms, Inst, Kernel, Operand, ParamKind, Reg, Register, Stmt},
     isa::{Op, types::Class},
     verify::Invalid,
 };

@@ -12,8 +12,7 @@
 //!    `setmaxnreg.dec` is taken to be executed by one warpgroup, and the largest `setmaxnreg.inc` by all others.
 
 use crate::{
-    forms::Forms,
-    ir::{Block, Inst, Kernel, Operand, Reg, Register, Stmt},
+    ir::{Block, Forms, Inst, Kernel, Operand, Reg, Register, Stmt},
     isa::{Op, Slot, copies::CopyOp, matrix::MatrixOp, memory::MemoryOp, sync::SyncOp, types::Class},
     register_set::RegisterSet,
 };

@@ -38,7 +38,6 @@ mod order;
 mod rng;
 mod shadow;
 mod slots;
-mod sync;
 pub mod tensor;
 mod traffic;
 mod warp;
