@@ -53,7 +53,6 @@ mod row_writer;
 mod sample;
 mod short_list;
 mod top_k;
-mod weight_buckets;
 mod weight_rule;
 mod weights;
 

@@ -11,8 +11,8 @@
 use super::{
     candidates::{Candidates, LIST_CAPACITY, ListedElement, NARROW_BITS},
     mass::{Number, key, leading_zeros, of_key},
+    row_histogram::WeightBuckets,
     row_stats::RowStats,
-    weight_buckets::WeightBuckets,
     weights::Weights,
 };
 use tilewright_ptx::build::{Value, Var};
