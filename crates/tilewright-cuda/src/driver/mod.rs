@@ -15,7 +15,6 @@
 
 mod buffer;
 mod capture;
-mod capture_status;
 mod context;
 mod cublaslt;
 mod current;
