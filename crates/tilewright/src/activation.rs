@@ -4,10 +4,8 @@
 //! Activation and product are computed in f32 and rounded once.
 
 use crate::{
-    Backend, Operator, Result, View, ViewMut,
-    operator::{TensorRef, TensorVisitor, dispatch},
-    rows::check_rows,
-    tensor::{check_computable, check_shape},
+    Backend, Operator, Result, TensorRef, TensorVisitor, View, ViewMut, check_computable, check_rows,
+    check_shape, dispatch,
 };
 
 /// The function that is applied to the gate.

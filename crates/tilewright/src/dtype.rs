@@ -1,9 +1,6 @@
 //! Element types, and the trait that converts them to and from f32.
 
-use crate::{
-    float8::{E4m3, E5m2},
-    tensor::{Data, DataMut},
-};
+use crate::{Data, DataMut, E4m3, E5m2};
 use half::{bf16, f16};
 use std::fmt;
 

@@ -3,10 +3,8 @@
 //! Both compute in f32 and round once. Norms, activations and rotary embeddings have their own operators.
 
 use crate::{
-    Backend, Dtype, Operator, Result, View, ViewMut,
-    operator::{TensorRef, TensorVisitor, dispatch},
-    rows::check_rows,
-    tensor::{check_computable, check_dtype, check_shape},
+    Backend, Dtype, Operator, Result, TensorRef, TensorVisitor, View, ViewMut, check_computable, check_dtype,
+    check_rows, check_shape, dispatch,
 };
 
 /// A function of one element.

@@ -3,10 +3,8 @@
 //! `out[i] = table[ids[i]]`, each element rounded to nearest even in the dtype of `out`.
 
 use crate::{
-    Backend, Error, Operator, Result, View, ViewMut,
-    operator::{TensorRef, TensorVisitor, dispatch},
-    rows::check_rows,
-    tensor::{Indices, check_computable, check_shape},
+    Backend, Error, Indices, Operator, Result, TensorRef, TensorVisitor, View, ViewMut, check_computable,
+    check_rows, check_shape, dispatch,
 };
 
 /// The arguments of a row gather.

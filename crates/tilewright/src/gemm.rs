@@ -10,10 +10,8 @@ pub use packed::{
 pub(crate) use packed::{INT4_INPUTS, TILE_FEATURES, TILE_PANELS, TileMut};
 
 use crate::{
-    Backend, Dtype, Error, Operator, Result, View, ViewMut,
-    operator::{TensorRef, TensorVisitor, dispatch, shape_name},
-    rows::check_rows,
-    tensor::{check_computable, check_shape},
+    Backend, Dtype, Error, Operator, Result, TensorRef, TensorVisitor, View, ViewMut, check_computable,
+    check_rows, check_shape, dispatch, operator::shape_name,
 };
 
 /// The arguments of a linear layer, `out = x · weightᵀ + bias`, accumulated in f32.

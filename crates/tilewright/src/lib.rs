@@ -36,7 +36,9 @@ pub mod sampling;
 pub mod svg_canvas;
 pub mod tensor;
 
-pub use attention::{Attention, Batch, HeadDim, Heads, Mask, Output, Plan, Problem, Workspace};
+pub use attention::{
+    Attention, Batch, Capacity, HeadDim, Heads, Mask, Output, Plan, Problem, Split, Workspace,
+};
 pub use backend::{Backend, Opaque, RecordedGraph};
 pub use cpu::Cpu;
 pub use dtype::{Dtype, Element};
@@ -45,4 +47,12 @@ pub use float8::{E4m3, E5m2};
 pub use kv::{KvCache, KvCacheMut, KvLayout, KvScales, PageTable, QuantizedCache, Scale};
 pub use operator::Operator;
 pub use roofline::{Estimate, Roofline};
-pub use tensor::{View, ViewMut};
+pub use sampling::SamplingParams;
+pub use tensor::{Buffer, DeviceMemory, Indices, View, ViewMut};
+
+use operator::{TensorRef, TensorVisitor, dispatch};
+use rows::{Rows, check_rows, rows_mut, widen, widen_row};
+use sampling::Scores;
+use tensor::{
+    Data, DataMut, DeviceAddress, IndicesMut, check_computable, check_dtype, check_shape, with_computable,
+};

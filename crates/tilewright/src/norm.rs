@@ -6,10 +6,8 @@
 //! The last axis is `hidden` for a norm of rows and `head_dim` for a per-head norm.
 
 use crate::{
-    Backend, Dtype, Element, Operator, Result, View, ViewMut,
-    operator::{TensorRef, TensorVisitor, dispatch},
-    rows::check_rows,
-    tensor::{check_computable, check_dtype, check_shape, with_computable},
+    Backend, Dtype, Element, Operator, Result, TensorRef, TensorVisitor, View, ViewMut, check_computable,
+    check_dtype, check_rows, check_shape, dispatch, with_computable,
 };
 
 /// The weight of a norm: `[hidden]` f32, f16 or bf16 of any stride, and an offset that is added to each element.

@@ -9,10 +9,8 @@
 //! per 1 x 128 block (DeepSeek-V3).
 
 use crate::{
-    Backend, Dtype, Operator, Result, View, ViewMut,
-    operator::{TensorRef, TensorVisitor, dispatch},
-    rows::check_rows,
-    tensor::{check_computable, check_dtype, check_shape},
+    Backend, Dtype, Operator, Result, TensorRef, TensorVisitor, View, ViewMut, check_computable, check_dtype,
+    check_rows, check_shape, dispatch,
 };
 
 /// The supported group sizes: powers of two, whose groups are reduced within a warp.

@@ -1,11 +1,7 @@
 //! Tensors of a run: latent queries and caches, and the validated inputs of a backend.
 
 use super::{Problem, variant::ExpressionVariant};
-use crate::{
-    View,
-    backend::Opaque,
-    kv::{KvScales, KvStrides, Scale},
-};
+use crate::{KvScales, Opaque, Scale, View, kv::KvStrides};
 
 /// Queries of latent attention, in the two parts that models compute.
 #[derive(Debug, Clone, Copy)]

@@ -8,10 +8,7 @@ use super::{
     batch::Index,
     requests::{Segment, ones},
 };
-use crate::{
-    Dtype, Error, Result, View,
-    tensor::{DeviceAddress, check_dtype},
-};
+use crate::{DeviceAddress, Dtype, Error, Result, View, check_dtype};
 use std::{fmt, ops::Range};
 
 /// The keys visible to a query row. A mask selects keys; it is never added to logits.

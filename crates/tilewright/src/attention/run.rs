@@ -5,10 +5,9 @@ use super::{
     Variant, requests::KvSource,
 };
 use crate::{
-    Backend, Dtype, Error, Operator, Result, View,
-    kv::{KvCache, KvScales, KvStrides, QuantizedCache, Scale, layout::KvShape},
-    operator::{TensorRef, TensorVisitor, dispatch},
-    tensor::{check_dtype, check_shape},
+    Backend, Dtype, Error, KvCache, KvScales, Operator, QuantizedCache, Result, Scale, TensorRef,
+    TensorVisitor, View, check_dtype, check_shape, dispatch,
+    kv::{KvStrides, layout::KvShape},
 };
 
 const OPERATOR: &str = "attention.run";

@@ -1,10 +1,7 @@
 //! Attention of a single request over dense tensors, as a batch of one.
 
 use super::{Attention, Batch, Output};
-use crate::{
-    Backend, Result, View, ViewMut,
-    kv::{KvCache, KvLayout},
-};
+use crate::{Backend, KvCache, KvLayout, Result, View, ViewMut};
 
 impl<B: Backend> Attention<B> {
     /// Plans and runs one request.

@@ -13,9 +13,8 @@
 //! The empty state `o = 0, lse = -inf` is the identity.
 
 use crate::{
-    Backend, Dtype, Operator, Result, View, ViewMut,
-    operator::{TensorRef, TensorVisitor, dispatch},
-    tensor::{check_computable, check_dtype, check_shape},
+    Backend, Dtype, Operator, Result, TensorRef, TensorVisitor, View, ViewMut, check_computable, check_dtype,
+    check_shape, dispatch,
 };
 
 /// Converts base-2 LSE to natural LSE.

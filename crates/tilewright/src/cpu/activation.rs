@@ -2,10 +2,9 @@
 //! `1 + erf` cancel.
 
 use crate::{
-    Cpu, Element,
+    Cpu, Element, Rows,
     activation::{Activation, GatedActivation},
-    rows::{Rows, rows_mut},
-    tensor::with_computable,
+    rows_mut, with_computable,
 };
 use std::f32::consts::FRAC_1_SQRT_2;
 

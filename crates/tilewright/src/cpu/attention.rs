@@ -3,21 +3,16 @@
 use super::{
     Cpu,
     simd::{
-        attend::Worker,
-        bf16::{self, Bf16Mma},
-        context::{self, AttentionParams, KV_TOKENS, ScratchLayout},
-        hooks::{Hooks, vectorize},
-        merge::merge_partials,
-        shared::{Shared, SharedRows},
+        AttentionParams, Bf16Mma, Hooks, KV_TOKENS, ScratchLayout, Shared, SharedRows, Worker, bf16, context,
+        hooks::vectorize, merge::merge_partials,
     },
 };
 use crate::{
-    Error, Result, ViewMut,
+    Error, Opaque, Problem, Result, ViewMut,
     attention::{
-        AttentionRun, Problem, StateMerge, Tiling,
+        AttentionRun, StateMerge, Tiling,
         variant::{ExpressionVariant, Variant},
     },
-    backend::Opaque,
 };
 use std::sync::Arc;
 

@@ -1,10 +1,9 @@
 //! CPU elementwise operators.
 
 use crate::{
-    Cpu, Element,
+    Cpu, Element, Rows,
     elementwise::{ElementFunction, ElementwiseMap, ResidualSum},
-    rows::{Rows, rows_mut},
-    tensor::with_computable,
+    rows_mut, with_computable,
 };
 
 pub(super) fn map_in_place(cpu: &Cpu, operator: ElementwiseMap<'_>) {

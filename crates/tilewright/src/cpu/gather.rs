@@ -1,11 +1,6 @@
 //! CPU row gather: copies table rows selected by index.
 
-use crate::{
-    Cpu, Element,
-    gather::RowGather,
-    rows::{Rows, rows_mut},
-    tensor::with_computable,
-};
+use crate::{Cpu, Element, Rows, gather::RowGather, rows_mut, with_computable};
 
 pub(super) fn gather_rows(cpu: &Cpu, operator: RowGather<'_>) {
     let RowGather { table, ids, out } = operator;

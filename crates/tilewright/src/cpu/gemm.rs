@@ -11,18 +11,12 @@ pub(super) use packed::{gated_linear, packed_linear};
 
 use super::{
     Cpu,
-    simd::{
-        matmul::{GemmParams, PANEL, Panel, WeightRef},
-        products::{BLOCK_ROWS, MULTIPLY_SCRATCH},
-        shared::Shared,
-    },
+    simd::{BLOCK_ROWS, GemmParams, MULTIPLY_SCRATCH, PANEL, Panel, Shared, WeightRef},
 };
 use crate::{
-    Dtype, View, ViewMut,
+    DataMut, Dtype, Rows, View, ViewMut,
     gemm::{LinearLayer, SegmentGemm},
-    rows::{Rows, rows_mut, widen},
-    tensor::DataMut,
-    tensor::with_computable,
+    rows_mut, widen, with_computable,
 };
 use std::cell::RefCell;
 

@@ -22,12 +22,11 @@ pub use simd::avx512::convert_e4m3;
 pub use trial::Trial;
 
 use crate::{
-    Backend, Error, Result, View,
+    Backend, Error, Opaque, Problem, Result, View,
     attention::{
-        AttentionRun, Problem, Tiling,
+        AttentionRun, Tiling,
         variant::{ExpressionVariant, Variant},
     },
-    backend::Opaque,
     gemm::{PackedMatrix, WeightFormat},
     operator::on_host,
 };

@@ -3,9 +3,7 @@
 use crate::{
     Cpu, Element, View,
     norm::{LayerNorm, RmsNorm, widened},
-    rows::{rows_mut, widen, widen_row},
-    tensor::with_computable,
-    with_dtype,
+    rows_mut, widen, widen_row, with_computable, with_dtype,
 };
 
 /// Partial sums of a row, for vectorization and accuracy. A constant, because it affects the bits of the result.

@@ -1,11 +1,6 @@
 //! CPU quantization with a scale per group.
 
-use crate::{
-    Cpu, E4m3, E5m2, Element,
-    quantization::GroupQuantization,
-    rows::{Rows, rows_mut},
-    tensor::with_computable,
-};
+use crate::{Cpu, E4m3, E5m2, Element, Rows, quantization::GroupQuantization, rows_mut, with_computable};
 
 pub(super) fn quantize_groups(cpu: &Cpu, mut operator: GroupQuantization<'_>) {
     match operator.out.dtype() {

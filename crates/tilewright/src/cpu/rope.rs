@@ -1,11 +1,9 @@
 //! CPU rotary embedding: one row of cosines and sines per token, shared by its heads.
 
 use crate::{
-    Cpu, Element, View, ViewMut,
+    Cpu, Element, Rows, View, ViewMut,
     rope::{Rope, RopeAngles, RopeRest, RopeRotation, RopeStyle, fill_row},
-    rows::{Rows, rows_mut, widen_row},
-    tensor::with_computable,
-    with_dtype,
+    rows_mut, widen_row, with_computable, with_dtype,
 };
 
 pub(super) fn rope(cpu: &Cpu, operator: RopeRotation<'_>) {

@@ -15,13 +15,12 @@ pub(super) use top_k::{top_k, top_k_transform};
 
 use super::threshold::{search, ties_within};
 use crate::{
-    Cpu, Dtype, Element, Error, Operator, ViewMut,
-    rows::{Rows, rows_mut, widen, widen_row},
+    Cpu, Dtype, Element, Error, Operator, Rows, SamplingParams, Scores, ViewMut, rows_mut,
     sampling::{
-        Filter, FilterOrder, SamplingDistribution, SamplingParams, ScoreFilter, Scores, TensorDistribution,
-        TensorSampling, TensorTopKMask, TokenSampling, TopKTies, rng::uniform,
+        Filter, FilterOrder, SamplingDistribution, ScoreFilter, TensorDistribution, TensorSampling,
+        TensorTopKMask, TokenSampling, TopKTies, rng::uniform,
     },
-    tensor::with_computable,
+    widen, widen_row, with_computable,
 };
 
 /// Partial sums and maxima. The number affects the bits of the result.

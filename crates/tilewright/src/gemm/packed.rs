@@ -11,11 +11,10 @@
 //! inputs to bf16 and scale the sum of each group, in products of any number of rows.
 
 use crate::{
-    Backend, Dtype, Element, Error, Result, View, ViewMut,
+    Backend, Dtype, Element, Error, Operator, Result, TensorRef, TensorVisitor, View, ViewMut,
     activation::Activation,
-    operator::{Operator, TensorRef, TensorVisitor, dispatch, shape_name, tensor_bytes},
-    rows::check_rows,
-    tensor::{check_computable, check_shape},
+    check_computable, check_rows, check_shape, dispatch,
+    operator::{shape_name, tensor_bytes},
 };
 use bytemuck::{Pod, allocation::try_zeroed_vec};
 use half::{bf16, f16};

@@ -1,16 +1,15 @@
 //! Appends new keys and values to a paged KV cache, quantizing where the cache has scales.
 
 use crate::{
-    Backend, Operator, Result, View, ViewMut,
+    Backend, Operator, Result, TensorRef, TensorVisitor, View, ViewMut,
     attention::Index,
+    check_shape, dispatch,
     kv::{
         AppendPlan, AppendSlots, KvCacheMut, KvLayout, PageTable, Scale, ScaleMut, SlotArrays, Slots,
         layout::{KvShape, KvStrides},
         scales::check_page_shape,
         slots::TokenSlots,
     },
-    operator::{TensorRef, TensorVisitor, dispatch},
-    tensor::check_shape,
 };
 
 /// New tokens of any dtype, and their requests and positions.

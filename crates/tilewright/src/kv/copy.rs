@@ -1,9 +1,6 @@
 //! Page copies within a pool (copy-on-write): for requests that continue from a partially filled shared page.
 
-use crate::{
-    Backend, Operator, Result, ViewMut,
-    operator::{TensorRef, TensorVisitor},
-};
+use crate::{Backend, Operator, Result, TensorRef, TensorVisitor, ViewMut};
 
 /// The arguments of [`copy_pages`].
 #[derive(Debug)]

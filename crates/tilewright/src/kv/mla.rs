@@ -2,14 +2,13 @@
 //! token, shared by all heads.
 
 use crate::{
-    Backend, Operator, Result, View, ViewMut,
+    Backend, Operator, Result, View, ViewMut, check_shape,
     kv::{
         AppendSlots, PageTable, Scale, ScaleMut, SlotArrays, Slots,
         append::{KvAppend, check_positions},
         layout::KvStrides,
         slots::TokenSlots,
     },
-    tensor::check_shape,
 };
 
 const OPERATOR: &str = "kv.append_paged_mla_kv_cache";

@@ -3,11 +3,7 @@
 //! Copying 250,000 indices takes longer than the rest of planning. Shared indices are only range-checked. The tables of cascade
 //! levels follow that of the requests in one list, and each of them may be on the device.
 
-use crate::{
-    Error, Result,
-    attention::Index,
-    tensor::{DeviceAddress, Indices},
-};
+use crate::{DeviceAddress, Error, Indices, Result, attention::Index};
 use std::{fmt, ops::Deref, sync::Arc};
 
 /// Page indices of a table, on the host or on a device. Values on a device are not read by the host: the caller guarantees

@@ -1,15 +1,13 @@
 //! The operators between the projections and attention in one: norms of heads, RoPE, and the append of keys and values.
 
 use crate::{
-    Backend, Operator, Result, View, ViewMut,
+    Backend, Indices, Operator, Result, TensorRef, TensorVisitor, View, ViewMut,
     kv::{
         AppendPlan, KvCacheMut, KvLayout, KvStrides, Scale, ScaleMut,
         append::{NewKv, QuantizedCacheMut, append_planned, check_planned},
     },
     norm::{RmsNorm, check_norm},
-    operator::{TensorRef, TensorVisitor},
     rope::{RopeAngles, RopeRotation, check_rotation},
-    tensor::Indices,
 };
 
 /// RMSNorms of the heads of queries and keys.

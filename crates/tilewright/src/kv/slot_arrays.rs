@@ -6,10 +6,9 @@
 //! tokens must have distinct slots: otherwise the slot holds one of them.
 
 use crate::{
-    Result,
+    Indices, Result, TensorRef, TensorVisitor,
     kv::{PageTable, Slots, append::check_positions, slots::TokenSlots},
-    operator::{TensorRef, TensorVisitor},
-    tensor::{Indices, Integers},
+    tensor::Integers,
 };
 
 /// Index arrays that map new tokens to slots.

@@ -2,8 +2,7 @@
 
 use super::page_table::CheckedPageTable;
 use crate::{
-    Error, Result,
-    backend::Opaque,
+    Error, Opaque, Result,
     kv::{AppendPlan, PageTable},
 };
 use std::collections::BTreeMap;

@@ -14,10 +14,8 @@ pub use frequencies::{Rope, RopeScaling, RopeStyle};
 pub use positions::Positions;
 
 use crate::{
-    Backend, Dtype, Error, Operator, Result, View, ViewMut,
-    operator::{TensorRef, TensorVisitor, dispatch},
-    rows::check_rows,
-    tensor::{Indices, check_computable, check_dtype, check_shape},
+    Backend, Dtype, Error, Indices, Operator, Result, TensorRef, TensorVisitor, View, ViewMut,
+    check_computable, check_dtype, check_rows, check_shape, dispatch,
 };
 
 /// The angles of a rotary embedding.

@@ -9,10 +9,8 @@ use super::{
     filter::{check_matrix, check_per_row},
 };
 use crate::{
-    Backend, Operator, Result, View, ViewMut,
-    operator::{TensorRef, TensorVisitor, dispatch},
-    rows::check_rows,
-    tensor::{check_computable, check_shape},
+    Backend, Operator, Result, TensorRef, TensorVisitor, View, ViewMut, check_computable, check_rows,
+    check_shape, dispatch,
 };
 
 /// A token, or the row's error: NaN, +inf, a negative probability, or no token with positive probability.

@@ -3,11 +3,7 @@
 //! `logits` is `[rows, vocab]` of any dtype with stride 1 along the last axis. Rows are edited independently.
 
 use super::{History, Penalties, filter::check_matrix};
-use crate::{
-    Backend, Error, Operator, Result, ViewMut,
-    operator::{TensorRef, TensorVisitor, dispatch},
-    tensor::Indices,
-};
+use crate::{Backend, Error, Indices, Operator, Result, TensorRef, TensorVisitor, ViewMut, dispatch};
 
 /// An edit with its arguments for all rows.
 #[derive(Debug, Clone, Copy)]

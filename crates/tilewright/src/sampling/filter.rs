@@ -4,10 +4,8 @@
 
 use super::params::{temperature_problem, top_k_problem, top_p_problem};
 use crate::{
-    Backend, Error, Operator, Result, View, ViewMut,
-    operator::{TensorRef, TensorVisitor, dispatch},
-    rows::check_rows,
-    tensor::{check_computable, check_dtype, check_shape},
+    Backend, Error, Operator, Result, TensorRef, TensorVisitor, View, ViewMut, check_computable, check_dtype,
+    check_rows, check_shape, dispatch,
 };
 
 /// A filter with one parameter per row.

@@ -5,10 +5,7 @@ use super::{
     draw::check_params,
     filter::{check_matrix, check_per_row},
 };
-use crate::{
-    Backend, Operator, Result, View,
-    operator::{TensorRef, TensorVisitor, dispatch},
-};
+use crate::{Backend, Operator, Result, TensorRef, TensorVisitor, View, dispatch};
 
 /// The logprobs requested for one row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -10,10 +10,8 @@
 
 use super::{SamplingParams, Scores, draw::check_params};
 use crate::{
-    Backend, Operator, Result, View,
-    operator::{TensorRef, TensorVisitor, dispatch},
-    rows::check_rows,
-    tensor::{Indices, check_computable, check_shape},
+    Backend, Indices, Operator, Result, TensorRef, TensorVisitor, View, check_computable, check_rows,
+    check_shape, dispatch,
 };
 
 pub(super) const OPERATOR: &str = "sampling.chain_speculative_sampling";

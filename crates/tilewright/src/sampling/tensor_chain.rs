@@ -6,11 +6,7 @@ use super::{
     Scores, TensorParams,
     speculative::{OPERATOR, check_ids, check_target, target_name},
 };
-use crate::{
-    Operator, Result, View,
-    operator::{TensorRef, TensorVisitor, dispatch},
-    tensor::{Indices, IndicesMut},
-};
+use crate::{Indices, IndicesMut, Operator, Result, TensorRef, TensorVisitor, View, dispatch};
 
 /// Verifies drafted tokens, as [`chain_speculative_sampling`](super::chain_speculative_sampling) does: equal parameters give equal
 /// tokens. The tokens of a request that fails are all -1, and its counts are 0.

@@ -2,10 +2,8 @@
 
 use super::{FilterOrder, SamplingParams, Scores, Stream, TopKTies};
 use crate::{
-    Dtype, Error, Result, View,
-    operator::{TensorRef, TensorVisitor},
-    rows::check_rows,
-    tensor::{Indices, Integers, check_dtype, check_shape},
+    Dtype, Error, Indices, Result, TensorRef, TensorVisitor, View, check_dtype, check_rows, check_shape,
+    tensor::Integers,
 };
 
 /// A parameter of all tokens: one value, or a tensor.

@@ -9,10 +9,8 @@ use super::{
     filter::{check_matrix, check_pair},
 };
 use crate::{
-    Dtype, Error, Operator, Result, View, ViewMut,
-    operator::{TensorRef, TensorVisitor, dispatch},
-    rows::check_rows,
-    tensor::{Indices, IndicesMut, check_dtype, check_shape},
+    Dtype, Error, Indices, IndicesMut, Operator, Result, TensorRef, TensorVisitor, View, ViewMut,
+    check_dtype, check_rows, check_shape, dispatch,
 };
 
 /// Draws a token per element of `tokens`, as [`sample`](super::sample) and

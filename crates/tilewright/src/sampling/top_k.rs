@@ -2,10 +2,8 @@
 
 use super::filter::check_matrix;
 use crate::{
-    Backend, Operator, Result, View, ViewMut,
-    operator::{TensorRef, TensorVisitor, dispatch},
-    rows::check_rows,
-    tensor::{IndicesMut, check_dtype, check_shape},
+    Backend, IndicesMut, Operator, Result, TensorRef, TensorVisitor, View, ViewMut, check_dtype, check_rows,
+    check_shape, dispatch,
 };
 
 /// The tie rule for equal scores.

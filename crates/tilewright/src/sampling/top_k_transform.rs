@@ -2,11 +2,7 @@
 //! stage of sparse attention.
 
 use super::{TieBreak, filter::check_matrix};
-use crate::{
-    Operator, Result, View,
-    operator::{TensorRef, TensorVisitor, dispatch},
-    tensor::{Indices, IndicesMut},
-};
+use crate::{Indices, IndicesMut, Operator, Result, TensorRef, TensorVisitor, View, dispatch};
 
 /// The meaning of the index `i` of a score in the window of its row.
 #[derive(Debug)]

@@ -3,12 +3,7 @@
 use super::{Blocks, F32Rows, in_f32, with_scratch};
 use crate::{
     Cpu, Dtype, View,
-    cpu::simd::{
-        Isa,
-        bf16::Bf16Mma,
-        panels::TILE_ROWS,
-        products::{BLOCK_SCRATCH, Product, ProductInput, RoundedRows},
-    },
+    cpu::simd::{BLOCK_SCRATCH, Bf16Mma, Isa, Product, ProductInput, RoundedRows, TILE_ROWS},
     gemm::{GatedLinear, PackedLinear},
 };
 

@@ -1,8 +1,7 @@
 //! CPU logit edits: reads and writes only the tokens that an edit names.
 
 use crate::{
-    Cpu, Element,
-    rows::rows_mut,
+    Cpu, Element, rows_mut,
     sampling::{Bias, History, LogitsEdit, LogitsEditing, Penalties, TokenBitmask},
     with_dtype,
 };

@@ -2,9 +2,9 @@
 
 use super::{compute_weights, largest_logit, mass, top_k::largest};
 use crate::{
-    Cpu, Error, Operator, Result,
-    rows::{widen, widen_row},
-    sampling::{Choice, LogprobQuery, Logprobs, SamplingParams, Scores, TieBreak, TokenLogprob, TopK},
+    Cpu, Error, Operator, Result, SamplingParams, Scores,
+    sampling::{Choice, LogprobQuery, Logprobs, TieBreak, TokenLogprob, TopK},
+    widen, widen_row,
 };
 
 pub(in crate::cpu) fn logprobs(cpu: &Cpu, operator: LogprobQuery<'_>) {

@@ -2,12 +2,9 @@
 
 use super::{check_probs, compute_weights, draw, mass};
 use crate::{
-    Cpu, Error, Operator,
-    rows::widen_row,
-    sampling::{
-        ChainCounts, ChainOutput, ChainVerification, Drafts, SamplingParams, Scores, TensorChain,
-        rng::speculative_pair,
-    },
+    Cpu, Error, Operator, SamplingParams, Scores,
+    sampling::{ChainCounts, ChainOutput, ChainVerification, Drafts, TensorChain, rng::speculative_pair},
+    widen_row,
 };
 
 pub(in crate::cpu) fn chain_speculative_sampling(cpu: &Cpu, operator: ChainVerification<'_>) {

@@ -2,11 +2,9 @@
 
 use super::{search, ties_within};
 use crate::{
-    Cpu, Element,
-    rows::{Rows, rows_mut, widen},
+    Cpu, Element, Indices, IndicesMut, Rows, rows_mut,
     sampling::{IndexMapping, PageMapping, TieBreak, TopK, TopKSelection, TopKTransform},
-    tensor::{Indices, IndicesMut},
-    with_dtype,
+    widen, with_dtype,
 };
 use std::cmp::Ordering;
 

@@ -1,16 +1,10 @@
 //! Parameters of one attention call, layout of a worker's scratch, and the rows and KV locations of a work item.
 
-use super::{
-    Simd,
-    bf16::{self, Bf16Mma},
-    hooks::{HookSet, Hooks},
-    shared::{Shared, SharedRows},
-};
+use super::{Bf16Mma, HookSet, Hooks, Shared, SharedRows, Simd, bf16};
 use crate::{
-    HeadDim,
-    attention::{Inputs, KvSource, KvTensor, Plan, Segment, WorkItem, variant::QueryRow},
+    Data, HeadDim, Plan,
+    attention::{Inputs, KvSource, KvTensor, Segment, WorkItem, variant::QueryRow},
     cpu::Isa,
-    tensor::Data,
 };
 use std::ops::Range;
 

@@ -1,10 +1,7 @@
 //! Gathers rows of Q, K and V of any dtype into dense f32 matrices, row-major or transposed.
 
 use super::{ColumnSink, Simd, Task, tile::Matrix};
-use crate::{
-    E4m3, E5m2, Element,
-    tensor::{Data, each_data},
-};
+use crate::{Data, E4m3, E5m2, Element, tensor::each_data};
 use half::{bf16, f16};
 use std::marker::PhantomData;
 

@@ -47,6 +47,22 @@ mod softmax;
 pub(crate) mod team;
 mod tile;
 
+pub(crate) use attend::Worker;
+use bf16::STRIP;
+pub(crate) use bf16::{Bf16Mma, Int4Tile};
+pub(crate) use context::{ALIGN, AttentionParams, KV_TOKENS, ScratchLayout};
+use context::{ItemContext, KvLocation};
+pub(crate) use hooks::{HookSet, Hooks, ValuesAt};
+pub(crate) use matmul::{GemmParams, PANEL, Panel, WeightRef};
+use panel_formats::{Bf16Panel, F16Panel, F32Panel, Int4Panel, Int8Panel, PanelFormat};
+pub(crate) use panels::{TILE_ROWS, TileRef, TileSums, TileTask};
+pub(crate) use products::{BLOCK_ROWS, BLOCK_SCRATCH, MULTIPLY_SCRATCH, Product, ProductInput, RoundedRows};
+use pv::PvProduct;
+pub(crate) use shared::{Shared, SharedRows};
+use softmax::SoftmaxRow;
+use tile::MatrixProduct;
+pub(crate) use tile::{KvRows, Matrix, ProductShape, RhsMatrix};
+
 use lanes::{InterpretCall, InterpretOutput, turns_fused};
 use std::fmt;
 
@@ -83,7 +99,7 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Self::Avx512 => avx512::Avx512::new().is_some(),
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512Bf16 | Self::Amx => bf16::Bf16Mma::new(self).is_some(),
+            Self::Avx512Bf16 | Self::Amx => Bf16Mma::new(self).is_some(),
             #[cfg(not(target_arch = "x86_64"))]
             _ => false,
         }

@@ -4,9 +4,8 @@
 //! and are then added to the result: the order of [`super::matmul`], so the bits do not depend on the number of rows.
 
 use super::{
-    Simd, Task,
-    matmul::DEPTH,
-    panel_formats::{Bf16Panel, F16Panel, F32Panel, Int4Panel, Int8Panel, PanelFormat, with_format},
+    Bf16Panel, F16Panel, F32Panel, Int4Panel, Int8Panel, PanelFormat, Simd, Task, matmul::DEPTH,
+    panel_formats::with_format,
 };
 use crate::{
     Dtype,

@@ -5,18 +5,14 @@
 //! products.
 
 use super::{
-    Isa,
-    bf16::{Bf16Mma, Int4Tile},
-    matmul::{DEPTH, GemmParams, PANEL, Panel, WeightRef},
-    panels::{TILE_ROWS, TileRef, TileSums, TileTask},
-    shared::Shared,
+    Bf16Mma, GemmParams, Int4Tile, Isa, PANEL, Panel, Shared, TILE_ROWS, TileRef, TileSums, TileTask,
+    WeightRef, matmul::DEPTH,
 };
 use crate::{
-    ViewMut,
+    DataMut, ViewMut,
     activation::Activation,
     cpu::activation::activate,
     gemm::{GROUP, PackedWeight, TILE_FEATURES, WeightFormat},
-    tensor::DataMut,
 };
 use half::bf16;
 use std::ops::Range;

@@ -1,9 +1,6 @@
 //! The P·V product `o += weights · values`, restricted to the visible keys of each row.
 
-use super::{
-    Simd, Task,
-    tile::{self, Matrix, ProductShape, RhsMatrix},
-};
+use super::{Matrix, ProductShape, RhsMatrix, Simd, Task, tile};
 use std::ops::Range;
 
 /// `o += weights · values` over the visible keys of each row.

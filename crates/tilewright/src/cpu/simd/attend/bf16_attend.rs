@@ -1,12 +1,7 @@
 //! Attention over bf16 tiles of keys and values: strips of 32 rows, with the products of [`bf16`](super::super::bf16).
 
 use super::{KvTile, QueryTile, RowStrip, f32_attend::rescale};
-use crate::cpu::simd::{
-    Simd,
-    bf16::{Bf16Mma, DEPTH, STRIP},
-    context::{ALIGN, KV_TOKENS},
-    tile::{Matrix, ProductShape},
-};
+use crate::cpu::simd::{ALIGN, Bf16Mma, KV_TOKENS, Matrix, ProductShape, STRIP, Simd, bf16::DEPTH};
 use half::bf16;
 
 impl QueryTile<'_, '_> {

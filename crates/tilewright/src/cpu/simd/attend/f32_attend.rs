@@ -4,12 +4,7 @@
 use super::{KvTile, QueryTile, RowStrip};
 use crate::{
     cpu::simd::{
-        Simd,
-        context::{ALIGN, KV_TOKENS},
-        gather,
-        hooks::ValuesAt,
-        pv::PvProduct,
-        tile::{KvRows, Matrix, MatrixProduct, ProductShape},
+        ALIGN, KV_TOKENS, KvRows, Matrix, MatrixProduct, ProductShape, PvProduct, Simd, ValuesAt, gather,
     },
     tensor::{Data, each_data},
 };

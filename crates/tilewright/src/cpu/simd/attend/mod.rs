@@ -32,11 +32,8 @@ mod bf16_attend;
 mod f32_attend;
 
 use super::{
-    Simd, Task,
-    bf16::{self, Bf16Mma, STRIP},
-    context::{ALIGN, AttentionParams, ItemContext, KV_TOKENS, KvLocation, ScratchLayout},
-    epilogue, gather,
-    softmax::SoftmaxRow,
+    ALIGN, AttentionParams, Bf16Mma, ItemContext, KV_TOKENS, KvLocation, STRIP, ScratchLayout, Simd,
+    SoftmaxRow, Task, bf16, epilogue, gather,
 };
 use crate::attention::{WorkItem, variant::QueryRow};
 use std::ops::Range;

@@ -13,10 +13,7 @@ use super::{
     vdpbf16::{Avx512Bf16, dot},
 };
 use crate::{
-    cpu::simd::{
-        panel_formats::{Int4Panel, PanelFormat},
-        panels::{TILE_ROWS, TileRef},
-    },
+    cpu::simd::{Int4Panel, PanelFormat, TILE_ROWS, TileRef},
     gemm::{GROUP, INT4_INPUTS, PANEL_FEATURES, TILE_FEATURES, TILE_PANELS},
 };
 use half::bf16;

@@ -30,16 +30,10 @@ use unsupported as amx;
 #[cfg(not(target_arch = "x86_64"))]
 use unsupported as vdpbf16;
 
-use super::{
-    ColumnSink, Isa, Simd,
-    hooks::HookSet,
-    panels::{TileRef, TileSums},
-    tile::{Matrix, ProductShape},
-};
+use super::{ColumnSink, HookSet, Isa, Matrix, ProductShape, Simd, TileRef, TileSums};
 use crate::{
-    Dtype, Problem,
-    attention::{Inputs, Plan, Split},
-    tensor::{Data, View},
+    Data, Dtype, Plan, Problem, View,
+    attention::{Inputs, Split},
 };
 use half::bf16;
 use std::marker::PhantomData;

@@ -3,10 +3,7 @@
 use super::DEPTH;
 use crate::{
     E4m3, E5m2, Element,
-    cpu::simd::{
-        avx512::Avx512,
-        tile::{Matrix, ProductShape},
-    },
+    cpu::simd::{Matrix, ProductShape, avx512::Avx512},
 };
 use half::bf16;
 use std::arch::x86_64::*;
