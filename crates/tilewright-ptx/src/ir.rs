@@ -3,10 +3,7 @@
 //! [`verify`](crate::verify) lists and checks the invariants. The forms of instructions are built once per kernel: thousands of
 //! instructions share about forty forms.
 
-use crate::isa::{
-    Form, Op,
-    types::{Class, Since},
-};
+use crate::isa::{Class, Form, Op, Since};
 use rustc_hash::FxHashMap;
 use std::{ops::Index, panic::Location};
 

@@ -9,6 +9,8 @@
 //! | [`text`] | the PTX printer |
 //! | [`sim`] | the simulator: executes kernels on the CPU and reports faults |
 //!
+//! The types with which kernels are recorded and launched are also at the root.
+//!
 //! This crate does not depend on attention, on a driver or on a device.
 #![forbid(unsafe_code)]
 
@@ -21,3 +23,12 @@ mod register_set;
 pub mod sim;
 pub mod text;
 pub mod verify;
+
+pub use build::{
+    Arithmetic, Barrier, Bits, Builder, CachePolicy, Compare, Global, GlobalToShared, IntoOperand, LineGuard,
+    Pointer, Shared, Stored, Value, Var, WgmmaLeft, WgmmaOperands,
+};
+pub use ir::Kernel;
+pub use isa::{Access, AtomicOp, Elements, Eviction, Fence, Major, Op, Order, Scope, Shuffle, WarpReduction};
+pub use sim::{Arg, Fault, FaultKind, Launch, Memory, Report, Swizzle, TensorMap};
+pub use verify::Invalid;

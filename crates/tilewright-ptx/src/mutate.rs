@@ -18,14 +18,7 @@ pub(crate) mod hook;
 use crate::{
     ir::{Block, Inst, Kernel, Operand, Stmt},
     isa::{
-        Op, Slot,
-        copies::CopyOp,
-        matrix::MatrixOp,
-        memory::{Access, MemoryOp, Order},
-        pure::{Lanes, PureOp},
-        sync::{MbarrierOp, SyncOp},
-        types::Class,
-        warp::WarpOp,
+        Access, Class, CopyOp, Lanes, MatrixOp, MbarrierOp, MemoryOp, Op, Order, PureOp, Slot, SyncOp, WarpOp,
     },
 };
 use std::{collections::HashMap, fmt};

@@ -7,11 +7,7 @@
 use super::{Builder, IntoOperand, Value};
 use crate::{
     ir::Operand,
-    isa::{
-        Op,
-        pure::PureOp,
-        types::{Bf16x2, Class, F16x2, Scalar},
-    },
+    isa::{Bf16x2, Class, F16x2, Op, PureOp, Scalar},
 };
 use half::{bf16, f16};
 use std::ops;

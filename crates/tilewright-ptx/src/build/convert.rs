@@ -1,10 +1,7 @@
 //! Conversions between types.
 
 use super::{Builder, IntoOperand, Value, arith::methods};
-use crate::isa::{
-    pure::PureOp,
-    types::{Bf16x2, E4m3x2, F16x2},
-};
+use crate::isa::{Bf16x2, E4m3x2, F16x2, PureOp};
 use half::{bf16, f16};
 
 methods! {

@@ -3,11 +3,7 @@
 use super::{Builder, IntoOperand, Shared, Value, Var};
 use crate::{
     ir::{Operand, Reg},
-    isa::{
-        Op,
-        matrix::{Elements, Left, Major, MatrixOp},
-        types::Scalar,
-    },
+    isa::{Elements, Left, Major, MatrixOp, Op, Scalar},
 };
 use std::panic::Location;
 

@@ -4,11 +4,8 @@ use super::{Builder, IntoOperand, Value};
 use crate::{
     ir::Operand,
     isa::{
-        Op,
-        copies::Policy,
-        memory::{Access, AtomicOp, Element, Eviction, MemoryOp, Order, Scope, Space},
-        pure::PureOp,
-        types::{Bf16x2, Class, E4m3x2, F16x2, Scalar},
+        Access, AtomicOp, Bf16x2, Class, E4m3x2, Element, Eviction, F16x2, MemoryOp, Op, Order, Policy,
+        PureOp, Scalar, Scope, Space,
     },
 };
 use half::{bf16, f16};

@@ -10,10 +10,7 @@ use super::{Builder, Value, fold};
 use crate::{
     decimal,
     ir::{Block, Inst, Kernel, Operand, Reg, Register, Stmt},
-    isa::{
-        Op, Slot,
-        types::{Class, Scalar},
-    },
+    isa::{Class, Op, Scalar, Slot},
 };
 use rustc_hash::FxHashMap;
 use std::panic::Location;

@@ -3,11 +3,7 @@
 use super::{Builder, IntoOperand, Shared, Value};
 use crate::{
     ir::Operand,
-    isa::{
-        Op,
-        sync::{Fence, MbarrierOp, Special, SyncOp},
-        types::Scalar,
-    },
+    isa::{Fence, MbarrierOp, Op, Scalar, Special, SyncOp},
 };
 use std::panic::Location;
 

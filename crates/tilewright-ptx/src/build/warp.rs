@@ -3,11 +3,7 @@
 use super::{Builder, IntoOperand, Value};
 use crate::{
     ir::Operand,
-    isa::{
-        Op,
-        types::Scalar,
-        warp::{Shuffle, WarpOp, WarpReduction},
-    },
+    isa::{Op, Scalar, Shuffle, WarpOp, WarpReduction},
 };
 
 impl<T: Scalar> Value<'_, T> {

@@ -1,14 +1,8 @@
 //! The list of all instructions of the language, one entry per form, for exhaustive tests.
 
 use super::{
-    Op,
-    copies::{CopyOp, Policy},
-    matrix::{Elements, Left, Major, MatrixOp},
-    memory::{Access, AtomicOp, Element, Eviction, MemoryOp, Order, Scope, Space},
-    pure::PureOp,
-    sync::{Fence, MbarrierOp, Special, SyncOp},
-    types::Class,
-    warp::{Shuffle, WarpOp, WarpReduction},
+    Access, AtomicOp, Class, CopyOp, Element, Elements, Eviction, Fence, Left, Major, MatrixOp, MbarrierOp,
+    MemoryOp, Op, Order, Policy, PureOp, Scope, Shuffle, Space, Special, SyncOp, WarpOp, WarpReduction,
 };
 
 const SCOPES: [Scope; 4] = [Scope::Cta, Scope::Cluster, Scope::Gpu, Scope::Sys];

@@ -1,9 +1,8 @@
 //! Memory instructions: loads, stores, atomics, reductions, prefetches.
 
 use super::{
-    Form,
+    Class, Form, Since,
     Slot::{Address, Register, Value},
-    types::{Class, Since},
 };
 use Class::{B16, B32, B64};
 

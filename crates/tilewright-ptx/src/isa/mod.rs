@@ -20,14 +20,13 @@ pub mod types;
 pub mod warp;
 
 pub use all::all;
-
-use copies::CopyOp;
-use matrix::MatrixOp;
-use memory::MemoryOp;
-use pure::PureOp;
-use sync::SyncOp;
-use types::{Class, Since};
-use warp::WarpOp;
+pub use copies::{CopyOp, Policy};
+pub use matrix::{Elements, Left, Major, MatrixOp};
+pub use memory::{Access, AtomicOp, Element, Eviction, MemoryOp, Order, Scope, Space};
+pub use pure::{Lanes, PureOp};
+pub use sync::{Fence, MbarrierOp, Special, SyncOp};
+pub use types::{Bf16x2, Class, E4m3x2, F16x2, Scalar, Since};
+pub use warp::{Shuffle, WarpOp, WarpReduction};
 
 /// An instruction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

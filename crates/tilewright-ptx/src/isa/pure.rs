@@ -4,10 +4,7 @@
 //! A spelling with `$` contains operand placeholders; all others are printed as `spelling d, a, b, ..`. The simulator and the
 //! builder's constant folding both evaluate the semantics.
 
-use super::{
-    semantics::*,
-    types::{Bf16x2, Class, E4m3x2, F16x2, Scalar, Since},
-};
+use super::{Bf16x2, Class, E4m3x2, F16x2, Scalar, Since, semantics::*};
 use half::{bf16, f16};
 
 /// A register's value in each lane of a warp.

@@ -1,9 +1,8 @@
 //! Barriers, mbarriers, fences, clusters, dependent launches, `setmaxnreg` and special registers.
 
 use super::{
-    Form,
+    Form, Scope,
     Slot::{Address, Immediate, Value},
-    memory::Scope,
     types::Class::{B32, B64, Pred},
 };
 

@@ -1,16 +1,7 @@
 //! Loads, stores, atomics and prefetches of a warp's lanes.
 
-use super::{
-    exec::{Exec, Next},
-    fault::{FaultCause, FaultKind},
-    lower::Range,
-    traffic,
-    world::MemoryLocation,
-};
-use crate::isa::{
-    memory::{Access, AtomicOp, Element, MemoryOp, Order, Scope, Space},
-    pure::{Lanes, PureOp},
-};
+use super::{Exec, FaultCause, FaultKind, MemoryLocation, Next, Range, traffic};
+use crate::isa::{Access, AtomicOp, Element, Lanes, MemoryOp, Order, PureOp, Scope, Space};
 
 /// The level of a scope, as in [`Mark::strength`](super::shadow::Mark::strength).
 pub(super) fn scope_level(scope: Scope) -> u8 {

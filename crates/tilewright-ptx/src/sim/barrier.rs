@@ -1,16 +1,7 @@
 //! Synchronization instructions and special registers: named barriers of a CTA, and the cluster barrier.
 
-use super::{
-    clock::Clock,
-    exec::{Exec, Next},
-    fault::{FaultCause, FaultKind},
-    lower::Range,
-    warp::{FULL, Wait},
-};
-use crate::isa::{
-    pure::Lanes,
-    sync::{Special, SyncOp},
-};
+use super::{Clock, Exec, FULL, FaultCause, FaultKind, Next, Range, Wait};
+use crate::isa::{Lanes, Special, SyncOp};
 use std::rc::Rc;
 
 /// One of the 16 barriers of a CTA.

@@ -3,13 +3,7 @@
 //! Loads may copy uninitialized global memory, such as rows after a tensor's last. Only a later read of these bytes is a fault.
 
 use super::{
-    exec::Exec,
-    fault::{FaultCause, FaultKind},
-    flight::{CopyBatch, CopyChunk, CopyKind},
-    lower::Range,
-    shadow::Mark,
-    tensor::TensorMap,
-    world::MemoryLocation,
+    CopyBatch, CopyChunk, CopyKind, Exec, FaultCause, FaultKind, Mark, MemoryLocation, Range, TensorMap,
 };
 use crate::isa::memory::Space;
 

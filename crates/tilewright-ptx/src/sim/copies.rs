@@ -4,12 +4,8 @@
 //! includes these before the wait. An access before the wait is therefore a fault, whether the bytes have arrived or not.
 
 use super::{
-    exec::{Exec, Next},
-    fault::{FaultCause, FaultKind},
-    flight::{AsyncCopy, CopyBatch, CopyChunk, CopyKind, finish},
-    lower::Range,
-    shadow::Mark,
-    world::Agent,
+    Agent, AsyncCopy, CopyBatch, CopyChunk, CopyKind, Exec, FaultCause, FaultKind, Mark, Next, Range,
+    flight::finish,
 };
 use crate::isa::{copies::CopyOp, memory::Space};
 

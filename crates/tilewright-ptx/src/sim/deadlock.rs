@@ -1,10 +1,6 @@
 //! Deadlock reports: the waiting threads, their source lines, and the barriers that they wait for.
 
-use super::{
-    fault::{Fault, FaultKind},
-    warp::{Group, Wait, Warp},
-    world::{Cluster, Cta, World},
-};
+use super::{Cluster, Cta, Fault, FaultKind, Group, Wait, Warp, World};
 
 /// The maximum number of waiting groups in a report.
 const LINES: usize = 16;

@@ -1,12 +1,8 @@
 //! Executes the steps of one warp, a slice at a time.
 
 use super::{
-    clock::{Clock, WarpClocks},
-    fault::{Fault, FaultCause, FaultKind},
-    lower::{Code, Range},
-    shadow::{Actor, Conflict, Mark},
-    warp::{FULL, Group, Wait, Warp},
-    world::{Cluster, Cta, MemoryLocation, World},
+    Actor, Clock, Cluster, Code, Conflict, Cta, FULL, Fault, FaultCause, FaultKind, Group, Mark,
+    MemoryLocation, Range, Wait, Warp, WarpClocks, World,
 };
 use crate::isa::{Op, matrix::MatrixOp, pure::Lanes};
 use std::rc::Rc;

@@ -1,9 +1,6 @@
 //! Asynchronous copies in flight. Their chunks arrive one by one, at times and in an order that depend on the seed.
 
-use super::{
-    fault::{Fault, FaultCause},
-    world::{Cluster, MemoryLocation, World},
-};
+use super::{Cluster, Fault, FaultCause, MemoryLocation, World};
 
 /// A chunk of a copy, at most 16 bytes.
 #[derive(Debug, Clone, Copy)]

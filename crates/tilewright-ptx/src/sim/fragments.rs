@@ -1,16 +1,7 @@
 //! `ldmatrix`, `stmatrix` and `mma.sync`: synchronous matrix instructions of one warp.
 
-use super::{
-    exec::{Exec, Next},
-    fault::FaultCause,
-    lower::Range,
-    matrix, traffic,
-};
-use crate::isa::{
-    matrix::{Elements, MatrixOp},
-    memory::Space,
-    pure::Lanes,
-};
+use super::{Exec, FaultCause, Next, Range, matrix, traffic};
+use crate::isa::{Elements, Lanes, MatrixOp, Space};
 
 impl Exec<'_, '_> {
     pub(super) fn matrix(

@@ -1,16 +1,8 @@
 //! The grid scheduler: residency of clusters, choice and length of warp slices, progress of asynchronous operations.
 
 use super::{
-    Launch, Memory, Report, deadlock,
-    exec::Exec,
-    fault::{Fault, FaultKind},
-    flight,
-    lower::Program,
-    rng::Rng,
-    shadow::Shadow,
-    warp::{Wait, Warp},
-    wgmma,
-    world::{Cluster, World},
+    Cluster, Exec, Fault, FaultKind, Launch, Memory, Program, Report, Rng, Shadow, Wait, Warp, World,
+    deadlock, flight, wgmma,
 };
 use rustc_hash::FxHashMap;
 use std::mem;

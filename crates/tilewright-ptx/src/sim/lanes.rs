@@ -1,14 +1,7 @@
 //! Warp-level primitives: shuffles, votes, reductions.
 
-use super::{
-    exec::{Exec, Next},
-    fault::FaultCause,
-    lower::Range,
-};
-use crate::isa::{
-    pure::Lanes,
-    warp::{Shuffle, WarpOp, WarpReduction},
-};
+use super::{Exec, FaultCause, Next, Range};
+use crate::isa::{Lanes, Shuffle, WarpOp, WarpReduction};
 
 impl Exec<'_, '_> {
     pub(super) fn lanes(&mut self, op: WarpOp, results: Range, operands: Range) -> Result<Next, FaultCause> {

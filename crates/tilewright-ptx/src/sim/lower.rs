@@ -1,20 +1,9 @@
 //! Lowering of a kernel to flat code: blocks become branches; constants occupy registers after the kernel's.
 
-use super::{
-    Arg,
-    fault::{Fault, FaultKind},
-    slots::share_slots,
-    tensor::TensorMap,
-};
+use super::{Arg, Fault, FaultKind, TensorMap, slots::share_slots};
 use crate::{
     ir::{Block, Condition, Inst, Kernel, Operand, ParamKind, Stmt},
-    isa::{
-        Op, Slot,
-        matrix::MatrixOp,
-        pure::PureOp,
-        sync::SyncOp,
-        types::{Class, Scalar},
-    },
+    isa::{Class, MatrixOp, Op, PureOp, Scalar, Slot, SyncOp},
 };
 use rustc_hash::FxHashMap;
 use std::{panic::Location, rc::Rc};

@@ -1,15 +1,7 @@
 //! Mbarriers: pending arrivals and transaction bytes of a phase.
 
-use super::{
-    clock::Clock,
-    exec::{Exec, Next},
-    fault::{FaultCause, FaultKind},
-    lower::Range,
-    shadow::Mark,
-    warp::Wait,
-    world::{Agent, Cluster, MemoryLocation},
-};
-use crate::isa::{memory::Space, pure::Lanes, sync::MbarrierOp as Op};
+use super::{Agent, Clock, Cluster, Exec, FaultCause, FaultKind, Mark, MemoryLocation, Next, Range, Wait};
+use crate::isa::{Lanes, MbarrierOp as Op, Space};
 use std::rc::Rc;
 
 /// The absolute limit of a phase's transaction count.

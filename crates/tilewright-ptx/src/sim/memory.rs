@@ -2,10 +2,7 @@
 //!
 //! Allocation `i` begins at `(i + 1) << 32`, so a 32-bit offset never reaches another allocation.
 
-use super::{
-    fault::{Fault, FaultCause, FaultKind},
-    shadow::Shadow,
-};
+use super::{Fault, FaultCause, FaultKind, Shadow};
 use crate::isa::types::{Class, Scalar};
 
 /// The content of uninitialized bytes: NaN as `f32` and `f16`, out of bounds as an index.

@@ -46,9 +46,23 @@ mod world;
 
 pub use fault::{Fault, FaultKind};
 pub use memory::Memory;
+pub use tensor::{Swizzle, TensorMap};
 
 use crate::ir::Kernel;
-use tensor::TensorMap;
+use barrier::{ClusterBarrier, NamedBarrier};
+use clock::{Clock, WarpClocks};
+use exec::{Exec, Next};
+use fault::FaultCause;
+use flight::{AsyncCopy, CopyBatch, CopyChunk, CopyKind};
+use lower::{Arrays, Code, Program, Range, SHARED_BASE};
+use matrix::{Descriptor, Row};
+use mbarrier::Mbarrier;
+use memory::{GARBAGE, GlobalLocation};
+use rng::Rng;
+use shadow::{Actor, Conflict, Mark, Shadow};
+use warp::{FULL, FenceRelease, Group, Wait, Warp};
+use wgmma::Warpgroup;
+use world::{Agent, Cluster, Cta, Flag, MemoryLocation, World};
 
 /// A kernel argument.
 #[derive(Debug, Clone, PartialEq)]

@@ -1,11 +1,6 @@
 //! Fences and release/acquire synchronization through memory words.
 
-use super::{
-    clock::Clock,
-    exec::Exec,
-    warp::FenceRelease,
-    world::{Agent, Flag, MemoryLocation},
-};
+use super::{Agent, Clock, Exec, FenceRelease, Flag, MemoryLocation};
 use crate::isa::sync::Fence;
 use std::rc::Rc;
 

@@ -7,20 +7,10 @@
 //! 4. All four warps execute the same `wgmma.wait_group`.
 
 use super::{
-    bulk::unfenced,
-    clock::Clock,
-    exec::{Exec, Next},
-    fault::{Fault, FaultCause, FaultKind},
-    lower::{Range, SHARED_BASE},
-    matrix::{self, Descriptor, Row},
-    shadow::{Actor, Mark},
-    warp::{FULL, Wait, Warp},
-    world::{Agent, Cluster, Cta, MemoryLocation, World},
+    Actor, Agent, Clock, Cluster, Cta, Descriptor, Exec, FULL, Fault, FaultCause, FaultKind, Mark,
+    MemoryLocation, Next, Range, Row, SHARED_BASE, Wait, Warp, World, bulk::unfenced, matrix,
 };
-use crate::isa::{
-    matrix::{Elements, Left, Major, MatrixOp},
-    pure::Lanes,
-};
+use crate::isa::{Elements, Lanes, Left, Major, MatrixOp};
 use std::collections::VecDeque;
 
 /// The state of a warpgroup (four warps).

@@ -1,18 +1,9 @@
 //! The state of a launch: memory, clusters and CTAs.
 
 use super::{
-    Report,
-    barrier::{ClusterBarrier, NamedBarrier},
-    clock::Clock,
-    fault::{FaultCause, FaultKind, line},
-    flight::AsyncCopy,
-    lower::{Arrays, Program, SHARED_BASE},
-    mbarrier::Mbarrier,
-    memory::{self, GARBAGE, GlobalLocation, Memory},
-    rng::Rng,
-    shadow::{Actor, Conflict, Mark, Shadow},
-    warp::Warp,
-    wgmma::Warpgroup,
+    Actor, Arrays, AsyncCopy, Clock, ClusterBarrier, Conflict, FaultCause, FaultKind, GARBAGE,
+    GlobalLocation, Mark, Mbarrier, Memory, NamedBarrier, Program, Report, Rng, SHARED_BASE, Shadow, Warp,
+    Warpgroup, fault::line, memory,
 };
 use rustc_hash::FxHashMap;
 use std::{collections::BTreeMap, rc::Rc};

@@ -1,10 +1,6 @@
 //! Division by constants.
 
-use tilewright_ptx::{
-    build::Builder,
-    sim::{Arg, Launch, Memory},
-    text::ptx,
-};
+use tilewright_ptx::{Arg, Builder, Launch, Memory, text::ptx};
 
 #[test]
 fn quotients_and_remainders_by_constants_are_exact() {

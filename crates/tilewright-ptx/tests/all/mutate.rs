@@ -2,13 +2,13 @@
 
 use std::panic::Location;
 use tilewright_ptx::{
-    ir::{Condition, Inst, Kernel, Operand, Reg, Stmt},
+    Access, Fence, Kernel, Op, Scope,
+    ir::{Condition, Inst, Operand, Reg, Stmt},
     isa::{
-        Op,
         copies::CopyOp,
-        memory::{Access, Element, MemoryOp, Scope, Space},
+        memory::{Element, MemoryOp, Space},
         pure::PureOp,
-        sync::{Fence, MbarrierOp, SyncOp},
+        sync::{MbarrierOp, SyncOp},
         types::Class,
     },
     mutate::{Kind, Mutation, mutations},

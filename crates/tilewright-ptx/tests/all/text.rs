@@ -8,11 +8,10 @@ use spelling::{
     Token::{self, Address, Operand, Result, Word},
 };
 use tilewright_ptx::{
-    build::Builder,
+    Access, Builder, Op,
     isa::{
-        Op,
         copies::{CopyOp, Policy},
-        memory::{Access, Element, MemoryOp, Space},
+        memory::{Element, MemoryOp, Space},
         pure::PureOp,
     },
     text,

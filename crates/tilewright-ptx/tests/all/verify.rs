@@ -1,10 +1,9 @@
 //! The verifier: registers without values, limits of `setmaxnreg`.
 
 use tilewright_ptx::{
-    build::{Builder, Var},
+    Builder, Invalid, Op, Var,
     ir::{Inst, Reg, Stmt},
-    isa::Op,
-    verify::{Invalid, check},
+    verify::check,
 };
 
 /// A kernel that reads a variable after `before`. It has enough registers that a set has several words.

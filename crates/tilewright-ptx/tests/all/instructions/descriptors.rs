@@ -1,10 +1,7 @@
 //! Matrix descriptors against the manual's CuTe layouts and its figures of swizzled atoms.
 //! (PTX ISA, `wgmma`: "Canonical Layouts", "Matrix Descriptor Format".)
 
-use tilewright_ptx::{
-    isa::matrix::Major,
-    sim::{matrix::Descriptor, tensor::Swizzle},
-};
+use tilewright_ptx::{Major, Swizzle, sim::matrix::Descriptor};
 
 /// The position of each 16-byte unit in each row of the swizzle pattern, from the figure. A row is one span long.
 pub(crate) const PATTERN_128: [[u32; 8]; 8] = [

@@ -1,10 +1,13 @@
 //! Loads, stores, atomics and warp-level primitives in the simulator, against independent definitions.
 
 use super::harness::{BYTES, execute};
-use tilewright_ptx::isa::{
-    Op, all,
-    memory::{AtomicOp, Element, MemoryOp},
-    warp::{Shuffle, WarpOp, WarpReduction},
+use tilewright_ptx::{
+    AtomicOp, Op, Shuffle, WarpReduction,
+    isa::{
+        all,
+        memory::{Element, MemoryOp},
+        warp::WarpOp,
+    },
 };
 
 /// Distinct bytes per lane, some with the upper bit set.

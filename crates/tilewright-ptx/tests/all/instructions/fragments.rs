@@ -2,7 +2,7 @@
 //! (PTX ISA, "Matrix Fragments for mma.m16n8k16" and "mma.m16n8k32", with `groupID` and `threadID_in_group`.)
 
 use super::exact::{BF16, Exact, F16, Number};
-use tilewright_ptx::isa::{matrix::Elements, pure::Lanes};
+use tilewright_ptx::{Elements, isa::pure::Lanes};
 
 pub(crate) const ALL: [Elements; 3] = [Elements::F16, Elements::Bf16, Elements::E4m3];
 

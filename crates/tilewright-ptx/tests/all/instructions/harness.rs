@@ -2,15 +2,15 @@
 //! results.
 
 use tilewright_ptx::{
-    ir::{Block, Condition, Inst, Kernel, Operand, Param, ParamKind, Reg, Register, SharedArray, Stmt},
+    Access, Arg, Kernel, Launch, Memory, Op,
+    ir::{Block, Condition, Inst, Operand, Param, ParamKind, Reg, Register, SharedArray, Stmt},
     isa::{
-        Op, Slot,
-        memory::{Access, Element, MemoryOp, Space},
+        Slot,
+        memory::{Element, MemoryOp, Space},
         pure::PureOp,
         sync::{Special, SyncOp},
         types::Class,
     },
-    sim::{Arg, Launch, Memory},
 };
 
 /// Bytes of private memory per lane.

@@ -7,7 +7,8 @@ use super::{
     inputs::Random,
 };
 use tilewright_ptx::{
-    isa::{matrix::Elements, pure::Lanes},
+    Elements,
+    isa::pure::Lanes,
     sim::matrix::{Row, mma, rows_of, wgmma},
 };
 

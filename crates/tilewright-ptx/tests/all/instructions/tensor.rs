@@ -2,7 +2,7 @@
 
 use super::{descriptors::by_figure, inputs::Random};
 use std::collections::HashMap;
-use tilewright_ptx::sim::tensor::{BoxSegment, Swizzle, TensorMap};
+use tilewright_ptx::{Swizzle, TensorMap, sim::tensor::BoxSegment};
 
 const SHARED: u32 = 0x1400;
 

@@ -3,16 +3,10 @@
 use super::harness::execute;
 use crate::kernel;
 use tilewright_ptx::{
-    build::{Barrier, GlobalToShared, Value},
-    ir::Kernel,
+    Arg, Barrier, Eviction, Fence, GlobalToShared, Kernel, Launch, Memory, Op, Swizzle, TensorMap, Value,
     isa::{
-        Op, all,
-        memory::Eviction,
-        sync::{Fence, Special, SyncOp},
-    },
-    sim::{
-        Arg, Launch, Memory,
-        tensor::{Swizzle, TensorMap},
+        all,
+        sync::{Special, SyncOp},
     },
 };
 

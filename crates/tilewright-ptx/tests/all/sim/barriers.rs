@@ -1,7 +1,7 @@
 //! Named barriers and mbarriers.
 
 use super::{assert_fault, assert_fault_in, assert_output, assert_passes, kernel};
-use tilewright_ptx::{build::Builder, isa::sync::Fence, sim::FaultKind};
+use tilewright_ptx::{Builder, FaultKind, Fence};
 
 #[test]
 fn a_barrier_that_some_threads_skip() {

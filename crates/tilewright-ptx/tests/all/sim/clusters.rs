@@ -1,11 +1,7 @@
 //! Clusters: barrier, distributed shared memory.
 
 use super::{SEEDS, assert_fault, assert_output, kernel};
-use tilewright_ptx::{
-    ir::{Kernel, Stmt},
-    isa::{Op, sync::SyncOp},
-    sim::FaultKind,
-};
+use tilewright_ptx::{FaultKind, Kernel, Op, ir::Stmt, isa::sync::SyncOp};
 
 /// The CTAs of a pair write to each other's shared memory.
 fn exchange(before: bool, after: bool) -> Kernel {

@@ -1,10 +1,7 @@
 //! Control flow, divergence, and warp-level primitives.
 
 use super::{SEEDS, assert_fault, assert_output, assert_passes, kernel, run};
-use tilewright_ptx::{
-    isa::warp::WarpReduction,
-    sim::{Arg, FaultKind, Launch, Memory},
-};
+use tilewright_ptx::{Arg, FaultKind, Launch, Memory, WarpReduction};
 
 #[test]
 fn threads_compute_with_parameters() {

@@ -1,12 +1,7 @@
 //! Asynchronous copies: groups, mbarriers, transaction counts, proxies.
 
 use super::{assert_fault, assert_fault_in, assert_output, assert_passes, kernel};
-use tilewright_ptx::{
-    build::{Barrier, Builder, GlobalToShared},
-    ir::Kernel,
-    isa::sync::Fence,
-    sim::{Arg, FaultKind, Launch, Memory},
-};
+use tilewright_ptx::{Arg, Barrier, Builder, FaultKind, Fence, GlobalToShared, Kernel, Launch, Memory};
 
 /// 128 threads copy 16 bytes each by `cp.async` and read those of another.
 fn async_copy(waits: bool, barrier: bool) -> Kernel {

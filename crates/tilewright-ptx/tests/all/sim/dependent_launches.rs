@@ -2,11 +2,7 @@
 
 use crate::kernel;
 use tilewright_ptx::{
-    build::Builder,
-    ir::Kernel,
-    isa::memory::{AtomicOp, Order, Scope},
-    sim::{Arg, Fault, FaultKind, Launch, Memory},
-    text::ptx,
+    Arg, AtomicOp, Builder, Fault, FaultKind, Kernel, Launch, Memory, Order, Scope, text::ptx,
 };
 
 /// `numbers[i] = other[i] + 1`, with the wait before the load, or after it.

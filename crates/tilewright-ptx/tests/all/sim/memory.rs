@@ -2,13 +2,9 @@
 
 use super::{SEEDS, assert_fault, assert_output, assert_passes, kernel, run};
 use tilewright_ptx::{
+    Arg, AtomicOp, FaultKind, Launch, Memory, Op, Order, Scope,
     ir::Stmt,
-    isa::{
-        Op,
-        memory::{AtomicOp, Order, Scope},
-        sync::{Special, SyncOp},
-    },
-    sim::{Arg, FaultKind, Launch, Memory},
+    isa::sync::{Special, SyncOp},
 };
 
 #[test]

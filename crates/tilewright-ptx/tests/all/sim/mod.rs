@@ -11,10 +11,7 @@ mod products;
 mod races;
 
 use crate::kernel;
-use tilewright_ptx::{
-    ir::Kernel,
-    sim::{Arg, Fault, FaultKind, Launch, Memory, Report},
-};
+use tilewright_ptx::{Arg, Fault, FaultKind, Kernel, Launch, Memory, Report};
 
 /// Seeds per test.
 const SEEDS: u64 = 32;

@@ -4,16 +4,8 @@
 use super::SEEDS;
 use half::bf16;
 use tilewright_ptx::{
-    build::{Barrier, Builder, Shared, Value, Var, WgmmaLeft, WgmmaOperands},
-    ir::Kernel,
-    isa::{
-        matrix::{Elements, Major},
-        sync::Fence,
-    },
-    sim::{
-        Arg, Fault, FaultKind, Launch, Memory, Report,
-        tensor::{Swizzle, TensorMap},
-    },
+    Arg, Barrier, Builder, Elements, Fault, FaultKind, Fence, Kernel, Launch, Major, Memory, Report, Shared,
+    Swizzle, TensorMap, Value, Var, WgmmaLeft, WgmmaOperands,
 };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

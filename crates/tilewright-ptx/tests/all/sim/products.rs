@@ -2,15 +2,7 @@
 
 use super::{assert_fault, assert_output, assert_passes, kernel};
 use half::bf16;
-use tilewright_ptx::{
-    build::{Value, Var, WgmmaLeft, WgmmaOperands},
-    ir::Kernel,
-    isa::{
-        matrix::{Elements, Major},
-        sync::Fence,
-    },
-    sim::FaultKind,
-};
+use tilewright_ptx::{Elements, FaultKind, Fence, Kernel, Major, Value, Var, WgmmaLeft, WgmmaOperands};
 
 /// A synchronization bug of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

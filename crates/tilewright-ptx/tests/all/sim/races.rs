@@ -1,14 +1,7 @@
 //! Races on shared memory within a CTA or warp and on global memory between CTAs, and the operations that prevent them.
 
 use super::{assert_fault, assert_fault_in, assert_output, assert_passes, kernel};
-use tilewright_ptx::{
-    build::{Builder, Global},
-    isa::{
-        memory::{Access, AtomicOp, Order, Scope},
-        sync::Fence,
-    },
-    sim::FaultKind,
-};
+use tilewright_ptx::{Access, AtomicOp, Builder, FaultKind, Fence, Global, Order, Scope};
 
 #[test]
 fn a_missing_barrier_between_write_and_read() {
