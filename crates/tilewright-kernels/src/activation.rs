@@ -7,13 +7,7 @@
 use crate::tile::{Chunk, Strided, chunk};
 use std::f64::consts::LOG2_E;
 use tilewright::Dtype;
-use tilewright_ptx::{
-    build::{Builder, Value},
-    ir::Kernel,
-    isa::memory::Access,
-    sim::Arg,
-    verify::Invalid,
-};
+use tilewright_ptx::{Access, Arg, Builder, Invalid, Kernel, Value};
 
 const THREADS: u32 = 128;
 /// Chunks of gates per thread; equally many chunks of factors.

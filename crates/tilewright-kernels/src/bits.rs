@@ -7,12 +7,7 @@
 
 use crate::params::GlobalArray;
 use tilewright::attention::BitOrder;
-use tilewright_ptx::{
-    build::{Builder, Global},
-    ir::Kernel,
-    sim::Arg,
-    verify::Invalid,
-};
+use tilewright_ptx::{Arg, Builder, Global, Invalid, Kernel};
 
 const THREADS: u32 = 128;
 

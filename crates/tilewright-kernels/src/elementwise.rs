@@ -8,13 +8,7 @@ use crate::{
     variant::elementary::tanh,
 };
 use tilewright::Dtype;
-use tilewright_ptx::{
-    build::{Builder, Value},
-    ir::Kernel,
-    isa::memory::Access,
-    sim::Arg,
-    verify::Invalid,
-};
+use tilewright_ptx::{Access, Arg, Builder, Invalid, Kernel, Value};
 
 const THREADS: u32 = 128;
 const CHUNKS_PER_THREAD: u32 = 2;

@@ -15,13 +15,7 @@
 
 use crate::tile::{Chunk, Elements, RowPartition, RowPlace, Strided, chunk, reduce};
 use tilewright::Dtype;
-use tilewright_ptx::{
-    build::{Builder, Shared, Value},
-    ir::Kernel,
-    isa::memory::Access,
-    sim::Arg,
-    verify::Invalid,
-};
+use tilewright_ptx::{Access, Arg, Builder, Invalid, Kernel, Shared, Value};
 
 /// Threads of a CTA if its row does not fit into registers.
 const LONG_ROW_THREADS: u32 = 512;

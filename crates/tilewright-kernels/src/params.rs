@@ -1,9 +1,6 @@
 //! Kernel parameters: [`params!`](crate::params!) declares them once, for the host and for the kernel.
 
-use tilewright_ptx::{
-    build::{Builder, Global, Stored, Value},
-    sim::{Arg, tensor::TensorMap},
-};
+use tilewright_ptx::{Arg, Builder, Global, Stored, TensorMap, Value};
 
 /// The type of a kernel parameter, or of a group of parameters.
 pub trait Param {

@@ -11,13 +11,7 @@
 
 use crate::tile::{Chunk, Elements, Strided, StridedRows, chunk};
 use tilewright::Dtype;
-use tilewright_ptx::{
-    build::{Builder, Value},
-    ir::Kernel,
-    isa::memory::Access,
-    sim::Arg,
-    verify::Invalid,
-};
+use tilewright_ptx::{Access, Arg, Builder, Invalid, Kernel, Value};
 
 const THREADS: u32 = 128;
 const GROUPS_PER_THREAD: u32 = 2;

@@ -8,16 +8,12 @@
 //! duplicates. Without `to`, row i is written to row i. A launch must not read a row that it also writes. Sizes are
 //! launch parameters.
 
-use crate::params::GlobalArray;
-use crate::tile::{Strided, TokenPartition, chunk};
-use tilewright::Dtype;
-use tilewright_ptx::{
-    build::{Builder, Global},
-    ir::Kernel,
-    isa::memory::Access,
-    sim::Arg,
-    verify::Invalid,
+use crate::{
+    params::GlobalArray,
+    tile::{Strided, TokenPartition, chunk},
 };
+use tilewright::Dtype;
+use tilewright_ptx::{Access, Arg, Builder, Global, Invalid, Kernel};
 
 const CHUNKS_PER_THREAD: u32 = 4;
 

@@ -11,9 +11,8 @@ mod sampling;
 use std::fmt;
 use tilewright::Problem;
 use tilewright_ptx::{
-    ir::Kernel,
+    Invalid, Kernel,
     text::{ptx, without_source_lines},
-    verify::Invalid,
 };
 
 /// Architectures with `wgmma`, which exists in `sm_90a` only.

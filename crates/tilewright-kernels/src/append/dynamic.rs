@@ -11,16 +11,12 @@
 //! [`tilewright::kv::ScaleMut::Dynamic`].
 
 use super::Cache;
-use crate::params::GlobalArray;
-use crate::tile::{Chunk, Elements, Strided, StridedRows, reduce};
-use tilewright::Dtype;
-use tilewright_ptx::{
-    build::{Builder, Global, Value},
-    ir::Kernel,
-    isa::memory::Access,
-    sim::Arg,
-    verify::Invalid,
+use crate::{
+    params::GlobalArray,
+    tile::{Chunk, Elements, Strided, StridedRows, reduce},
 };
+use tilewright::Dtype;
+use tilewright_ptx::{Access, Arg, Builder, Global, Invalid, Kernel, Value};
 
 const THREADS: u32 = 128;
 

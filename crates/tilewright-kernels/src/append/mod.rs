@@ -11,16 +11,12 @@
 pub mod dynamic;
 mod slot_lookup;
 
-use crate::params::{GlobalArray, each};
-use crate::tile::{Elements, Strided, TokenPartition, chunk};
-use tilewright::Dtype;
-use tilewright_ptx::{
-    build::{Builder, Global, Value},
-    ir::Kernel,
-    isa::memory::Access,
-    sim::Arg,
-    verify::Invalid,
+use crate::{
+    params::{GlobalArray, each},
+    tile::{Elements, Strided, TokenPartition, chunk},
 };
+use tilewright::Dtype;
+use tilewright_ptx::{Access, Arg, Builder, Global, Invalid, Kernel, Value};
 
 /// Chunks per thread, all of one token.
 const CHUNKS_PER_THREAD: u32 = 2;

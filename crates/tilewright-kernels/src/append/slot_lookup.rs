@@ -2,10 +2,7 @@
 
 use super::{SlotMapping, SlotMappingKind, SlotTableRegs};
 use crate::params::Param;
-use tilewright_ptx::{
-    build::{Builder, Global, Value},
-    sim::Arg,
-};
+use tilewright_ptx::{Arg, Builder, Global, Value};
 
 /// The slot mapping in registers.
 #[derive(Debug, Clone, Copy)]

@@ -22,7 +22,7 @@ use tilewright::{
     Dtype, Problem,
     attention::variant::{ExpressionVariant, Hook, Variant},
 };
-use tilewright_ptx::{ir::Kernel, verify::Invalid};
+use tilewright_ptx::{Invalid, Kernel};
 
 /// A body, or the two of the `mma` kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

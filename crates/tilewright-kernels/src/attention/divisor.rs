@@ -1,6 +1,6 @@
 //! Division by a launch-time constant: one multiplication and two shifts.
 
-use tilewright_ptx::build::Value;
+use tilewright_ptx::Value;
 
 crate::params! {
     /// A divisor, on the host.

@@ -15,7 +15,7 @@ use tilewright::{
     Dtype, HeadDim, Problem,
     attention::variant::{ExpressionVariant, Hook, Variant},
 };
-use tilewright_ptx::{ir::Kernel, verify::Invalid};
+use tilewright_ptx::{Invalid, Kernel};
 
 /// A kernel of an operator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

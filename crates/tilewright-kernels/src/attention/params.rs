@@ -17,10 +17,7 @@
 
 use super::divisor::Divisor;
 use crate::params::GlobalArray;
-use tilewright_ptx::{
-    build::{Builder, Global, Value},
-    sim::Arg,
-};
+use tilewright_ptx::{Arg, Builder, Global, Value};
 
 /// Maps the keys of a segment to locations in the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,10 +4,7 @@
 use super::params::{Epilogue, GemmRegs, GroupRegs, MatrixRegs};
 use crate::tile::{Chunk, Elements};
 use tilewright::Dtype;
-use tilewright_ptx::{
-    build::{Builder, Global, Value},
-    isa::memory::Access,
-};
+use tilewright_ptx::{Access, Builder, Global, Value};
 
 /// Bytes of a line of the L2 cache.
 const LINE: u32 = 128;

@@ -10,12 +10,7 @@
 use super::{args::GemmArgs, params::Epilogue};
 use crate::tile::{Chunk, Elements, reduce};
 use tilewright::Dtype;
-use tilewright_ptx::{
-    build::{Builder, Value, Var},
-    ir::Kernel,
-    isa::memory::Access,
-    verify::Invalid,
-};
+use tilewright_ptx::{Access, Builder, Invalid, Kernel, Value, Var};
 
 /// Maximum number of rows.
 pub(crate) const MAX_ROWS: u32 = 8;

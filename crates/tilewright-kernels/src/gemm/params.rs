@@ -7,10 +7,12 @@
 //! A grouped product has one weight per segment of rows: segment s uses `weights[ids[s]]`.
 
 use super::{dot, skinny, sm80, sm90, tiles};
-use crate::params::{GlobalArray, each};
-use crate::tile::{Strided, chunk};
+use crate::{
+    params::{GlobalArray, each},
+    tile::{Strided, chunk},
+};
 use tilewright::Dtype;
-use tilewright_ptx::{ir::Kernel, sim::Arg, verify::Invalid};
+use tilewright_ptx::{Arg, Invalid, Kernel};
 
 crate::params! {
     /// A matrix in memory with a dense last axis.

@@ -15,12 +15,7 @@
 use super::{args::GemmArgs, params::Epilogue};
 use crate::tile::Elements;
 use tilewright::Dtype;
-use tilewright_ptx::{
-    build::{Builder, Global, Shared, Value, Var},
-    ir::Kernel,
-    isa::{matrix::Elements as Fragment, memory::Access},
-    verify::Invalid,
-};
+use tilewright_ptx::{Access, Builder, Elements as Fragment, Global, Invalid, Kernel, Shared, Value, Var};
 
 /// Features per CTA.
 pub(crate) const FEATURES: u32 = 16;

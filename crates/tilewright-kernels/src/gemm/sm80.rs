@@ -14,11 +14,7 @@ use super::{args::GemmArgs, params::Epilogue, skinny::fragment};
 use crate::tile::{Elements, SharedTile};
 use half::bf16;
 use tilewright::Dtype;
-use tilewright_ptx::{
-    build::{Builder, Global, GlobalToShared, Value, Var},
-    ir::Kernel,
-    verify::Invalid,
-};
+use tilewright_ptx::{Builder, Global, GlobalToShared, Invalid, Kernel, Value, Var};
 
 /// Inputs per stage.
 const DEPTH: usize = 64;

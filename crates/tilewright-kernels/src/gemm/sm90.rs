@@ -18,13 +18,7 @@ use super::{
 };
 use crate::tile::{Cursor, Ring, SharedTile, Sums, panel_map};
 use tilewright::Dtype;
-use tilewright_ptx::{
-    build::{Builder, Value, WgmmaLeft, WgmmaOperands},
-    ir::Kernel,
-    isa::{matrix::Major, sync::Fence},
-    sim::Arg,
-    verify::Invalid,
-};
+use tilewright_ptx::{Arg, Builder, Fence, Invalid, Kernel, Major, Value, WgmmaLeft, WgmmaOperands};
 
 /// The architecture of `wgmma`.
 pub(crate) const ARCH: u32 = 90;

@@ -11,12 +11,7 @@
 use super::{args::GemmArgs, params::Epilogue};
 use crate::tile::{Chunk, Elements};
 use tilewright::Dtype;
-use tilewright_ptx::{
-    build::{Builder, Shared, Value, Var},
-    ir::Kernel,
-    isa::memory::Access,
-    verify::Invalid,
-};
+use tilewright_ptx::{Access, Builder, Invalid, Kernel, Shared, Value, Var};
 
 /// Rows and features per CTA.
 pub(crate) const TILE: u32 = 64;

@@ -5,10 +5,7 @@
 
 use crate::tile::{Elements, chunk::BYTES};
 use tilewright::Dtype;
-use tilewright_ptx::{
-    build::{Global, Value},
-    isa::memory::Access,
-};
+use tilewright_ptx::{Access, Global, Value};
 
 /// Angle per position of a pair with `frequency` radians per position, in turns times 2^64, modulo one turn.
 pub fn turns(frequency: f64) -> u64 {

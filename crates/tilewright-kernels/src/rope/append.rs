@@ -18,13 +18,7 @@ use crate::{
     tile::{Chunk, Elements, Strided, reduce},
 };
 use tilewright::Dtype;
-use tilewright_ptx::{
-    build::{Builder, Value},
-    ir::Kernel,
-    isa::memory::Access,
-    sim::Arg,
-    verify::Invalid,
-};
+use tilewright_ptx::{Access, Arg, Builder, Invalid, Kernel, Value};
 
 /// Warps per CTA, all of one token.
 const WARPS: u32 = 4;

@@ -18,16 +18,12 @@ pub mod append;
 
 pub use angles::turns;
 
-use crate::params::{GlobalArray, each};
-use crate::tile::{Chunk, Elements, Strided, StridedRows, TokenPartition, chunk};
-use tilewright::{Dtype, rope::RopeStyle};
-use tilewright_ptx::{
-    build::{Builder, Value},
-    ir::Kernel,
-    isa::memory::Access,
-    sim::Arg,
-    verify::Invalid,
+use crate::{
+    params::{GlobalArray, each},
+    tile::{Chunk, Elements, Strided, StridedRows, TokenPartition, chunk},
 };
+use tilewright::{Dtype, rope::RopeStyle};
+use tilewright_ptx::{Access, Arg, Builder, Invalid, Kernel, Value};
 
 const HEADS_PER_THREAD: u32 = 4;
 

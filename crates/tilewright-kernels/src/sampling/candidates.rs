@@ -4,14 +4,10 @@
 //! suffices; otherwise they read the row again.
 
 use super::{
-    cta::{CtaCollectives, MAX_CTAS, RELAXED},
-    mass::{MassFn, Number, key, of_key},
-    row_reader::RowReader,
+    CtaCollectives, MAX_CTAS, MassFn, Number, RELAXED, RowReader,
+    mass::{key, of_key},
 };
-use tilewright_ptx::{
-    build::{Shared, Value, Var},
-    isa::memory::AtomicOp,
-};
+use tilewright_ptx::{AtomicOp, Shared, Value, Var};
 
 pub(super) const LIST_CAPACITY: u32 = 2048;
 

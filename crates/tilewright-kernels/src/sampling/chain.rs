@@ -8,22 +8,12 @@
 //! tokens `[batch, n + 1]` i32; outcomes `[batch, CHAIN_OUTCOME_WORDS]`. Grid: `[batch, 1, 1]`.
 
 use super::{
-    candidates::CandidateList,
-    check_threads,
-    cta::CtaCollectives,
-    mass::{ExpAccuracy, MassScale, Number, fraction_of},
-    product_scale::{ProductScale, excess, less, of_fraction, of_mass},
-    request::{RequestParams, SamplingRequest},
-    row_reader::RowReader,
-    row_stats::{RowKind, RowStats, VALID},
-    sample::SampleConfig,
-    weights::{KeptSet, Weights},
+    CandidateList, CtaCollectives, ExpAccuracy, KeptSet, MassScale, Number, ProductScale, RequestParams,
+    RowKind, RowReader, RowStats, SampleConfig, SamplingRequest, VALID, Weights, check_threads,
+    mass::fraction_of,
+    product_scale::{excess, less, of_fraction, of_mass},
 };
-use tilewright_ptx::{
-    build::{Builder, Global, Value, Var},
-    ir::Kernel,
-    verify::Invalid,
-};
+use tilewright_ptx::{Builder, Global, Invalid, Kernel, Value, Var};
 
 /// Words per outcome. Words 0–3: outcome of the invalid row that stopped the chain, or [`VALID`]. Words 4–7: 0 if
 /// that row is the draft's, 1 if the target's; its position; accepted tokens; emitted tokens.

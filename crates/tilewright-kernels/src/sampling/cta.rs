@@ -9,11 +9,7 @@
 
 use super::cta_sum::CtaSum;
 use tilewright_ptx::{
-    build::{Builder, IntoOperand, Shared, Stored, Value, Var},
-    isa::{
-        memory::{AtomicOp, Order, Scope},
-        warp::WarpReduction,
-    },
+    AtomicOp, Builder, IntoOperand, Order, Scope, Shared, Stored, Value, Var, WarpReduction,
 };
 
 /// Bits per radix digit: large CTAs use fewer passes (barriers), small CTAs fewer buckets to clear and scan.

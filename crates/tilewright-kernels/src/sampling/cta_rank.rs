@@ -1,7 +1,7 @@
 //! Thresholds of few entries, by counting.
 
 use super::cta::{CtaCollectives, MAX_LANES_PER_ENTRY, MAX_RANKED};
-use tilewright_ptx::build::{Value, Var};
+use tilewright_ptx::{Value, Var};
 
 impl<'k> CtaCollectives<'k> {
     /// Maximum `count` of [`Self::threshold_by_rank`]: at most one entry per thread, and few enough to be faster than

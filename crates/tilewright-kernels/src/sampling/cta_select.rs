@@ -1,7 +1,7 @@
 //! Radix select, and histograms of masses in buckets.
 
 use super::cta::{CtaCollectives, RELAXED};
-use tilewright_ptx::{build::Value, isa::memory::AtomicOp};
+use tilewright_ptx::{AtomicOp, Value};
 
 impl<'k> CtaCollectives<'k> {
     /// Radix select: the largest key such that keys at or above it have a total mass of at least `target`, and the

@@ -1,10 +1,7 @@
 //! Sums over all threads of a row, from one accumulator per thread, and reductions of a warp or CTA.
 
 use super::cta::CtaCollectives;
-use tilewright_ptx::{
-    build::{Value, Var},
-    isa::warp::{Shuffle, WarpReduction},
-};
+use tilewright_ptx::{Shuffle, Value, Var, WarpReduction};
 
 /// Per-thread accumulator of a sum over the row's threads.
 #[derive(Debug, Clone, Copy)]

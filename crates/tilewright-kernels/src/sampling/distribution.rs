@@ -6,18 +6,10 @@
 //! becomes NaN. Grid: `[rows, 1, 1]`.
 
 use super::{
-    candidates::CandidateList,
-    check_threads,
-    cta::CtaCollectives,
-    mass::{ExpAccuracy, Number},
-    request::RequestParams,
-    row_reader::RowReader,
-    row_stats::{RowStats, VALID},
-    row_writer::RowWriter,
-    sample::SampleConfig,
-    weights::Weights,
+    CandidateList, CtaCollectives, ExpAccuracy, Number, RequestParams, RowReader, RowStats, RowWriter,
+    SampleConfig, VALID, Weights, check_threads,
 };
-use tilewright_ptx::{build::Builder, ir::Kernel, verify::Invalid};
+use tilewright_ptx::{Builder, Invalid, Kernel};
 
 /// Records the kernel. Parameters: scores, out; stride, out_stride (u64, in elements), vocab (u32); requests. `out`
 /// may alias `scores` if dtypes and strides are equal.

@@ -4,11 +4,7 @@
 //! so no two threads write the same logit.
 
 use super::mass::Number;
-use tilewright_ptx::{
-    build::{Builder, Value},
-    ir::Kernel,
-    verify::Invalid,
-};
+use tilewright_ptx::{Builder, Invalid, Kernel, Value};
 
 /// Threads per CTA; each handles one entry, or [`TOKENS_PER_MASK_THREAD`] logits.
 pub const EDIT_THREADS: u32 = 128;

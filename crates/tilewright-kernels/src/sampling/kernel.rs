@@ -6,7 +6,7 @@ use super::{
 };
 use half::{bf16, f16};
 use tilewright::Dtype;
-use tilewright_ptx::{ir::Kernel, verify::Invalid};
+use tilewright_ptx::{Invalid, Kernel};
 
 /// Evaluates an expression with the element type of a dtype that kernels compute with.
 macro_rules! with_elements {

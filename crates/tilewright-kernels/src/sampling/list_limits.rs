@@ -1,14 +1,7 @@
 //! The second pass over a row: fills the candidate list, and sums the masses of the row.
 
-use super::{
-    candidates::{Candidates, ListedElement},
-    cta::CtaCollectives,
-    cta_sum::CtaSum,
-    mass::{MassScale, Number},
-    row_stats::RowStats,
-    weight_rule::WeightRule,
-};
-use tilewright_ptx::build::{Value, Var};
+use super::{Candidates, CtaCollectives, CtaSum, ListedElement, MassScale, Number, RowStats, WeightRule};
+use tilewright_ptx::{Value, Var};
 
 /// Vectors in flight per thread while masses are added: four are slower because the loop gets longer; two of 16-bit elements spill on
 /// sm_120.

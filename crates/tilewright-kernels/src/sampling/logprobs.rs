@@ -6,17 +6,10 @@
 //! answers `[rows, LOGPROBS_WORDS]`, tops `[rows, most, 2]` (token, bits of its logit) u32. Grid: `[rows, 1, 1]`.
 
 use super::{
-    candidates::{CandidateList, Candidates},
-    check_threads,
-    cta::CtaCollectives,
-    mass::{ExpAccuracy, Number},
-    ranking::Ranking,
-    request::RequestParams,
-    row_reader::RowReader,
-    row_stats::{RowKind, RowStats, VALID},
-    weights::Weights,
+    CandidateList, Candidates, CtaCollectives, ExpAccuracy, Number, Ranking, RequestParams, RowKind,
+    RowReader, RowStats, VALID, Weights, check_threads,
 };
-use tilewright_ptx::{build::Builder, ir::Kernel, verify::Invalid};
+use tilewright_ptx::{Builder, Invalid, Kernel};
 
 /// Words per answer: the row outcome; bits of the maximum logit, bits of the chosen logit, its rank, unused; low and
 /// high word of the kept mass, unused. The mass of the maximum is `2^(mass_bits - 1)`.

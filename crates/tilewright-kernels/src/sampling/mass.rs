@@ -6,7 +6,7 @@
 
 use half::{bf16, f16};
 use tilewright::Dtype;
-use tilewright_ptx::build::{Stored, Value};
+use tilewright_ptx::{Stored, Value};
 
 /// Element types of rows.
 pub trait Number: Stored {

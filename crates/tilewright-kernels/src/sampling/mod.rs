@@ -63,11 +63,27 @@ pub use kernel::{SamplingKernel, large_kernel_threads};
 pub use logprobs::{LOGPROBS_WORDS, logprobs};
 pub use mass::{Number, mass_bits};
 pub use request::{ParamSource, RequestSources, request_flags, request_words};
+pub(crate) use row_stats::NO_ROW;
 pub use row_stats::{EMPTY, INVALID_VALUE, ROW_OUTCOME_WORDS, RowKind, VALID};
 pub use sample::{RowCtas, SampleConfig, SampleParams, cta_threads, sample};
 pub use top_k::{LAST_FIRST, SORTED, top_k, top_k_mask, top_k_transform};
 
-use tilewright_ptx::verify::Invalid;
+use candidates::{CandidateList, Candidates, LIST_CAPACITY, ListedElement, NARROW_BITS, ValueFn};
+use cta::{CtaCollectives, MAX_CTAS, MAX_RANKED, MAX_ROW_THREADS, RELAXED};
+use cta_sum::CtaSum;
+use list_limits::{ListLimits, RowMasses};
+use mass::{ExpAccuracy, MassFn, MassScale, ScaledExp};
+use product_scale::ProductScale;
+use ranking::Ranking;
+use request::{LoadedRequest, RequestParams, SamplingRequest};
+use row_filters::KeptMasses;
+use row_histogram::{RowHistogram, ThresholdRange, WeightBuckets};
+use row_reader::{RowPart, RowReader};
+use row_stats::RowStats;
+use row_writer::RowWriter;
+use tilewright_ptx::Invalid;
+use weight_rule::WeightRule;
+use weights::{KeptSet, Weights};
 
 /// Checks the number of threads per CTA.
 fn check_threads(kernel: &str, threads: u32) -> Result<(), Invalid> {

@@ -2,7 +2,7 @@
 //!
 //! An f64 holds the product of two weights. Comparisons use the bit patterns, whose order is that of the values.
 
-use tilewright_ptx::build::Value;
+use tilewright_ptx::Value;
 
 /// `mass · 2^power`, rounded once.
 #[track_caller]

@@ -5,15 +5,9 @@
 //! elements before it.
 
 use super::{
-    candidates::{Candidates, LIST_CAPACITY, ListedElement, ValueFn},
-    cta::{CtaCollectives, RELAXED},
-    mass::{Number, key},
-    row_stats::RowStats,
+    Candidates, CtaCollectives, LIST_CAPACITY, ListedElement, Number, RELAXED, RowStats, ValueFn, mass::key,
 };
-use tilewright_ptx::{
-    build::{Shared, Value, Var},
-    isa::memory::AtomicOp,
-};
+use tilewright_ptx::{AtomicOp, Shared, Value, Var};
 
 /// Elements per ranking window.
 const WINDOW: u32 = 1024;

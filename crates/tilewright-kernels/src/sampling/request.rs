@@ -12,13 +12,9 @@
 //!
 //! The host cannot check values in device memory, so kernels give every value a meaning ([`LoadedRequest::decode`]).
 
-use super::rng::Stream;
-use super::{candidates::LIST_CAPACITY, cta::CtaCollectives, row_stats::RowStats};
+use super::{candidates::LIST_CAPACITY, cta::CtaCollectives, rng::Stream, row_stats::RowStats};
 use tilewright::sampling::{FilterOrder, SamplingParams, TopKTies};
-use tilewright_ptx::{
-    build::{Builder, Global, Stored, Value},
-    sim::Arg,
-};
+use tilewright_ptx::{Arg, Builder, Global, Stored, Value};
 
 pub(crate) const REQUEST_WORDS: usize = 12;
 

@@ -1,6 +1,6 @@
 //! Counter-based random numbers: Philox4x32-10, bit-identical to `tilewright::sampling::rng`.
 
-use tilewright_ptx::build::{Builder, Value};
+use tilewright_ptx::{Builder, Value};
 
 /// Random stream of a request and position in it: low and high words.
 #[derive(Debug, Clone, Copy)]

@@ -9,13 +9,10 @@
 //!    radix select finds the threshold.
 
 use super::{
-    candidates::{Candidates, LIST_CAPACITY, ListedElement, NARROW_BITS},
-    mass::{Number, key, leading_zeros, of_key},
-    row_histogram::WeightBuckets,
-    row_stats::RowStats,
-    weights::Weights,
+    Candidates, LIST_CAPACITY, ListedElement, NARROW_BITS, Number, RowStats, WeightBuckets, Weights,
+    mass::{key, leading_zeros, of_key},
 };
-use tilewright_ptx::build::{Value, Var};
+use tilewright_ptx::{Value, Var};
 
 /// Elements in flight per thread.
 const IN_FLIGHT: u32 = 8;

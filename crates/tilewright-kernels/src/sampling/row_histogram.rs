@@ -9,17 +9,10 @@
 //! they show another threshold takes the slower path of `row_filters`. So does a row with elements above the buckets.
 
 use super::{
-    cta::{CtaCollectives, RELAXED},
-    mass::{MassScale, Number, key, of_key, part_of},
-    request::SamplingRequest,
-    row_reader::RowReader,
-    row_stats::{RowKind, RowStats},
-    weight_rule::WeightRule,
+    CtaCollectives, MassScale, Number, RELAXED, RowKind, RowReader, RowStats, SamplingRequest, WeightRule,
+    mass::{key, of_key, part_of},
 };
-use tilewright_ptx::{
-    build::{Shared, Value, Var},
-    isa::memory::AtomicOp,
-};
+use tilewright_ptx::{AtomicOp, Shared, Value, Var};
 
 /// Octaves of weight that the buckets of a row cover.
 const OCTAVES: u32 = 44;

@@ -5,10 +5,7 @@
 
 use super::{cta::CtaCollectives, mass::Number};
 use crate::tile::chunk;
-use tilewright_ptx::{
-    build::{Global, Value},
-    isa::memory::Access,
-};
+use tilewright_ptx::{Access, Global, Value};
 
 /// The part of a row that [`RowReader::visit_part`] reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,14 +1,10 @@
 //! First pass over a row: maximum, validity check and a lower bound for the candidate list.
 
 use super::{
-    candidates::CandidateList,
-    cta::CtaCollectives,
-    mass::{Number, key, of_key},
-    request::{LoadedRequest, SamplingRequest},
-    row_histogram::RowHistogram,
-    row_reader::{RowPart, RowReader},
+    CandidateList, CtaCollectives, LoadedRequest, Number, RowHistogram, RowPart, RowReader, SamplingRequest,
+    mass::{key, of_key},
 };
-use tilewright_ptx::build::{Global, Value, Var};
+use tilewright_ptx::{Global, Value, Var};
 
 /// Elements per thread and step, of which two are in flight.
 fn in_flight(cta: &CtaCollectives<'_>) -> u32 {

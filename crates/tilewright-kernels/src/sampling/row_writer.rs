@@ -2,7 +2,7 @@
 
 use super::{mass::Number, row_reader::RowReader};
 use crate::tile::{Chunk, chunk};
-use tilewright_ptx::build::{Builder, Global, Value};
+use tilewright_ptx::{Builder, Global, Value};
 
 /// Output row of `O` for an input row of `T`.
 #[derive(Debug, Clone, Copy)]

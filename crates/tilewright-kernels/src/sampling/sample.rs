@@ -8,22 +8,11 @@
 //! u32. Grid: `[tokens · CTAs per row, 1, 1]`.
 
 use super::{
-    candidates::CandidateList,
-    check_threads,
-    cta::{CtaCollectives, MAX_ROW_THREADS},
-    mass::{ExpAccuracy, Number},
-    request::{RequestParams, RequestSources},
-    row_reader::RowReader,
-    row_stats::{NO_ROW, ROW_OUTCOME_WORDS, RowKind, RowStats, VALID},
-    weights::Weights,
+    CandidateList, CtaCollectives, ExpAccuracy, MAX_ROW_THREADS, NO_ROW, Number, ROW_OUTCOME_WORDS,
+    RequestParams, RequestSources, RowKind, RowReader, RowStats, VALID, Weights, check_threads,
 };
 use crate::params::{GlobalArray, each};
-use tilewright_ptx::{
-    build::{Builder, Global, Value},
-    ir::Kernel,
-    sim::Arg,
-    verify::Invalid,
-};
+use tilewright_ptx::{Arg, Builder, Global, Invalid, Kernel, Value};
 
 /// Compile-time configuration of kernels with one CTA per row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

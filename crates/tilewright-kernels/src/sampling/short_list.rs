@@ -8,15 +8,10 @@
 //! Ties of top-k are kept; other rules take the general path of `weights`.
 
 use super::{
-    candidates::Candidates,
-    cta::{CtaCollectives, MAX_RANKED, RELAXED},
-    mass::{Number, fraction_of, part_of},
-    weights::Weights,
+    Candidates, CtaCollectives, MAX_RANKED, Number, RELAXED, Weights,
+    mass::{fraction_of, part_of},
 };
-use tilewright_ptx::{
-    build::{Shared, Value, Var},
-    isa::memory::AtomicOp,
-};
+use tilewright_ptx::{AtomicOp, Shared, Value, Var};
 
 /// Maximum lanes per entry; a power of two.
 const MAX_LANES: u32 = 8;

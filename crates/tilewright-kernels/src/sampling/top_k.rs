@@ -5,20 +5,10 @@
 //! i32; counts `[rows]` u32. A row that holds NaN gives NaN and -1. Grid: `[rows, 1, 1]`.
 
 use super::{
-    candidates::{CandidateList, Candidates},
-    check_threads,
-    cta::CtaCollectives,
-    mass::Number,
-    ranking::Ranking,
-    row_reader::RowReader,
-    row_stats::{RowKind, RowStats, VALID},
-    row_writer::RowWriter,
+    CandidateList, Candidates, CtaCollectives, Number, Ranking, RowKind, RowReader, RowStats, RowWriter,
+    VALID, check_threads,
 };
-use tilewright_ptx::{
-    build::{Builder, Global, Value},
-    ir::Kernel,
-    verify::Invalid,
-};
+use tilewright_ptx::{Builder, Global, Invalid, Kernel, Value};
 
 /// Flag of [`top_k`]: descending values instead of ascending indices.
 pub const SORTED: u32 = 1;

@@ -1,14 +1,10 @@
 //! Weights of elements: `e^((logit - max) / temperature)`, or probabilities as they are, and bounds of scores by weights.
 
 use super::{
-    cta::CtaCollectives,
-    mass::{ExpAccuracy, MassScale, Number, ScaledExp},
-    request::SamplingRequest,
-    row_reader::RowReader,
-    row_stats::{RowKind, RowStats},
+    CtaCollectives, ExpAccuracy, MassScale, Number, RowKind, RowReader, RowStats, SamplingRequest, ScaledExp,
 };
 use std::f32::consts::LN_2;
-use tilewright_ptx::build::Value;
+use tilewright_ptx::Value;
 
 /// Least weight of logits that [`WeightRule::separates`].
 const MIN_SEPARABLE_WEIGHT: f32 = 1.0 / (1_u128 << 100) as f32;

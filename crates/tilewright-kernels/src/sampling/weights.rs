@@ -4,17 +4,10 @@
 //! holds the `top_k` largest weights, or the mass share `top_p`; otherwise in the row.
 
 use super::{
-    candidates::{CandidateList, Candidates, LIST_CAPACITY},
-    list_limits::{ListLimits, RowMasses},
-    mass::{ExpAccuracy, MassScale, Number, part_of},
-    request::SamplingRequest,
-    row_filters::KeptMasses,
-    row_histogram::{RowHistogram, ThresholdRange},
-    row_reader::RowReader,
-    row_stats::RowStats,
-    weight_rule::WeightRule,
+    CandidateList, Candidates, ExpAccuracy, KeptMasses, LIST_CAPACITY, ListLimits, MassScale, Number,
+    RowHistogram, RowMasses, RowReader, RowStats, SamplingRequest, ThresholdRange, WeightRule, mass::part_of,
 };
-use tilewright_ptx::build::{Builder, Value, Var};
+use tilewright_ptx::{Builder, Value, Var};
 
 /// Active filters of a request.
 #[derive(Debug, Clone, Copy)]

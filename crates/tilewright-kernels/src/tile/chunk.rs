@@ -6,10 +6,7 @@
 
 use super::number::{narrow, widen};
 use tilewright::Dtype;
-use tilewright_ptx::{
-    build::{Builder, Global, Value, Var},
-    isa::memory::Access,
-};
+use tilewright_ptx::{Access, Builder, Global, Value, Var};
 
 /// Maximum bytes per load or store.
 pub(crate) const BYTES: u32 = 16;

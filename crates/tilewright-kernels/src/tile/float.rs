@@ -1,7 +1,7 @@
 //! 16-bit elements: a word holds two, widened exactly and rounded together.
 
 use half::{bf16, f16};
-use tilewright_ptx::build::{Builder, Stored, Value};
+use tilewright_ptx::{Builder, Stored, Value};
 
 /// 16-bit elements that kernels compute with in f32.
 pub(crate) trait Float: Stored {

@@ -7,7 +7,7 @@ use super::float::Float;
 use half::{bf16, f16};
 use tilewright::Dtype;
 use tilewright_ptx::{
-    build::Value,
+    Value,
     isa::types::{Bf16x2, E4m3x2, F16x2},
 };
 

@@ -6,7 +6,7 @@
 use super::float::Float;
 use half::{bf16, f16};
 use tilewright::Dtype;
-use tilewright_ptx::build::Value;
+use tilewright_ptx::Value;
 
 /// Widens the first `count` elements of a word, lowest bits first.
 #[track_caller]

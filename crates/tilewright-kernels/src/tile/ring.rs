@@ -6,7 +6,7 @@
 //! as complete.
 
 use std::panic::Location;
-use tilewright_ptx::build::{Barrier, Builder, IntoOperand, Value, Var};
+use tilewright_ptx::{Barrier, Builder, IntoOperand, Value, Var};
 
 /// The mbarriers of a ring of stages.
 #[derive(Debug, Clone, Copy)]

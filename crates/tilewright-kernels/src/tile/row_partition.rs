@@ -10,7 +10,7 @@
 //! The number of chunks is a launch parameter; only a length class is compiled in ([`RowPartition::for_chunks`]).
 
 use super::reduce;
-use tilewright_ptx::build::{Builder, Shared, Value};
+use tilewright_ptx::{Builder, Shared, Value};
 
 /// Threads of a CTA with several rows.
 const THREADS: u32 = 128;

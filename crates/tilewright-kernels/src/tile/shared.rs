@@ -6,10 +6,7 @@
 
 use half::bf16;
 use std::panic::Location;
-use tilewright_ptx::{
-    build::{Barrier, Builder, CachePolicy, Shared, Stored, Value},
-    sim::tensor::{Swizzle, TensorMap},
-};
+use tilewright_ptx::{Barrier, Builder, CachePolicy, Shared, Stored, Swizzle, TensorMap, Value};
 
 /// Columns per panel: 128 bytes of 16-bit elements.
 const PANEL: usize = 64;

@@ -3,10 +3,7 @@
 use super::Elements;
 use crate::params::Param;
 use tilewright::Dtype;
-use tilewright_ptx::{
-    build::{Builder, Value},
-    sim::Arg,
-};
+use tilewright_ptx::{Arg, Builder, Value};
 
 /// Rows of a tensor `[tokens, heads, ..]` with a dense last axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

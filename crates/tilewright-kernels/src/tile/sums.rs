@@ -9,10 +9,7 @@
 
 use super::reduce;
 use std::panic::Location;
-use tilewright_ptx::{
-    build::{Builder, Value, Var},
-    isa::types::Bf16x2,
-};
+use tilewright_ptx::{Builder, Value, Var, isa::types::Bf16x2};
 
 /// An accumulator fragment.
 #[derive(Debug, Clone)]

@@ -4,7 +4,7 @@
 //! CTAs in the second grid dimension. Threads per token are a launch parameter: a thread computes its token in 32-bit
 //! arithmetic.
 
-use tilewright_ptx::build::{Builder, Value};
+use tilewright_ptx::{Builder, Value};
 
 /// Partition with a fixed number of threads per token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,7 +5,7 @@
 
 use super::elementary;
 use tilewright::attention::variant::Op;
-use tilewright_ptx::build::{Builder, Value};
+use tilewright_ptx::{Builder, Value};
 
 #[derive(Debug, Clone, Copy)]
 pub(super) enum NodeValue<'k> {

@@ -1,19 +1,12 @@
 //! A variant with declared kernel parameters, and its hooks, partially evaluated.
 
-use super::{
-    Arithmetic, Hooks,
-    apply::{NodeValue, apply},
-    hoist::exact_nodes,
-};
+use super::{Arithmetic, Hooks, NodeValue, apply::apply, hoist::exact_nodes};
 use std::rc::Rc;
 use tilewright::attention::variant::{
     Hook, Input, Op,
     expression::{Graph, Node},
 };
-use tilewright_ptx::{
-    build::{Builder, Global, Value},
-    isa::memory::{Access, Scope},
-};
+use tilewright_ptx::{Access, Builder, Global, Scope, Value};
 
 /// Known index inputs of a hook; called only for inputs that the hook reads. Head counts and the hook's arguments are never
 /// requested.

@@ -4,7 +4,7 @@
 //! The hardware's (`ex2.approx`, `lg2.approx`, `sin.approx`) are faster and less exact; [`super::Arithmetic`] selects. Sine,
 //! cosine and turns are always exact, because the hardware's have an error of 2^-20.
 
-use tilewright_ptx::build::Value;
+use tilewright_ptx::Value;
 
 /// An f32 per thread.
 type Number<'k> = Value<'k, f32>;

@@ -3,16 +3,12 @@
 //! A node is uniform (a constant or a parameter), of the row, or late: it depends on an input that is not yet known. Hoisted are
 //! row values that late nodes use or that are results.
 
-use super::{
-    Arithmetic, Hooks,
-    apply::NodeValue,
-    declared_variant::{DeclaredVariant, PartialHook},
-};
+use super::{Arithmetic, DeclaredVariant, Hooks, NodeValue, PartialHook};
 use tilewright::attention::variant::{
     Hook, Input, Op,
     expression::{Graph, Node, ValueKind},
 };
-use tilewright_ptx::build::Value;
+use tilewright_ptx::Value;
 
 /// The earliest stage at which a node is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

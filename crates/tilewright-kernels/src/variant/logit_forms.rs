@@ -1,13 +1,9 @@
 //! Forms of a logits hook that softmax computes with less work than the hook alone: soft caps, and biases that grow evenly from key to
 //! key.
 
-use super::{
-    declared_variant::PartialHook,
-    elementary::SoftCapped,
-    strip::{KeyPositions, Strip, StripValue},
-};
+use super::{KeyPositions, PartialHook, SoftCapped, Strip, StripValue};
 use tilewright::attention::variant::{Input, Op, expression::Node};
-use tilewright_ptx::build::Value;
+use tilewright_ptx::Value;
 
 /// A node as a function of the logit and of the key's position.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -44,12 +44,11 @@ pub(crate) use elementary::SoftCapped;
 pub(crate) use logit_forms::BiasedLogits;
 pub use strip::KeyPositions;
 
+use apply::NodeValue;
+use elementary::SmallTanh;
+use strip::{Strip, StripValue};
 use tilewright::attention::variant::{ExpressionVariant, Hook, Input, Variant, expression::Node};
-use tilewright_ptx::{
-    build::{Builder, Value},
-    sim::Arg,
-    verify::Invalid,
-};
+use tilewright_ptx::{Arg, Builder, Invalid, Value};
 
 /// Maximum bytes of a variant's parameters, of the 4096 that a kernel may have.
 const MAX_BYTES: usize = 3072;

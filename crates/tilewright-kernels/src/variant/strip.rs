@@ -4,14 +4,9 @@
 //! Values that are the same for all keys are computed once. Values that grow evenly from key to key, and products with a factor of
 //! the row, are completed by one multiply-add where they are used.
 
-use super::{
-    Arithmetic,
-    apply::{NodeValue, apply},
-    declared_variant::PartialHook,
-    elementary::SmallTanh,
-};
+use super::{Arithmetic, NodeValue, PartialHook, SmallTanh, apply::apply};
 use tilewright::attention::variant::{Input, Op, expression::Node};
-use tilewright_ptx::build::{Builder, Value};
+use tilewright_ptx::{Builder, Value};
 
 /// Chains of a maximum, enough to hide the latency of an operation.
 const CHAINS: usize = 4;

@@ -6,7 +6,7 @@ mod row_rmsnorm;
 
 use row_rmsnorm::{rmsnorm, simulated, without_barrier};
 use tilewright_ptx::{
-    sim::Report,
+    Report,
     text::{ptx, without_source_lines},
 };
 

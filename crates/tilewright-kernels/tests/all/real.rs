@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 use tilewright::Dtype;
-use tilewright_ptx::build::Stored;
+use tilewright_ptx::Stored;
 
 /// Elements that kernels compute with in f32.
 pub(crate) trait Real: Stored {

@@ -20,24 +20,14 @@ pub(super) mod ring;
 
 use super::mma::layout::SplitKvLayout;
 use crate::attention::kernel::{
-    cta::{CurrentItem, MmaCta},
-    fragments::{AccFragment, RowTile, ThreadScalar, apply_mask},
-    layout::{RowFormat, WARPS},
-    page_lookup::KvSource,
-    page_scales::PageScales,
-    partition::{ThreadGroup, divide},
-    queries::{LoadedQueries, SharedQueries},
-    row_hooks::RowHooks,
-    row_table::RowTable,
-    softmax,
-    stage_lookup::{BoxCorner, PendingStage, StageLookup},
-    tile_loader::TileLoader,
-    visible::{KeyRange, visible_mask},
+    AccFragment, BoxCorner, CurrentItem, KeyRange, KvSource, LoadedQueries, MmaCta, PageScales, PendingStage,
+    RowFormat, RowHooks, RowTable, RowTile, SharedQueries, StageLookup, ThreadGroup, ThreadScalar,
+    TileLoader, WARPS, fragments::apply_mask, partition::divide, softmax, visible::visible_mask,
 };
 use operands::{QueryOperands, StageOperands};
 use ring::RingCursors;
 use std::ops::Range;
-use tilewright_ptx::build::{Builder, Shared, Value, Var};
+use tilewright_ptx::{Builder, Shared, Value, Var};
 
 /// Executes an item.
 pub(super) fn run<'k>(

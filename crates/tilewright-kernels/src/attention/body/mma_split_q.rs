@@ -14,23 +14,13 @@
 
 use super::mma::{KV_TOKENS, layout::MmaLayout};
 use crate::attention::kernel::{
-    cta::{CurrentItem, MmaCta},
-    dequant::{Dequantizer, TileHalf},
-    epilogue::{TilePosition, store_tile},
-    fragments::{AccFragment, FragmentLoader, RowTile, ThreadScalar, apply_mask},
-    layout::{RowFormat, WARPS},
-    nonfinite::{self, NonfiniteFlags, NonfiniteMasks},
-    page_lookup::{KvSource, PageLookup},
-    page_scales::PageScales,
-    partition::divide,
-    queries::{LoadedQueries, SharedQueries, copy_queries},
-    row_hooks::RowHooks,
-    row_table::RowTable,
-    softmax,
-    tile_loader::TileLoader,
-    visible::{KeyRange, visible_mask},
+    AccFragment, CurrentItem, Dequantizer, FragmentLoader, KeyRange, KvSource, LoadedQueries, MmaCta,
+    NonfiniteFlags, NonfiniteMasks, PageLookup, PageScales, RowFormat, RowHooks, RowTable, RowTile,
+    SharedQueries, ThreadScalar, TileHalf, TileLoader, TilePosition, WARPS, epilogue::store_tile,
+    fragments::apply_mask, nonfinite, partition::divide, queries::copy_queries, softmax,
+    visible::visible_mask,
 };
-use tilewright_ptx::build::{Builder, Shared, Value, Var};
+use tilewright_ptx::{Builder, Shared, Value, Var};
 
 /// Executes an item, one tile of rows after the other.
 pub(super) fn run<'k>(

@@ -34,7 +34,7 @@ use super::{
     params::{AttentionParams, KvLayout},
 };
 use tilewright::Dtype;
-use tilewright_ptx::build::Builder;
+use tilewright_ptx::Builder;
 
 /// Maximum query rows (tokens times heads of the group) of an item whose keys are divided among warps.
 pub const MAX_SPLIT_KV_ROWS: usize = 16;

@@ -1,26 +1,17 @@
 //! State shared by all threads of a CTA, and the loop over its work items.
 
 use super::{
-    layout::{CtaLayout, SWIZZLE_ALIGN},
+    CtaLayout, QueryHead, RowHooks, SWIZZLE_ALIGN, ThreadGroup,
     merge::{arrival, partial_states},
     page_scales,
-    partition::ThreadGroup,
-    query_row::QueryHead,
-    row_hooks::RowHooks,
 };
 use crate::{
-    attention::{
-        items::{WorkItem, WorkItemRegs},
-        params::{AttentionParamRegs, KvLayout, Wait},
-    },
+    attention::{AttentionParamRegs, KvLayout, Wait, WorkItem, WorkItemRegs},
     tile::{halves::halves, number::narrow},
 };
 use std::f32::consts::LOG2_E;
 use tilewright::{Dtype, attention::variant::Hook};
-use tilewright_ptx::{
-    build::{Builder, Global, Shared, Value, Var},
-    isa::{matrix::Elements, types::Scalar},
-};
+use tilewright_ptx::{Builder, Elements, Global, Shared, Value, Var, isa::types::Scalar};
 
 /// Offset of the word of completed merges.
 const COMPLETED_OFFSET: usize = 112;

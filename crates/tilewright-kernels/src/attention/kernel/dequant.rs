@@ -9,13 +9,8 @@
 //! Each thread converts 8 elements at a time, so that loads and stores are free of bank conflicts. Kernels of 16-bit caches
 //! contain none of this.
 
-use super::{
-    cta::MmaCta,
-    layout::RowFormat,
-    partition::{PartitionedRows, ThreadPartition},
-    tile_loader::TileLoader,
-};
-use tilewright_ptx::build::Shared;
+use super::{MmaCta, PartitionedRows, RowFormat, ThreadPartition, TileLoader};
+use tilewright_ptx::Shared;
 
 /// The keys or the values of a KV tile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,17 +1,11 @@
 //! Epilogue: normalizes the accumulators and writes outputs or partial states.
 
-use super::{
-    cta::{CurrentItem, MmaCta},
-    fragments::RowTile,
-    page_scales,
-    query_row::QueryHead,
-    row_hooks::RowHooks,
-};
+use super::{CurrentItem, MmaCta, QueryHead, RowHooks, RowTile, page_scales};
 use crate::{
     attention::items::{NONE, WorkItemRegs},
     tile::reduce,
 };
-use tilewright_ptx::build::{Builder, Global, Value, Var};
+use tilewright_ptx::{Builder, Global, Value, Var};
 
 /// Final softmax statistics of a row.
 #[derive(Debug, Clone, Copy)]

@@ -7,7 +7,7 @@ use crate::{
 };
 use std::f32::consts::{LN_2, LOG2_E};
 use tilewright::attention::variant::{Hook, Input};
-use tilewright_ptx::build::Value;
+use tilewright_ptx::Value;
 
 /// The update and output hooks of a row; `None` if they do nothing.
 pub(crate) struct EpilogueHooks<'k, 'v> {

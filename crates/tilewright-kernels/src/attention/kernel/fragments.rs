@@ -3,11 +3,8 @@
 //! A tile of 16 rows is an `mma` tile: lane `l` holds rows `l / 4` and `l / 4 + 8`, and columns `2 (l % 4)` and the next of each
 //! 8 columns. An accumulator of 16 keys, rounded, is the A fragment of `P · V` for these keys.
 
-use super::{
-    cta::MmaCta,
-    layout::{CtaLayout, RowFormat},
-};
-use tilewright_ptx::build::{Builder, Shared, Value, Var};
+use super::{CtaLayout, MmaCta, RowFormat};
+use tilewright_ptx::{Builder, Shared, Value, Var};
 
 /// An accumulator fragment of 16 rows and 8 columns.
 pub(crate) type AccFragment<'k> = [Var<'k, f32>; 4];

@@ -13,7 +13,7 @@
 
 use super::merge::arrival::RECORDS;
 use crate::attention::items::MergeItem;
-use tilewright_ptx::build::Value;
+use tilewright_ptx::Value;
 
 /// Warps that share a row table and a running scale; also the warps per CTA of the `mma` bodies.
 pub(crate) const WARPS: usize = 4;

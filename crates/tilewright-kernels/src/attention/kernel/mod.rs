@@ -44,3 +44,22 @@ pub(crate) mod softmax;
 pub(crate) mod stage_lookup;
 pub(crate) mod tile_loader;
 pub(crate) mod visible;
+
+pub(crate) use cta::{CurrentItem, MmaCta};
+pub(crate) use dequant::{Dequantizer, TileHalf};
+pub(crate) use epilogue::{SoftmaxStats, TilePosition};
+pub(crate) use fragments::{AccFragment, Columns, FragmentLoader, RowTile, ThreadScalar};
+pub(crate) use layout::{
+    BLOCK_ROWS, CtaLayout, MAX_ROWS, MAX_STAGES, RowFormat, SWIZZLE_ALIGN, SharedAllocator, WARPS,
+};
+pub(crate) use nonfinite::{ElementKind, NonfiniteFlags, NonfiniteMasks};
+pub(crate) use page_lookup::{KvSource, PageLookup};
+pub(crate) use page_scales::{PageRescale, PageScales};
+pub(crate) use partition::{PartitionedRows, ThreadGroup, ThreadPartition};
+pub(crate) use queries::{F16Factor, LoadedQueries, SharedQueries};
+pub(crate) use query_row::{QueryHead, QueryRow};
+pub(crate) use row_hooks::{RowHooks, TileLogits};
+pub(crate) use row_table::RowTable;
+pub(crate) use stage_lookup::{BoxCorner, PendingStage, StageLookup};
+pub(crate) use tile_loader::TileLoader;
+pub(crate) use visible::KeyRange;

@@ -7,15 +7,8 @@
 //!
 //! The loops over masks are not unrolled: they are rarely executed, and the whole kernel is assembled at its first use.
 
-use super::{
-    cta::MmaCta,
-    fragments::{Columns, RowTile},
-    partition::{PartitionedRows, ThreadGroup, divide},
-};
-use tilewright_ptx::{
-    build::{Builder, Shared, Value},
-    isa::matrix::Elements,
-};
+use super::{Columns, MmaCta, PartitionedRows, RowTile, ThreadGroup, partition::divide};
+use tilewright_ptx::{Builder, Elements, Shared, Value};
 
 /// The exponent bits of both halves of a word, and the lowest exponent bit of each.
 fn exponents(elements: Elements) -> (u32, u32) {

@@ -1,13 +1,8 @@
 //! Non-finite values of 8-bit caches in partially masked stages, as in [`nonfinite`](super::nonfinite).
 
-use super::{
-    cta::MmaCta,
-    layout::RowFormat,
-    nonfinite::{self, ElementKind, NonfiniteMasks},
-    partition::{PartitionedRows, divide},
-};
+use super::{ElementKind, MmaCta, NonfiniteMasks, PartitionedRows, RowFormat, nonfinite, partition::divide};
 use tilewright::Dtype;
-use tilewright_ptx::build::{Shared, Value};
+use tilewright_ptx::{Shared, Value};
 
 /// The magnitude bits of the bytes of a word that are 1 in all non-finite ones, and the lowest of each; `None` if all are finite.
 fn exponents(kv: Dtype) -> Option<(u32, u32)> {

@@ -6,11 +6,8 @@
 //! not loaded; their rows are zero-filled.
 
 use super::{cta::MmaCta, page_scales};
-use crate::attention::{
-    items::{NONE, WorkItemRegs},
-    params::{CacheTensorRegs, KvLayout},
-};
-use tilewright_ptx::build::{Shared, Value, Var};
+use crate::attention::{CacheTensorRegs, KvLayout, NONE, WorkItemRegs};
+use tilewright_ptx::{Shared, Value, Var};
 
 /// Page-table lookup, one key per thread.
 #[derive(Debug, Clone, Copy)]

@@ -13,10 +13,7 @@
 
 use super::{cta::MmaCta, fragments::AccFragment, partition::ThreadGroup};
 use crate::attention::params::ScaleTensorRegs;
-use tilewright_ptx::{
-    build::{Shared, Value},
-    isa::warp::WarpReduction,
-};
+use tilewright_ptx::{Shared, Value, WarpReduction};
 
 /// The minimum and maximum `R` with normal reciprocals: 2^-126 and 2^126.
 const MIN_RUNNING_SCALE: u32 = 1 << 23;

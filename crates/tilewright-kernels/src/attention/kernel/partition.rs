@@ -1,7 +1,7 @@
 //! Division of rows of 16-byte chunks among threads.
 
 use super::layout::RowFormat;
-use tilewright_ptx::build::{Builder, Value};
+use tilewright_ptx::{Builder, Value};
 
 /// Threads that divide a task.
 #[derive(Debug, Clone, Copy)]

@@ -1,14 +1,9 @@
 //! Copies of query rows to shared memory.
 
-use super::{
-    cta::{CurrentItem, MmaCta},
-    layout::RowFormat,
-    partition::ThreadPartition,
-    tile_loader::exists,
-};
+use super::{CurrentItem, MmaCta, RowFormat, ThreadPartition, tile_loader::exists};
 use crate::{attention::params::RowTensorRegs, tile::Float};
 use half::{bf16, f16};
-use tilewright_ptx::build::{Builder, Global, Shared, Value, Var};
+use tilewright_ptx::{Builder, Global, Shared, Value, Var};
 
 /// A tile of query rows of an item in shared memory; rows beyond the item's last are 0.
 #[derive(Debug, Clone, Copy)]

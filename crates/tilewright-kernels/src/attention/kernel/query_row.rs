@@ -4,12 +4,9 @@
 //! `qo_begin + r / group` and query head `kv_head * group + r % group`. The request is that of the item, or
 //! [looked up](RequestTable::look_up). The position is the token plus the request's offset.
 
-use crate::attention::{
-    items::{KnownRequest, RequestTable},
-    params::{AttentionParamRegs, RowTensorRegs},
-};
+use crate::attention::{AttentionParamRegs, KnownRequest, RequestTable, RowTensorRegs};
 use tilewright::attention::variant::Input;
-use tilewright_ptx::build::{Global, Value};
+use tilewright_ptx::{Global, Value};
 
 /// A token of the batch, a query head and its KV head.
 #[derive(Debug, Clone, Copy)]

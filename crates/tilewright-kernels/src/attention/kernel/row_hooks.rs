@@ -11,18 +11,14 @@
 //! Per-row values are loaded at their point of use to reduce register pressure.
 
 use super::{
-    cta::{CurrentItem, MmaCta},
-    fragments::AccFragment,
-    layout::MAX_ROWS,
-    query_row::{QueryHead, QueryRow},
-    visible::{KeyRange, key_position},
+    AccFragment, CurrentItem, KeyRange, MAX_ROWS, MmaCta, QueryHead, QueryRow, visible::key_position,
 };
 use crate::{
     attention::items::{KnownRequest, WorkItemRegs},
     variant::{BiasedLogits, DeclaredVariant, Hooks, KeyPositions, PartialHook, SoftCapped},
 };
 use tilewright::attention::variant::{Hook, Input};
-use tilewright_ptx::build::{Builder, Shared, Value};
+use tilewright_ptx::{Builder, Shared, Value};
 
 /// The supported hooks, each with the inputs that are not properties of the row.
 const SUPPORTED: [(Hook, &[Input]); 4] = [

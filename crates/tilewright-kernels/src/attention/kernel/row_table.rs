@@ -5,15 +5,11 @@
 //! `unmasked_from` and `unmasked_to` are visible to all rows and need no mask.
 
 use super::{
-    cta::{CurrentItem, MmaCta},
-    layout::WARPS,
+    CurrentItem, MmaCta, WARPS,
     visible::{to_i64, window},
 };
 use crate::attention::items::{RequestTable, WorkItemRegs};
-use tilewright_ptx::{
-    build::{Shared, Value},
-    isa::warp::WarpReduction,
-};
+use tilewright_ptx::{Shared, Value, WarpReduction};
 
 /// The row table in shared memory.
 #[derive(Debug, Clone, Copy)]

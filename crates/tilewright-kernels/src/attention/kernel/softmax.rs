@@ -3,13 +3,9 @@
 //!
 //! Each step is done for all rows of the thread before the next step, to expose instruction-level parallelism.
 
-use super::{
-    cta::MmaCta,
-    fragments::{AccFragment, RowTile},
-    page_scales::PageRescale,
-};
+use super::{AccFragment, MmaCta, PageRescale, RowTile};
 use crate::tile::reduce;
-use tilewright_ptx::build::{Value, Var};
+use tilewright_ptx::{Value, Var};
 
 /// Per row tile, one number for each half.
 type Halves<'k> = Vec<[Value<'k, f32>; 2]>;

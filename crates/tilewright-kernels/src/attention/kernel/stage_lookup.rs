@@ -1,16 +1,8 @@
 //! Page-table lookup of the keys and values of a warp's stages.
 
-use super::{
-    cta::MmaCta,
-    layout::{RowFormat, WARPS},
-    page_lookup::KvSource,
-    page_scales,
-};
-use crate::attention::{
-    items::NONE,
-    params::{CacheTensorRegs, KvLayout},
-};
-use tilewright_ptx::build::{Builder, Shared, Value, Var};
+use super::{KvSource, MmaCta, RowFormat, WARPS, page_scales};
+use crate::attention::{CacheTensorRegs, KvLayout, NONE};
+use tilewright_ptx::{Builder, Shared, Value, Var};
 
 /// Lookup of the keys and values of a warp's stages, each in two steps: the page number is requested long before it is used. In
 /// stages of 16 keys, lanes below 16 look up keys, the others values; in stages of 32 keys, each lane looks up both.

@@ -1,11 +1,7 @@
 //! Asynchronous copies of rows of keys and values to shared memory, by the entries of a lookup.
 
-use super::{
-    cta::MmaCta,
-    layout::RowFormat,
-    partition::{PartitionedRows, ThreadGroup, ThreadPartition},
-};
-use tilewright_ptx::build::{Builder, CachePolicy, Global, GlobalToShared, Shared, Value};
+use super::{MmaCta, PartitionedRows, RowFormat, ThreadGroup, ThreadPartition};
+use tilewright_ptx::{Builder, CachePolicy, Global, GlobalToShared, Shared, Value};
 
 /// Bytes per entry.
 const ENTRY_BYTES: usize = 16;

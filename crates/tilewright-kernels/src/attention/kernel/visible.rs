@@ -2,7 +2,7 @@
 
 use super::cta::MmaCta;
 use crate::attention::{items::WorkItemRegs, params::AttentionParamRegs};
-use tilewright_ptx::build::{Builder, Global, Value};
+use tilewright_ptx::{Builder, Global, Value};
 
 /// Keys of a KV tile: `width` (at most 64) keys from `first` on.
 #[derive(Debug, Clone, Copy)]

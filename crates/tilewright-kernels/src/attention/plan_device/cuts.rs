@@ -1,15 +1,7 @@
 //! Cuts: the unit and KV tile where each worker's share ends, and prefix counts of cuts.
 
-use super::{
-    PlanDeviceRegs, THREADS,
-    layout::{Cost, CostLayout, Quota},
-    query_tiles::QueryTileVars,
-    scan::Scan,
-};
-use tilewright_ptx::{
-    build::{Builder, Shared, Value, Var},
-    isa::warp::Shuffle,
-};
+use super::{Cost, CostLayout, PlanDeviceRegs, QueryTileVars, Quota, Scan, THREADS};
+use tilewright_ptx::{Builder, Shared, Shuffle, Value, Var};
 
 /// KV tile of an end that leaves the whole unit to the previous workers.
 const WHOLE_UNIT: u32 = u32::MAX;

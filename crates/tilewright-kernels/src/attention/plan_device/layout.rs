@@ -1,7 +1,7 @@
 //! Cost axis of a batch: the units of a batch concatenated by cost, and the queries that cuts need.
 
 use super::{THREADS, TILES_PER_REQUEST, lengths::BatchLengths, query_tiles::QueryTile};
-use tilewright_ptx::build::{Arithmetic, Builder, Compare, Shared, Stored, Value};
+use tilewright_ptx::{Arithmetic, Builder, Compare, Shared, Stored, Value};
 
 /// A batch with known costs, of integer type [`Cost`](CostLayout::Cost).
 pub(super) trait CostLayout<'k>: Copy {

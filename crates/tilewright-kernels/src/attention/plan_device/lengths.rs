@@ -1,12 +1,7 @@
 //! Lengths of the batch: validation, and costs of requests that are one query tile each.
 
-use super::{
-    KvLengthRegs, LengthError, MAX_PER_THREAD, PlanDeviceRegs, THREADS, query_tiles::QueryTile, scan::Scan,
-};
-use tilewright_ptx::{
-    build::{Builder, Value, Var},
-    isa::warp::WarpReduction,
-};
+use super::{KvLengthRegs, LengthError, MAX_PER_THREAD, PlanDeviceRegs, QueryTile, Scan, THREADS};
+use tilewright_ptx::{Builder, Value, Var, WarpReduction};
 
 /// Flag beside [`LengthError`]s: a request is not one query tile, or costs [`MAX_TILE_COST`] or more.
 const NOT_SINGLE_TILE: u32 = 1 << 16;

@@ -55,19 +55,15 @@ mod write;
 
 use super::{divisor::Divisor, params::PlanArrays};
 use crate::params::{GlobalArray, Param};
-use cuts::{Cuts, ShareEnd};
-use layout::{BatchScratch, CostLayout};
-use lengths::BatchLengths;
+use cuts::{CutCounts, Cuts, ShareEnd};
+use layout::{BatchScratch, Cost, CostLayout, CostLocation, Quota, UnitCosts};
+use lengths::{BatchLengths, RequestLengths};
 use multi_tile::MultiTileBatch;
+use query_tiles::{QueryTile, QueryTileVars};
 use scan::Scan;
 use single_tile::SingleTileBatch;
 use std::ops::Deref;
-use tilewright_ptx::{
-    build::{Builder, Global, Value},
-    ir::Kernel,
-    sim::Arg,
-    verify::Invalid,
-};
+use tilewright_ptx::{Arg, Builder, Global, Invalid, Kernel, Value};
 use write::FirstItem;
 
 /// Threads per CTA.

@@ -3,13 +3,10 @@
 //! Query tiles are found by binary search, and costs have 64 bits.
 
 use super::{
-    TILES_PER_REQUEST,
-    layout::{BatchScratch, Cost, CostLayout, CostLocation, UnitCosts},
-    lengths::{BatchLengths, RequestLengths},
-    query_tiles::QueryTile,
-    scan::Scan,
+    BatchLengths, BatchScratch, Cost, CostLayout, CostLocation, QueryTile, RequestLengths, Scan,
+    TILES_PER_REQUEST, UnitCosts,
 };
-use tilewright_ptx::build::{Builder, Shared, Value};
+use tilewright_ptx::{Builder, Shared, Value};
 
 /// A general batch.
 #[derive(Clone, Copy)]

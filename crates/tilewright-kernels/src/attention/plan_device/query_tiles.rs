@@ -1,7 +1,7 @@
 //! Query tiles: a tile of query rows of a request, and the keys that it sees.
 
 use super::{PlanDeviceRegs, lengths::RequestLengths};
-use tilewright_ptx::build::{Builder, Value, Var};
+use tilewright_ptx::{Builder, Value, Var};
 
 /// A tile of query rows of a request, and the keys that it sees.
 #[derive(Clone, Copy)]

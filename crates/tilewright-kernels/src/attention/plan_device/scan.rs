@@ -4,10 +4,7 @@
 //! than one warp that does it for all and a second barrier.
 
 use super::{PlanDeviceRegs, THREADS};
-use tilewright_ptx::{
-    build::{Arithmetic, Builder, Shared, Stored, Value},
-    isa::warp::{Shuffle, WarpReduction},
-};
+use tilewright_ptx::{Arithmetic, Builder, Shared, Shuffle, Stored, Value, WarpReduction};
 
 const WARPS: usize = THREADS as usize / 32;
 

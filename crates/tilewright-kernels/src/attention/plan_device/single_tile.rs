@@ -3,12 +3,9 @@
 //! Costs have 32 bits and are known once the batch is read.
 
 use super::{
-    THREADS,
-    layout::{BatchScratch, CostLayout, CostLocation, UnitCosts},
-    lengths::{BatchLengths, RequestLengths},
-    query_tiles::QueryTile,
+    BatchLengths, BatchScratch, CostLayout, CostLocation, QueryTile, RequestLengths, THREADS, UnitCosts,
 };
-use tilewright_ptx::build::{Builder, Shared, Value};
+use tilewright_ptx::{Builder, Shared, Value};
 
 /// A batch of one query tile per request.
 #[derive(Clone, Copy)]

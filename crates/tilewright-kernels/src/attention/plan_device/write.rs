@@ -1,13 +1,8 @@
 //! Writes the plan's arrays from its cuts.
 
-use super::{
-    PlanDeviceRegs, THREADS,
-    cuts::{CutCounts, Cuts},
-    layout::{Cost, CostLayout, Quota},
-    query_tiles::{QueryTile, QueryTileVars},
-};
+use super::{Cost, CostLayout, CutCounts, Cuts, PlanDeviceRegs, QueryTile, QueryTileVars, Quota, THREADS};
 use crate::attention::items::{MergeItem, MergeSource, NONE, WorkItem};
-use tilewright_ptx::build::{Builder, Global, Value, Var};
+use tilewright_ptx::{Builder, Global, Value, Var};
 
 /// A part of a unit.
 struct Piece<'k> {

@@ -9,6 +9,7 @@ use tilewright::{
     },
 };
 use tilewright_kernels::attention::{
+    AttentionParams, Body, KernelConfig, KvLayout, UNLIMITED, Wait,
     body::{
         Bodies, DeviceLimits, MAX_PAIRED_ROWS, MAX_SPLIT_KV_ROWS, mla,
         mla_wgmma::MlaWgmmaConfig,
@@ -16,11 +17,9 @@ use tilewright_kernels::attention::{
         simt::SimtConfig,
         wgmma::{self, WgmmaConfig},
     },
-    choose::{Body, KernelConfig},
     operator::AttentionKernel,
-    params::{AttentionParams, KvLayout, UNLIMITED, Wait},
 };
-use tilewright_ptx::{ir::Kernel, sim::Arg, verify::Invalid};
+use tilewright_ptx::{Arg, Invalid, Kernel};
 
 /// Granularity of the KV scales.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -10,9 +10,8 @@ use tilewright::{
     reference::variant as formula,
 };
 use tilewright_kernels::attention::{
+    Body, KvLayout, UNLIMITED,
     body::{mma::MmaConfig, wgmma::WgmmaConfig},
-    choose::Body,
-    params::{KvLayout, UNLIMITED},
 };
 
 fn case(dim: usize, heads: (usize, usize), lengths: &[(usize, usize)]) -> Case {

@@ -3,10 +3,7 @@
 use super::numbers::number;
 use tilewright::Dtype;
 use tilewright_kernels::tile::halves::halves;
-use tilewright_ptx::{
-    build::Builder,
-    sim::{Arg, Launch, Memory},
-};
+use tilewright_ptx::{Arg, Builder, Launch, Memory};
 
 #[test]
 fn every_pattern_is_exact() {

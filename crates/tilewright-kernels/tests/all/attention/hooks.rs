@@ -17,9 +17,8 @@ use tilewright::{
     rope::Rope,
 };
 use tilewright_kernels::attention::{
+    Body, KvLayout,
     body::{Bodies, mma::unsupported_variant},
-    choose::Body,
-    params::KvLayout,
 };
 
 /// Cases with four query heads: few and many rows, one and several items, one and all requests, keys with gaps.

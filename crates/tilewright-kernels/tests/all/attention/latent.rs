@@ -6,9 +6,8 @@ use super::{
 };
 use tilewright::{Dtype, HeadDim};
 use tilewright_kernels::attention::{
+    Body, KvLayout, UNLIMITED,
     body::{Bodies, mla_wgmma::MlaWgmmaConfig},
-    choose::Body,
-    params::{KvLayout, UNLIMITED},
 };
 
 /// Heads of DeepSeek.

@@ -1,11 +1,8 @@
 //! A minimal planner: splits segments into device work items and merges the pieces of a row in order.
 
 use std::ops::Range;
-use tilewright_kernels::attention::{
-    items::{MergeItem, MergeSource, NONE, RequestRows, WorkItem},
-    params::PlanArrays,
-};
-use tilewright_ptx::sim::Memory;
+use tilewright_kernels::attention::{MergeItem, MergeSource, NONE, PlanArrays, RequestRows, WorkItem};
+use tilewright_ptx::Memory;
 
 /// A range of keys and its rows.
 #[derive(Debug, Clone)]

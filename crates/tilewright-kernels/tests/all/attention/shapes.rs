@@ -5,10 +5,7 @@ use super::{
     judge::check,
 };
 use tilewright::{Dtype, HeadDim};
-use tilewright_kernels::attention::{
-    choose::Body,
-    params::{KvLayout, UNLIMITED},
-};
+use tilewright_kernels::attention::{Body, KvLayout, UNLIMITED};
 
 #[test]
 fn decode_of_uneven_requests() {

@@ -5,11 +5,7 @@ use super::{
     judge::check,
 };
 use tilewright::{Dtype, HeadDim};
-use tilewright_kernels::attention::{
-    body::wgmma::WgmmaConfig,
-    choose::Body,
-    params::{KvLayout, UNLIMITED},
-};
+use tilewright_kernels::attention::{Body, KvLayout, UNLIMITED, body::wgmma::WgmmaConfig};
 
 fn case(dim: usize, heads: (usize, usize), lengths: &[(usize, usize)]) -> Case {
     Case::new(dim, heads, lengths).with(|case| case.body = Body::Wgmma)

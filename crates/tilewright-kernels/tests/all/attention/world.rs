@@ -10,22 +10,18 @@ use std::ops::Range;
 use tilewright::{HeadDim, attention::variant::ExpressionVariant};
 use tilewright_kernels::{
     attention::{
+        AttentionParams, Body, CacheTensor, KvLayout, PeTensors, RowTensor, ScaleTensor,
         body::{
             Bodies,
             mla_wgmma::MlaWgmmaParams,
             mma::box_map,
             wgmma::{RunParams, kv_map},
         },
-        choose::Body,
         operator::AttentionKernel,
-        params::{AttentionParams, CacheTensor, KvLayout, PeTensors, RowTensor, ScaleTensor},
     },
     variant::arguments,
 };
-use tilewright_ptx::{
-    ir::Kernel,
-    sim::{Arg, Fault, Launch, Memory, tensor::TensorMap},
-};
+use tilewright_ptx::{Arg, Fault, Kernel, Launch, Memory, TensorMap};
 
 /// Inputs of the kernel and of the reference.
 #[derive(Debug)]

@@ -11,7 +11,7 @@ use tilewright::{
     sampling::{FilterOrder, SamplingParams, Scores, TopKTies, distribution as on_cpu},
 };
 use tilewright_kernels::sampling::{RowKind, SampleConfig, distribution};
-use tilewright_ptx::sim::{Arg, Memory};
+use tilewright_ptx::{Arg, Memory};
 
 /// Results begin `gap` elements after an aligned address and have `gap` more elements per row. `gap` is also the seed.
 pub(super) fn assert_distributed<T: Both, O: Both + Real>(

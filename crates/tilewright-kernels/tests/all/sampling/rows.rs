@@ -1,13 +1,9 @@
 //! Rows for tests, on the CPU and in the simulator.
 
 use half::{bf16, f16};
-use tilewright::sampling::SamplingParams;
-use tilewright::{Element, View};
+use tilewright::{Element, View, sampling::SamplingParams};
 use tilewright_kernels::sampling::{Number, RequestSources, request_words};
-use tilewright_ptx::{
-    ir::Kernel,
-    sim::{Arg, Launch, Memory},
-};
+use tilewright_ptx::{Arg, Kernel, Launch, Memory};
 
 /// Element types of the engine and of kernels.
 pub(crate) trait Both: Element + Number {}

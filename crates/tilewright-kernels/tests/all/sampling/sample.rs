@@ -10,7 +10,7 @@ use tilewright_kernels::sampling::{
     EMPTY, INVALID_VALUE, ROW_OUTCOME_WORDS, RowCtas, RowKind, SampleConfig, SampleParams, VALID,
     distribution, sample,
 };
-use tilewright_ptx::sim::{Arg, Memory};
+use tilewright_ptx::{Arg, Memory};
 
 /// Requests of every kind.
 pub(super) fn params(count: usize) -> Vec<SamplingParams> {

@@ -5,7 +5,7 @@ use tilewright::sampling::{FilterOrder, SamplingParams, TopKTies};
 use tilewright_kernels::sampling::{
     ParamSource, RequestSources, RowCtas, RowKind, SampleParams, request_flags, sample,
 };
-use tilewright_ptx::sim::Memory;
+use tilewright_ptx::Memory;
 
 /// The content of tokens before a launch.
 const UNWRITTEN: i32 = -7;

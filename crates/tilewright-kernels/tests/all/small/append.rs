@@ -8,7 +8,7 @@ use tilewright_kernels::{
     append::{AppendParams, Cache, Scale, SlotMapping, SlotMappingKind, SlotTable, append},
     tile::Strided,
 };
-use tilewright_ptx::sim::Memory;
+use tilewright_ptx::Memory;
 
 /// Pages of the cache, more than requests use.
 const PAGES: usize = 12;

@@ -3,7 +3,7 @@
 use super::simulate::simulate;
 use tilewright::attention::{BitOrder, segment_packbits};
 use tilewright_kernels::bits::{PackbitsParams, packbits};
-use tilewright_ptx::sim::Memory;
+use tilewright_ptx::Memory;
 
 #[test]
 fn segments_have_bytes_of_their_own() {

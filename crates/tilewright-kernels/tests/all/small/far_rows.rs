@@ -16,10 +16,7 @@ use tilewright_kernels::{
     rope::{Angles, RopeParams, rope},
     tile::Strided,
 };
-use tilewright_ptx::{
-    ir::Kernel,
-    sim::{Arg, Memory},
-};
+use tilewright_ptx::{Arg, Kernel, Memory};
 
 const STRIDE: u64 = 1 << 31;
 const BF16: (Dtype, Dtype) = (Dtype::Bf16, Dtype::Bf16);

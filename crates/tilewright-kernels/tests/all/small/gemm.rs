@@ -7,7 +7,7 @@ use tilewright::Dtype;
 use tilewright_kernels::gemm::{
     Epilogue, GemmKernel, GemmParams, Groups, Matrix, dot, skinny, sm80, sm90, tiles,
 };
-use tilewright_ptx::sim::Memory;
+use tilewright_ptx::Memory;
 
 /// A product in the simulator with its expected result.
 struct GemmCase {

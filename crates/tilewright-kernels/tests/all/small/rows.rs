@@ -7,7 +7,7 @@ use tilewright_kernels::{
     rows::{CopyRowsParams, copy},
     tile::Strided,
 };
-use tilewright_ptx::sim::Memory;
+use tilewright_ptx::Memory;
 
 /// Rows 4, 0, 4 of six go to rows 0, 1, 2, or 3, 1, 0.
 fn run<A: Real, B: Real>(width: usize, to: Option<[i32; 3]>, seed: u64) {

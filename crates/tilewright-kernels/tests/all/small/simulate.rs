@@ -1,9 +1,6 @@
 //! Runs a kernel and reports the failing seed.
 
-use tilewright_ptx::{
-    ir::Kernel,
-    sim::{Arg, Launch, Memory},
-};
+use tilewright_ptx::{Arg, Kernel, Launch, Memory};
 
 /// Number of seeds of tests that vary the schedule.
 pub(crate) const SEEDS: u64 = 32;

@@ -3,10 +3,7 @@
 use tilewright_kernels::attention::items::{
     MergeItem, MergeSource, NONE, RequestRows, RequestTable, WorkItem, WorkItemRegs,
 };
-use tilewright_ptx::{
-    build::Builder,
-    sim::{Arg, Launch, Memory},
-};
+use tilewright_ptx::{Arg, Builder, Launch, Memory};
 
 #[test]
 fn records_are_words_in_the_order_of_their_fields() {

@@ -1,10 +1,7 @@
 //! Kernel parameters, from the host to the kernel.
 
 use tilewright_kernels::params::{GlobalArray, each};
-use tilewright_ptx::{
-    build::Builder,
-    sim::{Launch, Memory},
-};
+use tilewright_ptx::{Builder, Launch, Memory};
 
 tilewright_kernels::params! {
     #[derive(Clone)]

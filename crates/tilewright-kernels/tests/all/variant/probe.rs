@@ -5,11 +5,7 @@ use tilewright::attention::{
     variant::{At, ExpressionVariant, Hook, Input, Pair, QueryRow, Variant},
 };
 use tilewright_kernels::variant::{Arithmetic, Hooks, KeyPositions, PartialHook, arguments};
-use tilewright_ptx::{
-    build::{Builder, Global, Value},
-    ir::Kernel,
-    sim::{Arg, Launch, Memory},
-};
+use tilewright_ptx::{Arg, Builder, Global, Kernel, Launch, Memory, Value};
 
 /// Index of the logit in [`Results::numbers`].
 pub(crate) const LOGIT: usize = 7;

@@ -9,20 +9,12 @@ use super::{
     logits::LogitExchange,
 };
 use crate::attention::kernel::{
-    cta::{CurrentItem, MmaCta},
-    epilogue::{TilePosition, store_tile},
-    fragments::{FragmentLoader, RowTile, ThreadScalar, apply_mask},
-    nonfinite::{self, NonfiniteFlags, NonfiniteMasks},
-    page_lookup::{KvSource, PageLookup},
-    partition::{PartitionedRows, ThreadPartition, divide},
-    queries::{SharedQueries, copy_queries},
-    row_hooks::RowHooks,
-    row_table::RowTable,
-    softmax,
-    tile_loader::TileLoader,
-    visible::{KeyRange, visible_mask},
+    CurrentItem, FragmentLoader, KeyRange, KvSource, MmaCta, NonfiniteFlags, NonfiniteMasks, PageLookup,
+    PartitionedRows, RowHooks, RowTable, RowTile, SharedQueries, ThreadPartition, ThreadScalar, TileLoader,
+    TilePosition, epilogue::store_tile, fragments::apply_mask, nonfinite, partition::divide,
+    queries::copy_queries, softmax, visible::visible_mask,
 };
-use tilewright_ptx::build::{Builder, Shared, Value, Var};
+use tilewright_ptx::{Builder, Shared, Value, Var};
 
 /// The rows and the elements of O of a warp.
 #[derive(Debug, Clone, Copy)]

@@ -11,12 +11,8 @@ use super::{
     body::WarpTile,
     layout::{MlaBodyLayout, MlaLayout, logits_stride},
 };
-use crate::attention::kernel::{
-    cta::MmaCta,
-    fragments::{AccFragment, FragmentLoader},
-    partition::divide,
-};
-use tilewright_ptx::build::{Builder, Shared, Value};
+use crate::attention::kernel::{AccFragment, FragmentLoader, MmaCta, partition::divide};
+use tilewright_ptx::{Builder, Shared, Value};
 
 /// The exchange buffer, as addressed by this thread.
 #[derive(Debug, Clone, Copy)]

@@ -25,7 +25,7 @@ pub(super) use config::latent_dims;
 pub use config::{MlaConfig, THREADS};
 
 use crate::attention::kernel::{cta::MmaCta, row_hooks::RowHooks};
-use tilewright_ptx::{build::Builder, ir::Kernel, verify::Invalid};
+use tilewright_ptx::{Builder, Invalid, Kernel};
 
 /// Builds the kernel.
 ///

@@ -8,9 +8,7 @@
 use super::config::{KV_TOKENS, MmaConfig};
 use crate::attention::{
     body::{Bodies, MAX_SPLIT_KV_ROWS},
-    kernel::layout::{
-        BLOCK_ROWS, CtaLayout, MAX_ROWS, MAX_STAGES, RowFormat, SWIZZLE_ALIGN, SharedAllocator, WARPS,
-    },
+    kernel::{BLOCK_ROWS, CtaLayout, MAX_ROWS, MAX_STAGES, RowFormat, SWIZZLE_ALIGN, SharedAllocator, WARPS},
 };
 
 /// The layout of a kernel.

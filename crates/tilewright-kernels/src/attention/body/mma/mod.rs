@@ -36,7 +36,7 @@ use crate::{
     variant::Hooks,
 };
 use tilewright::attention::variant::ExpressionVariant;
-use tilewright_ptx::{build::Builder, ir::Kernel, sim::tensor::TensorMap, verify::Invalid};
+use tilewright_ptx::{Builder, Invalid, Kernel, TensorMap};
 
 impl MmaConfig {
     /// Whether the kernel can follow runs. Problems with runs have no kernel of two row tiles per warp.

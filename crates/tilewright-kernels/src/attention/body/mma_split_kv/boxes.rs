@@ -11,16 +11,9 @@
 
 use crate::attention::{
     body::mma::layout::SplitKvLayout,
-    kernel::{
-        cta::MmaCta,
-        layout::{RowFormat, WARPS},
-        stage_lookup::BoxCorner,
-    },
+    kernel::{BoxCorner, MmaCta, RowFormat, WARPS},
 };
-use tilewright_ptx::{
-    build::{Barrier, Builder, CachePolicy, Shared, Value, Var},
-    isa::sync::Fence,
-};
+use tilewright_ptx::{Barrier, Builder, CachePolicy, Fence, Shared, Value, Var};
 
 /// Boxes of one key that are loaded one after the other: of 1 to 32, the fastest on an H200.
 const ROWS_AT_ONCE: u32 = 2;

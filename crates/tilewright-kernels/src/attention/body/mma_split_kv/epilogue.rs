@@ -5,20 +5,12 @@ use crate::{
     attention::{
         body::MAX_SPLIT_KV_ROWS,
         kernel::{
-            epilogue::{SoftmaxStats, store_chunk},
-            fragments::RowTile,
-            layout::WARPS,
-            page_scales,
-            partition::divide,
-            softmax,
+            RowTile, SoftmaxStats, WARPS, epilogue::store_chunk, page_scales, partition::divide, softmax,
         },
     },
     tile::reduce,
 };
-use tilewright_ptx::{
-    build::{Shared, Value},
-    isa::sync::Fence,
-};
+use tilewright_ptx::{Fence, Shared, Value};
 
 impl<'k> SplitKvBody<'_, 'k> {
     /// Reduces the states of all warps and writes the result, one row tile after the other.

@@ -13,21 +13,12 @@
 use super::super::mma::layout::SplitKvLayout;
 use crate::{
     attention::kernel::{
-        cta::MmaCta,
-        fragments::{AccFragment, Columns, FragmentLoader, RowTile},
-        layout::RowFormat,
-        nonfinite::{self, NonfiniteMasks},
-        nonfinite_bytes,
-        partition::ThreadGroup,
-        queries::LoadedQueries,
-        tile_loader::TileLoader,
+        AccFragment, Columns, FragmentLoader, LoadedQueries, MmaCta, NonfiniteMasks, RowFormat, RowTile,
+        ThreadGroup, TileLoader, nonfinite, nonfinite_bytes,
     },
     tile::halves::{Pairs, f16_pairs},
 };
-use tilewright_ptx::{
-    build::{Shared, Value},
-    isa::{matrix::Elements, sync::Fence},
-};
+use tilewright_ptx::{Elements, Fence, Shared, Value};
 
 /// Operands of K and V of a cache.
 pub(super) struct StageOperands<'k> {

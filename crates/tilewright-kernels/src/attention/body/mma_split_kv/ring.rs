@@ -4,16 +4,9 @@ use super::boxes::StageBoxes;
 use crate::attention::{
     body::{MAX_SPLIT_KV_ROWS, mma::layout::SplitKvLayout},
     items::WorkItemRegs,
-    kernel::{
-        cta::{CurrentItem, MmaCta},
-        page_lookup::KvSource,
-        stage_lookup::{PendingStage, StageLookup},
-    },
+    kernel::{CurrentItem, KvSource, MmaCta, PendingStage, StageLookup},
 };
-use tilewright_ptx::{
-    build::{CachePolicy, Value, Var},
-    isa::memory::Eviction,
-};
+use tilewright_ptx::{CachePolicy, Eviction, Value, Var};
 
 /// Positions of a warp in its ring, which outlive an item.
 #[derive(Debug, Clone, Copy)]

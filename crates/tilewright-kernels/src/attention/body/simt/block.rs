@@ -3,14 +3,13 @@
 use super::{KEYS, SMALL_ROWS_PER_WARP, SimtConfig, WARPS, key_table::KeyTable, row_table::SimtRowTable};
 use crate::{
     attention::{
-        items::{KnownRequest, WorkItemRegs},
+        AttentionParamRegs, KnownRequest, WorkItemRegs,
         kernel::query_row::{QueryHead, QueryRow},
-        params::AttentionParamRegs,
     },
     variant::{DeclaredVariant, Hooks, PartialHook},
 };
 use tilewright::attention::variant::Hook;
-use tilewright_ptx::build::{Builder, Shared, Value};
+use tilewright_ptx::{Builder, Shared, Value};
 
 /// The hooks, with their constant parts computed.
 pub(super) struct SimtHooks<'k, 'v> {

@@ -3,7 +3,7 @@
 use crate::tile::number::narrow;
 use half::{bf16, f16};
 use tilewright::Dtype;
-use tilewright_ptx::build::{Builder, Global, Value};
+use tilewright_ptx::{Builder, Global, Value};
 
 /// The address of element `index` from `address` on.
 #[track_caller]

@@ -1,16 +1,13 @@
 //! Epilogue of a row: normalizes the accumulators and writes the output or a partial state.
 
-use super::{
-    block::{RowBlock, SimtCta},
-    elements,
-};
+use super::{RowBlock, SimtCta, elements};
 use crate::{
     attention::{items::NONE, kernel::query_row::QueryRow},
     variant::elementary::{exp2, log2},
 };
 use std::f32::consts::{LN_2, LOG2_E};
 use tilewright::attention::variant::{Hook, Input};
-use tilewright_ptx::build::Value;
+use tilewright_ptx::Value;
 
 /// Final softmax statistics of a row: the maximum base-2 logit, and `Σ 2^(logit - max)`. The tensor-core kernels have
 /// [`SoftmaxStats`](crate::attention::kernel::epilogue::SoftmaxStats), whose approximate logarithm and reciprocal would change

@@ -4,11 +4,8 @@
 //! looks up a tile when it needs it, for elements of any alignment.
 
 use super::{KEYS, block::SimtCta, elements};
-use crate::attention::{
-    items::WorkItemRegs,
-    params::{CacheTensorRegs, KvLayout},
-};
-use tilewright_ptx::build::{Builder, Shared, Value};
+use crate::attention::{CacheTensorRegs, KvLayout, WorkItemRegs};
+use tilewright_ptx::{Builder, Shared, Value};
 
 /// The key table in shared memory, `[64]` each.
 #[derive(Debug, Clone, Copy)]

@@ -7,19 +7,12 @@ use super::{THREADS, block::SimtCta, epilogue::ExactSoftmaxStats};
 use crate::{
     attention::{
         items::{KnownRequest, MergeItemRegs, NONE, WorkItemRegs},
-        kernel::{
-            merge::arrival::partial_row,
-            query_row::{QueryHead, QueryRow},
-            softmax::finite_max,
-        },
+        kernel::{QueryHead, QueryRow, merge::arrival::partial_row, softmax::finite_max},
     },
     variant::elementary::exp2_of_negative,
 };
 use tilewright::attention::variant::{Hook, Input};
-use tilewright_ptx::{
-    build::{Shared, Value},
-    isa::memory::{AtomicOp, Order, Scope},
-};
+use tilewright_ptx::{AtomicOp, Order, Scope, Shared, Value};
 
 impl<'k> SimtCta<'k, '_> {
     /// Arrives at the merges that depend on `item`, and performs those that it completes. All threads of the CTA have written and

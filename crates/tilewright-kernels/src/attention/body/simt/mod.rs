@@ -29,12 +29,14 @@ mod row_table;
 mod softmax;
 
 use crate::variant::{Arithmetic, Hooks};
-use block::SimtCta;
+use block::{RowBlock, SimtCta};
+use key_table::KeyTable;
+use softmax::MASKED;
 use tilewright::{
     Dtype, HeadDim,
     attention::variant::{ExpressionVariant, Hook},
 };
-use tilewright_ptx::{build::Builder, ir::Kernel, verify::Invalid};
+use tilewright_ptx::{Builder, Invalid, Kernel};
 
 /// Threads per CTA.
 pub(crate) const THREADS: u32 = 128;

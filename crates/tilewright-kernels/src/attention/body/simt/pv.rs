@@ -2,15 +2,9 @@
 //!
 //! A lane has dims `lane` and `lane + 32` of a part, for all rows of its warp.
 
-use super::{
-    KEYS, WARPS,
-    block::{RowBlock, SimtCta},
-    elements,
-    key_table::KeyTable,
-    softmax::MASKED,
-};
+use super::{KEYS, KeyTable, MASKED, RowBlock, SimtCta, WARPS, elements};
 use tilewright::attention::variant::{Hook, Input};
-use tilewright_ptx::build::{Value, Var};
+use tilewright_ptx::{Value, Var};
 
 impl<'k> SimtCta<'k, '_> {
     /// Zeroes this warp's rows of O.

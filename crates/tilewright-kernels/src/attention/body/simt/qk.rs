@@ -3,15 +3,10 @@
 //! A lane has keys `lane` and `lane + 32` of the tile, and all rows of its warp. If a hook needs pairs, the 32 dims are 16 dims
 //! and their partners half a head further on, in queries and keys alike.
 
-use super::{
-    K_DIMS, K_STRIDE, KEYS, WARPS,
-    block::{RowBlock, SimtCta},
-    elements,
-    key_table::KeyTable,
-};
+use super::{K_DIMS, K_STRIDE, KEYS, KeyTable, RowBlock, SimtCta, WARPS, elements};
 use crate::attention::params::RowTensorRegs;
 use tilewright::attention::variant::{Hook, Input};
-use tilewright_ptx::build::{Value, Var};
+use tilewright_ptx::{Value, Var};
 
 /// A lane's dim of a part of 32.
 #[derive(Clone, Copy)]

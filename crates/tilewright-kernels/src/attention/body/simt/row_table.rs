@@ -1,11 +1,8 @@
 //! Row table of a block: indices, visible range and softmax state of each row.
 
 use super::block::SimtCta;
-use crate::attention::kernel::{
-    query_row::{QueryHead, QueryRow},
-    visible::window,
-};
-use tilewright_ptx::build::{Builder, Shared, Value};
+use crate::attention::kernel::{QueryHead, QueryRow, visible::window};
+use tilewright_ptx::{Builder, Shared, Value};
 
 /// The row table in shared memory, `[rows]` each.
 #[derive(Debug, Clone, Copy)]

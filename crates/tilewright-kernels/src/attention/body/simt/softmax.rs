@@ -2,11 +2,7 @@
 //!
 //! The running maximum is that of the unscaled logits, so that its own weight is exactly 1, however large it is.
 
-use super::{
-    KEYS,
-    block::{RowBlock, SimtCta},
-    key_table::KeyTable,
-};
+use super::{KEYS, KeyTable, RowBlock, SimtCta};
 use crate::{
     attention::kernel::{query_row::QueryRow, softmax::finite_max, visible::mask_bit},
     tile::reduce,
@@ -14,7 +10,7 @@ use crate::{
 };
 use std::f32::consts::LOG2_E;
 use tilewright::attention::variant::{Hook, Input};
-use tilewright_ptx::build::{Global, Value, Var};
+use tilewright_ptx::{Global, Value, Var};
 
 /// Bits of the weight of a masked key, which is not added, not even as 0 times NaN. No weight has these bits, because NaN weights
 /// are canonicalized.

@@ -8,10 +8,7 @@
 //!
 //! So the copies of all units but one are in flight during a conversion.
 
-use super::{
-    kv_loads::{KvTile, Tensor},
-    producer::Producer,
-};
+use super::{KvTile, Producer, Tensor};
 use crate::{
     attention::items::WorkItemRegs,
     tile::{
@@ -20,7 +17,7 @@ use crate::{
     },
 };
 use tilewright::Dtype;
-use tilewright_ptx::build::{Global, Shared, Value};
+use tilewright_ptx::{Global, Shared, Value};
 
 /// Rows of a unit per warp.
 const ROWS: u32 = 16;

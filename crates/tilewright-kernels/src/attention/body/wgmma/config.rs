@@ -1,9 +1,8 @@
 //! Kernel configuration: dtype and head dims, the tile sizes that follow from them, and the caches that the kernel can read.
 
 use crate::attention::{
-    items::WorkItem,
+    AttentionParams, KvLayout, WorkItem,
     kernel::layout::{MAX_ROWS, SharedAllocator},
-    params::{AttentionParams, KvLayout},
 };
 use tilewright::{Dtype, HeadDim};
 

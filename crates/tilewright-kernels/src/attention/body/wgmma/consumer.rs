@@ -1,24 +1,12 @@
 //! A consumer warpgroup: logits, weights and outputs of 64 rows of each item.
 
-use super::{
-    EXPONENTIALS, WgmmaCta,
-    masks::Masked,
-    producer::{CAREFUL, CONSUMER_WARPS, PRESENT, REPEAT},
-};
+use super::{CAREFUL, CONSUMER_WARPS, EXPONENTIALS, Masked, PRESENT, REPEAT, WgmmaCta};
 use crate::{
-    attention::kernel::{
-        cta::CurrentItem,
-        fragments::{AccFragment, RowTile, ThreadScalar},
-        queries::F16Factor,
-        row_hooks::{RowHooks, TileLogits},
-    },
+    attention::kernel::{AccFragment, CurrentItem, F16Factor, RowHooks, RowTile, ThreadScalar, TileLogits},
     tile::{Cursor, SharedTile, release_from_warp},
 };
 use tilewright::{Dtype, attention::variant::Hook};
-use tilewright_ptx::{
-    build::{Builder, Shared, Value, Var, WgmmaLeft, WgmmaOperands},
-    isa::matrix::{Elements, Major},
-};
+use tilewright_ptx::{Builder, Elements, Major, Shared, Value, Var, WgmmaLeft, WgmmaOperands};
 
 /// Threads that process items.
 const THREADS: u32 = super::CONSUMERS;

@@ -7,14 +7,14 @@ use crate::{
     attention::{
         items::NONE,
         kernel::{
-            cta::CurrentItem,
-            epilogue::{SoftmaxStats, output_row, partial_row, store_lse},
+            CurrentItem, SoftmaxStats,
+            epilogue::{output_row, partial_row, store_lse},
             page_scales,
         },
     },
     tile::{quads, reduce},
 };
-use tilewright_ptx::build::{Global, Value};
+use tilewright_ptx::{Global, Value};
 
 /// Rows per warp.
 const ROWS: u32 = 16;

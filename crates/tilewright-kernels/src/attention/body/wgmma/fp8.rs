@@ -17,19 +17,12 @@
 //! - The exponentials of both warpgroups run at the same time. In turns, as with 16 bits, a prompt of 16,384 took 3 % longer.
 //! - S and S' change roles, so two tiles are processed per iteration where none needs a mask; other tiles copy S' to S.
 
-use super::{
-    consumer::Consumer,
-    masks::Masked,
-    softmax::{Exponentials, row_max},
-};
+use super::{Consumer, Exponentials, Masked, softmax::row_max};
 use crate::{
     attention::kernel::{cta::CurrentItem, fragments::AccFragment, softmax::finite_max},
     tile::{SharedTile, reduce},
 };
-use tilewright_ptx::{
-    build::{Shared, Value, Var, WgmmaLeft, WgmmaOperands},
-    isa::matrix::Major,
-};
+use tilewright_ptx::{Major, Shared, Value, Var, WgmmaLeft, WgmmaOperands};
 
 /// Base-2 logarithm of the weight of a logit that equals its reference.
 const REFERENCE_WEIGHT: f32 = 6.0;

@@ -1,19 +1,11 @@
 //! Loads of keys and values by the producer: boxes by TMA, or rows by `cp.async`.
 
-use super::{
-    producer::{Producer, THREADS},
-    rows::{SourceRow, copy_rows},
+use super::{Producer, SourceRow, producer::THREADS, rows::copy_rows};
+use crate::{
+    attention::{KvLayout, NONE, WorkItemRegs, kernel::page_lookup::box_location},
+    tile::{Cursor, SharedTile},
 };
-use crate::attention::{
-    items::{NONE, WorkItemRegs},
-    kernel::page_lookup::box_location,
-    params::KvLayout,
-};
-use crate::tile::{Cursor, SharedTile};
-use tilewright_ptx::{
-    build::{Barrier, Value, Var},
-    isa::sync::Fence,
-};
+use tilewright_ptx::{Barrier, Fence, Value, Var};
 
 /// Pages of the parts of a KV tile that a lane loads.
 pub(super) type Pages<'k> = [Var<'k, u32>; 2];

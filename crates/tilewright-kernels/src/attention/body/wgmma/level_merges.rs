@@ -7,18 +7,12 @@ use super::{ARCH, WgmmaConfig, supported_hooks};
 use crate::attention::{
     items::MergeItemRegs,
     kernel::{
-        cta::MmaCta,
-        layout::{CtaLayout, RowFormat},
+        CtaLayout, MmaCta, RowFormat, RowHooks,
         merge::{arrival::LaneSource, partial_states::merge_head},
-        row_hooks::RowHooks,
     },
 };
 use tilewright::attention::variant::ExpressionVariant;
-use tilewright_ptx::{
-    build::{Builder, Value, Var},
-    ir::Kernel,
-    verify::Invalid,
-};
+use tilewright_ptx::{Builder, Invalid, Kernel, Value, Var};
 
 /// Threads per CTA.
 const THREADS: u32 = 128;

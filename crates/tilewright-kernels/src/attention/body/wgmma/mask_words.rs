@@ -16,7 +16,7 @@ use crate::{
     },
     tile::Cursor,
 };
-use tilewright_ptx::build::{Shared, Value, Var};
+use tilewright_ptx::{Shared, Value, Var};
 
 /// A row of an item.
 #[derive(Clone, Copy)]

@@ -1,24 +1,21 @@
 //! Masks of a consumer: ranges of visible keys per row, visible masks of KV tiles, and values that masked keys must not contribute.
 
 use super::{ONE_CONSUMER, consumer::Consumer, mask_words::MaskedRow};
-use crate::attention::{
-    items::NONE,
-    kernel::{
-        cta::CurrentItem,
-        fragments::{AccFragment, apply_mask},
-        nonfinite::{self, NonfiniteMasks},
-        partition::ThreadPartition,
-        row_hooks::TileLogits,
-        row_table::{row_position, visible_range_at},
-        visible::{KeyRange, range_mask},
+use crate::{
+    attention::{
+        items::NONE,
+        kernel::{
+            AccFragment, CurrentItem, KeyRange, NonfiniteMasks, ThreadPartition, TileLogits,
+            fragments::apply_mask,
+            nonfinite,
+            row_table::{row_position, visible_range_at},
+            visible::range_mask,
+        },
     },
+    tile::{release_from_warp, sums},
 };
-use crate::tile::{release_from_warp, sums};
 use tilewright::attention::variant::Hook;
-use tilewright_ptx::{
-    build::{Shared, Value},
-    isa::sync::Fence,
-};
+use tilewright_ptx::{Fence, Shared, Value};
 
 /// Whether tiles may need a mask.
 #[derive(Clone, Copy, PartialEq)]

@@ -46,11 +46,7 @@ pub use level_merges::{LEVEL_MERGE_CTAS_PER_SM, LEVEL_MERGE_WARPS, level_merges}
 use crate::{
     attention::{
         body::{DeviceLimits, mma},
-        kernel::{
-            cta::MmaCta,
-            layout::{CtaLayout, RowFormat},
-            row_hooks::RowHooks,
-        },
+        kernel::{CtaLayout, MmaCta, RowFormat, RowHooks},
         params::{AttentionParams, CacheTensor},
     },
     tile::{Ring, SharedTile, panel_map},
@@ -58,15 +54,17 @@ use crate::{
 };
 use config::{ArenaOffsets, ROW_MAJOR_STAGES};
 use consumer::Consumer;
-use producer::Producer;
+use kv_loads::{KvTile, Pages, Tensor};
+use mask_words::RowMasks;
+use masks::Masked;
+use producer::{CAREFUL, CONSUMER_WARPS, PRESENT, Producer, REPEAT};
+use rows::SourceRow;
+use softmax::Exponentials;
 use tilewright::attention::variant::{ExpressionVariant, Hook};
 use tilewright_ptx::{
-    build::{Barrier, Builder, Global, Shared, Value},
-    ir::Kernel,
-    isa::{matrix::Elements, sync::Fence},
-    sim::{Arg, tensor::TensorMap},
-    verify::Invalid,
+    Arg, Barrier, Builder, Elements, Fence, Global, Invalid, Kernel, Shared, TensorMap, Value,
 };
+use transpose::RowMajor;
 
 /// Architecture of the kernel.
 pub(crate) const ARCH: u32 = 90;
@@ -303,8 +301,8 @@ impl<'k> WgmmaCta<'k> {
             let releases = if self.config.register_steps() > 0 { warps } else { 2 };
             self.queries.init(k, producer::THREADS, releases);
             for slot in 0..2_u32 {
-                let flags = self.item_words(k.constant(slot)).plus(producer::REPEAT);
-                (0..producer::CONSUMER_WARPS as usize).for_each(|warp| flags.plus(warp).store(0));
+                let flags = self.item_words(k.constant(slot)).plus(REPEAT);
+                (0..CONSUMER_WARPS as usize).for_each(|warp| flags.plus(warp).store(0));
             }
             k.fence(Fence::MbarrierInit);
         });

@@ -8,26 +8,14 @@
 //! theirs in registers, else when the last product of the current ones has been computed.
 
 use super::{
-    CONSUMERS, PRODUCERS, WgmmaCta, bytes,
-    kv_loads::{KvTile, Pages, Tensor},
-    mask_words::RowMasks,
-    rows::{self, SourceRow, copy_rows},
-    transpose::RowMajor,
+    CONSUMERS, KvTile, PRODUCERS, Pages, RowMajor, RowMasks, SourceRow, Tensor, WgmmaCta, bytes,
+    rows::{self, copy_rows},
 };
 use crate::{
-    attention::{
-        items::{NONE, WorkItem, WorkItemRegs},
-        kernel::query_row::QueryHead,
-    },
+    attention::{NONE, WorkItem, WorkItemRegs, kernel::query_row::QueryHead},
     tile::{Cursor, release_from_warp},
 };
-use tilewright_ptx::{
-    build::{Builder, GlobalToShared, Shared, Value, Var},
-    isa::{
-        memory::{AtomicOp, Order, Scope},
-        sync::Fence,
-    },
-};
+use tilewright_ptx::{AtomicOp, Builder, Fence, GlobalToShared, Order, Scope, Shared, Value, Var};
 
 /// Threads of the warpgroup.
 pub(crate) const THREADS: u32 = 128;

@@ -4,7 +4,7 @@
 //! Eight lanes copy a row, 128 adjacent bytes at once, so that the address of a lane serves all its chunks.
 
 use crate::{attention::kernel::partition::divide, tile::SharedTile};
-use tilewright_ptx::build::{Builder, Global, Shared, Value};
+use tilewright_ptx::{Builder, Global, Shared, Value};
 
 /// Rows per warp.
 pub(in crate::attention::body) const ROWS: u32 = 32;

@@ -8,18 +8,11 @@
 
 use super::{EXPONENTIALS, consumer::Consumer};
 use crate::{
-    attention::kernel::{
-        cta::{CurrentItem, MmaCta},
-        fragments::AccFragment,
-        softmax::finite_max,
-    },
+    attention::kernel::{AccFragment, CurrentItem, MmaCta, softmax::finite_max},
     tile::reduce,
     variant::{BiasedLogits, SoftCapped},
 };
-use tilewright_ptx::{
-    build::{Value, Var},
-    isa::matrix::Elements,
-};
+use tilewright_ptx::{Elements, Value, Var};
 
 /// Growth of a maximum base-2 logit above its reference without a rescale.
 const THRESHOLD: f32 = 8.0;

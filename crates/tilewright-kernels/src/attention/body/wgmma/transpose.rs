@@ -14,10 +14,7 @@
 
 use super::producer::{Producer, WARPS};
 use crate::tile::{Cursor, Ring, release_from_warp};
-use tilewright_ptx::{
-    build::{Builder, Value, Var},
-    isa::sync::Fence,
-};
+use tilewright_ptx::{Builder, Fence, Value, Var};
 
 /// Keys per warp.
 const KEYS: u32 = 32;
