@@ -4,21 +4,20 @@ use super::{
     numbers::{noise, number},
     world::run_merges,
 };
-use crate::units::aligned_params::aligned_params;
+use crate::units::body_configs::aligned_params;
 use tilewright::{
     Dtype, HeadDim,
     attention::variant::{ExpressionVariant, Plain},
 };
 use tilewright_kernels::attention::{
+    AttentionParams, CacheTensor, MergeItem, MergeSource, PeTensors, PlanArrays, RowTensor, ScaleTensor,
     body::{
         mla_wgmma::{MlaWgmmaConfig, MlaWgmmaParams},
         wgmma::kv_map,
     },
-    items::{MergeItem, MergeSource},
     operator::AttentionKernel,
-    params::{AttentionParams, CacheTensor, PeTensors, PlanArrays, RowTensor, ScaleTensor},
 };
-use tilewright_ptx::sim::Memory;
+use tilewright_ptx::Memory;
 
 /// Sources of other merges, which come first.
 const OTHERS: usize = 5;

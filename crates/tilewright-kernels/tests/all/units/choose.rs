@@ -5,10 +5,7 @@ use tilewright::{
     attention::variant::{ExpressionVariant, Plain, RotaryEmbedding, SoftCap},
     rope::Rope,
 };
-use tilewright_kernels::attention::{
-    body::DeviceLimits,
-    choose::{Alignment, ChoiceInput, choose},
-};
+use tilewright_kernels::attention::{Alignment, ChoiceInput, body::DeviceLimits, choose::choose};
 
 fn heads(dim: usize, qo: Dtype, kv: Dtype) -> Problem {
     let builder = Problem::builder(Heads { qo: 32, kv: 8 }, HeadDim::same(dim));

@@ -1,15 +1,19 @@
 //! The list of all kernels.
 
 use std::collections::BTreeSet;
-use tilewright_kernels::{KernelEntry, all, common, golden_texts};
+use tilewright_kernels::{KernelEntry, all, common};
+use tilewright_ptx::text::{ptx, without_source_lines};
 
 #[test]
-fn names_are_unique_and_equal_the_ptx_entries() {
+fn kernels_have_unique_names_and_print_for_their_architectures() {
     for list in [all(), common()] {
         let names: BTreeSet<&str> = list.iter().map(|kernel| kernel.name.as_str()).collect();
         assert_eq!(names.len(), list.len());
         for kernel in &list {
-            assert_eq!((kernel.build)().unwrap().name, kernel.name);
+            let built = (kernel.build)().unwrap();
+            assert_eq!(built.name, kernel.name, "the name of the PTX entry");
+            assert!(!kernel.archs.is_empty(), "{kernel:?} is for nothing");
+            kernel.archs.iter().for_each(|&arch| drop(ptx(&built, arch).unwrap()));
         }
     }
 }
@@ -24,9 +28,7 @@ fn both_lists_have_the_same_kernel_under_a_name() {
         assert_eq!(ours.archs, theirs.archs, "{}", ours.name);
         let text = |entry: &KernelEntry| {
             let kernel = (entry.build)().unwrap();
-            tilewright_ptx::text::without_source_lines(
-                &tilewright_ptx::text::ptx(&kernel, ours.archs[0]).unwrap(),
-            )
+            without_source_lines(&ptx(&kernel, ours.archs[0]).unwrap())
         };
         assert!(text(ours) == text(theirs), "{}", ours.name);
         shared += 1;
@@ -46,25 +48,4 @@ fn problems_match_kernel_names() {
             [format!("d{}_{}", dim.qk, dim.vo), qo.to_string()].iter().all(|part| kernel.name.contains(part));
         assert!(named, "{}: {problem}", kernel.name);
     }
-}
-
-#[test]
-fn every_kernel_prints_for_its_architectures() {
-    for kernel in all().into_iter().chain(common()) {
-        assert!(!kernel.archs.is_empty(), "{kernel:?} is for nothing");
-        let built = (kernel.build)().unwrap();
-        for &arch in kernel.archs {
-            tilewright_ptx::text::ptx(&built, arch).unwrap();
-        }
-    }
-}
-
-#[test]
-fn golden_names_exist() {
-    let texts = golden_texts().unwrap();
-    let names: Vec<&str> = texts.iter().map(|(file, _)| file.trim_end_matches(".ptx")).collect();
-    assert_eq!(
-        names,
-        ["gemm_sm80_128_bf16_bf16_pairs", "rmsnorm_bf16_bf16_8_128x4", "merge_state_f32_4_32x1"]
-    );
 }
