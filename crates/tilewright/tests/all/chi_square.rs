@@ -1,9 +1,6 @@
 //! Chi-square test of drawn tokens against an exact distribution, at p = 1e-4.
 
-use tilewright::{
-    Backend, View,
-    sampling::{SamplingParams, sample},
-};
+use tilewright::{Backend, SamplingParams, View, sampling::sample};
 
 /// The critical value that a chi-square variable of `freedom` degrees exceeds with probability 1e-4 (Wilson–Hilferty
 /// approximation, accurate to 1 % here).

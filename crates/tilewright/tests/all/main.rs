@@ -60,6 +60,16 @@ mod sampling;
 mod storage;
 mod variant;
 
+use arrays::{Array, DTYPES, F32_UNIT, Layout, random};
+use chi_square::{assert_drawn_from, draws, draws_wanted};
+use covering::pairwise;
+use elements::{Elements, half_ulp, round};
+use generator::Generator;
+use judge::{Expected, Outcome};
+use paged_requests::PagedRequests;
+use run::{execute, execute_bound, execute_scaled, poison, run, run_batch, run_with};
+use sample::{Lens, Sample};
+use storage::{Storage, Stored};
 use tilewright::{Cpu, cpu::Isa};
 
 /// The CPU backend once per instruction set of this machine.

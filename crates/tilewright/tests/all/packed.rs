@@ -1,10 +1,6 @@
 //! Packed weights: bit equality with `linear`, quantization error, fused products and rejected arguments.
 
-use crate::{
-    cpus,
-    elements::{Elements, round},
-    generator::Generator,
-};
+use crate::{Elements, Generator, cpus, round};
 use half::bf16;
 use tilewright::{
     Backend, Cpu, Dtype, Operator, View, ViewMut,

@@ -1,13 +1,6 @@
 //! Cascades: shared prefixes as explicit or detected levels, flat or nested, against the oracle on the plain requests.
 
-use crate::{
-    elements::Elements,
-    generator::Generator,
-    judge::Expected,
-    paged_requests::PagedRequests,
-    run::execute,
-    sample::{Lens, Sample},
-};
+use crate::{Elements, Expected, Generator, Lens, PagedRequests, Sample, execute};
 use std::ops::Range;
 use tilewright::{
     Attention, Backend, Batch, Dtype, HeadDim, Heads, KvCache, KvLayout, Mask, PageTable, Plan, Problem,

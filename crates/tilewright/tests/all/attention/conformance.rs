@@ -1,13 +1,7 @@
 //! Combinations of layout, dtypes, head_dim, group, page size and mask on small batches: a covering array of all pairs, or the full
 //! product on request.
 
-use crate::{
-    covering::pairwise,
-    judge::Expected,
-    run::{poison, run_with},
-    sample::{Lens, Sample},
-    storage::{Storage, Stored},
-};
+use crate::{Expected, Lens, Sample, Storage, Stored, pairwise, poison, run_with};
 use std::time::{Duration, Instant};
 use tilewright::{Backend, Dtype, HeadDim, Heads, KvLayout, Mask, Problem, Workspace, attention::Split};
 

@@ -1,11 +1,6 @@
 //! Infinities, NaN and huge logits: only rows that attend to them change, as in the oracle.
 
-use crate::{
-    judge::{Expected, Outcome},
-    run::run,
-    sample::{Lens, Sample},
-    storage::{Storage, Stored},
-};
+use crate::{Expected, Lens, Outcome, Sample, Storage, Stored, run};
 use tilewright::{Backend, Dtype, HeadDim, Heads, Mask, Problem, attention::Split};
 
 const STORAGES: [Storage; 3] = [Storage::Paged(5), Storage::Paged(64), Storage::Ragged];

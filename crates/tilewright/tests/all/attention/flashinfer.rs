@@ -1,13 +1,7 @@
 //! The grids of FlashInfer's own tests (its `tests/attention/`), checked against the oracle instead of another kernel. All
 //! values of adjacent axes occur in combination; only the largest products are subsampled.
 
-use crate::{
-    generator::Generator,
-    judge::Expected,
-    run::{execute, run},
-    sample::{Lens, Sample},
-    storage::{Storage, Stored},
-};
+use crate::{Expected, Generator, Lens, Sample, Storage, Stored, execute, run};
 use tilewright::{
     Attention, Backend, Dtype, HeadDim, Heads, KvLayout, Mask, Problem, Workspace,
     attention::{

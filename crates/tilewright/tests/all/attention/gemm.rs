@@ -1,10 +1,6 @@
 //! `linear` against f64 over dtypes, odd shapes, bias and strides; batch invariance of rows.
 
-use crate::{
-    cpus,
-    elements::{Elements, round},
-    generator::Generator,
-};
+use crate::{Elements, Generator, cpus, round};
 use tilewright::{Backend, Cpu, Dtype, gemm::linear};
 
 const DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::Bf16];

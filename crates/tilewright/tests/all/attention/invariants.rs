@@ -1,13 +1,7 @@
 //! Bitwise invariants: results do not depend on storage, batch peers, the number of threads or the chunking of a
 //! prefill.
 
-use crate::{
-    cpus,
-    generator::Generator,
-    run::run,
-    sample::{Lens, Sample},
-    storage::{Storage, Stored},
-};
+use crate::{Generator, Lens, Sample, Storage, Stored, cpus, run};
 use tilewright::{Backend, Cpu, Dtype, HeadDim, Heads, KvLayout, Mask, Problem, attention::Split};
 
 const STORAGES: [Storage; 5] =

@@ -1,15 +1,7 @@
 //! All pairs of query and KV lengths around the boundaries of pages, KV tiles and query tiles.
 
-use crate::{
-    generator::Generator,
-    judge::Expected,
-    run::{execute, poison, run_with},
-    sample::{Lens, Sample},
-    storage::{Storage, Stored},
-};
-use tilewright::{
-    Attention, Backend, Dtype, HeadDim, Heads, KvLayout, Mask, Problem, Workspace, attention::Split,
-};
+use crate::{Expected, Generator, Lens, Sample, Storage, Stored, execute, poison, run_with};
+use tilewright::{Attention, Backend, Dtype, HeadDim, Heads, KvLayout, Mask, Problem, Split, Workspace};
 
 const QO_LENS: [usize; 7] = [0, 1, 2, 17, 64, 65, 130];
 const STORAGES: [Storage; 5] =

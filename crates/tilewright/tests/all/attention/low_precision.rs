@@ -1,12 +1,6 @@
 //! Attention over 8-bit caches: exact conversion of every pattern, and agreement with the oracle for every shape.
 
-use crate::{
-    elements::Elements,
-    judge::Expected,
-    run::run,
-    sample::{Lens, Sample},
-    storage::{Storage, Stored},
-};
+use crate::{Elements, Expected, Lens, Sample, Storage, Stored, run};
 use tilewright::{
     Attention, Backend, Batch, Dtype, E4m3, E5m2, HeadDim, Heads, KvCache, KvLayout, Mask, Output, Problem,
     Workspace, attention::Split, reference::quantization::decode,

@@ -1,12 +1,6 @@
 //! Masks: windows, packed bits and draft trees against the oracle; masked keys cost no work and do not leak.
 
-use crate::{
-    generator::Generator,
-    judge::{Expected, Outcome},
-    run::run_batch,
-    sample::{Lens, Sample},
-    storage::{Storage, Stored},
-};
+use crate::{Expected, Generator, Lens, Outcome, Sample, Storage, Stored, run_batch};
 use tilewright::{
     Attention, Backend, Batch, Dtype, HeadDim, Heads, Mask, Problem, Workspace,
     attention::{

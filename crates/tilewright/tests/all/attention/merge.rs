@@ -1,9 +1,6 @@
 //! Merge of attention states against the oracle: many, two, none, empty ones and NaN.
 
-use crate::{
-    elements::{Elements, half_ulp, round},
-    generator::Generator,
-};
+use crate::{Elements, Generator, half_ulp, round};
 use tilewright::{
     Backend, Dtype, Operator,
     attention::{LSE_TO_NATURAL, StateMerge, merge_state, merge_states},

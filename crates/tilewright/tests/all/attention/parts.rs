@@ -1,12 +1,6 @@
 //! Latent attention (MLA), single requests, and context-parallel shards.
 
-use crate::{
-    elements::Elements,
-    judge::{Expected, Outcome},
-    run::{execute, run},
-    sample::{Lens, Sample},
-    storage::{Storage, Stored},
-};
+use crate::{Elements, Expected, Lens, Outcome, Sample, Storage, Stored, execute, run};
 use tilewright::{
     Attention, Backend, Dtype, HeadDim, Heads, Mask, Output, Problem, Scale, View, Workspace,
     attention::{LatentCache, LatentQuery, QuantizedLatentCache, Shard, Split, merge_states},

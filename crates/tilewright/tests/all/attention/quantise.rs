@@ -1,9 +1,6 @@
 //! Quantizing append: given scales against the f64 definition, dynamic scales against their error bound.
 
-use crate::{
-    elements::{Elements, half_ulp},
-    generator::Generator,
-};
+use crate::{Elements, Generator, half_ulp};
 use tilewright::{
     Backend, Dtype, KvCacheMut, KvLayout, PageTable, Result, Scale, View, ViewMut,
     kv::{

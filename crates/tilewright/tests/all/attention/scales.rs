@@ -1,19 +1,9 @@
 //! Attention over e4m3, e5m2 and int8 caches with every kind of scale, against the oracle on the true values.
 
-use crate::{
-    generator::Generator,
-    judge::Expected,
-    paged_requests::PagedRequests,
-    run::execute_scaled,
-    sample::{Lens, Sample},
-    storage::{Storage, Stored},
-};
+use crate::{Expected, Generator, Lens, PagedRequests, Sample, Storage, Stored, execute_scaled};
 use tilewright::{
-    Attention, Backend, Dtype, HeadDim, Heads, KvLayout, Mask, Problem, View, Workspace,
-    attention::{
-        Split,
-        variant::{Alibi, At, Number, Pair, Plain, Variant},
-    },
+    Attention, Backend, Dtype, HeadDim, Heads, KvLayout, Mask, Problem, Split, View, Workspace,
+    attention::variant::{Alibi, At, Number, Pair, Plain, Variant},
     kv::{KvScales, Scale},
     reference::{attention::Definition, variant as formula},
 };

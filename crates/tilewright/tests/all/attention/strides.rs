@@ -1,12 +1,6 @@
 //! Strided tensors: slices of fused projections, permuted axes, outputs with gaps.
 
-use crate::{
-    elements::Elements,
-    judge::Outcome,
-    run::run,
-    sample::Sample,
-    storage::{Storage, Stored},
-};
+use crate::{Elements, Outcome, Sample, Storage, Stored, run};
 use tilewright::{
     Attention, Backend, Batch, Dtype, HeadDim, Heads, KvCache, KvLayout, Output, Plan, Problem, View,
     Workspace, attention::Split,

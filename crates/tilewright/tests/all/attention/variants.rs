@@ -1,11 +1,6 @@
 //! Every shipped variant, a custom one, and each one's recorded form in full attention against the oracle.
 
-use crate::{
-    judge::{Expected, Outcome},
-    run::{execute_bound, run_batch},
-    sample::{Lens, Sample},
-    storage::{Storage, Stored},
-};
+use crate::{Expected, Lens, Outcome, Sample, Storage, Stored, execute_bound, run_batch};
 use tilewright::{
     Attention, Backend, Dtype, HeadDim, Heads, KvLayout, Mask, Problem, View, Workspace,
     attention::{

@@ -2,13 +2,12 @@
 
 use crate::arrays::{Array, DTYPES, F32_UNIT, Layout};
 use tilewright::{
-    Backend, Cpu, Dtype, Operator, Result,
+    Backend, Cpu, Dtype, Indices, Operator, Result,
     reference::rope::{frequency, llama31_frequency, rotate},
     rope::{
         CosSinCache, Positions, Rope, RopeAngles, RopeRest, RopeRotation, RopeScaling, RopeStyle, apply_rope,
         apply_rope_with_cos_sin_cache, rotate_with_cos_sin_cache,
     },
-    tensor::Indices,
 };
 
 const STYLES: [RopeStyle; 2] = [RopeStyle::Neox, RopeStyle::Interleaved];

@@ -2,7 +2,7 @@
 
 use crate::arrays::{Array, F32_UNIT, Layout};
 use tilewright::{
-    Backend, Cpu, Dtype, KvCacheMut, KvLayout, Operator, PageTable, Result,
+    Backend, Cpu, Dtype, Indices, KvCacheMut, KvLayout, Operator, PageTable, Result,
     kv::{
         AppendPlan,
         rope_append::{HeadNorms, RopeAppend},
@@ -12,7 +12,6 @@ use tilewright::{
         rope::{frequency, rotate},
     },
     rope::{CosSinCache, Rope, RopeAngles, RopeStyle},
-    tensor::Indices,
 };
 
 const QO_HEADS: usize = 5;

@@ -2,8 +2,7 @@
 //!
 //! Seeds are fixed, so the tests are deterministic; critical values are those of p = 1e-4.
 
-use crate::arrays::random;
-use crate::chi_square::{assert_drawn_from, draws, draws_wanted};
+use crate::{assert_drawn_from, draws, draws_wanted, random};
 use half::bf16;
 use tilewright::{
     Backend, View, ViewMut,

@@ -1,13 +1,12 @@
 //! Logit edits: bitmask, penalties and bias against their definitions, their errors, and draws from edited logits.
 
-use crate::arrays::{Array, DTYPES, F32_UNIT, Layout, random};
-use crate::chi_square::{assert_drawn_from, draws};
+use crate::{Array, DTYPES, F32_UNIT, Layout, assert_drawn_from, draws, random};
 use tilewright::{
-    Backend, Cpu, Dtype, Result,
+    Backend, Cpu, Dtype, Result, SamplingParams,
     reference::sampling::{penalised, softmax},
     sampling::{
-        Bias, History, Penalties, SamplingParams, TokenBitmask, apply_logit_bias, apply_penalties,
-        apply_token_bitmask, sample,
+        Bias, History, Penalties, TokenBitmask, apply_logit_bias, apply_penalties, apply_token_bitmask,
+        sample,
     },
 };
 

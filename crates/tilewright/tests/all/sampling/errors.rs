@@ -2,13 +2,12 @@
 
 use crate::arrays::{Array, Layout};
 use tilewright::{
-    Cpu, Dtype, Operator, Result, View, ViewMut,
+    Cpu, Dtype, Indices, Operator, Result, SamplingParams, View, ViewMut,
     sampling::{
-        Sampled, SamplingParams, Scores, TensorParam, TensorParams, TensorSampling, TokenBitmask,
-        apply_token_bitmask, distribution, sample, sampling_from_probs, softmax, top_k_mask_logits,
-        top_k_renorm_probs, top_p_renorm_probs,
+        Sampled, Scores, TensorParam, TensorParams, TensorSampling, TokenBitmask, apply_token_bitmask,
+        distribution, sample, sampling_from_probs, softmax, top_k_mask_logits, top_k_renorm_probs,
+        top_p_renorm_probs,
     },
-    tensor::Indices,
 };
 
 #[test]

@@ -1,10 +1,7 @@
 //! Sampling: tokens kept by the filters, greedy sampling, invalid rows, batch and thread invariance.
 //! `distribution.rs` tests the distributions, `errors.rs` the error texts.
 
-use crate::{
-    arrays::{Array, DTYPES, F32_UNIT, Layout, random},
-    covering::pairwise,
-};
+use crate::{Array, DTYPES, F32_UNIT, Layout, pairwise, random};
 use tilewright::{
     Backend, Cpu, Dtype,
     reference::sampling::{Filters, filtered, kth_largest, softmax as exact_softmax},

@@ -1,8 +1,7 @@
 //! Pipelines: tokens equal those of the single operators, `explain` lists fused stages, errors name the stage.
 //! The documentation of `Pipeline` tests that wrong orders do not compile.
 
-use crate::arrays::{Array, DTYPES, Layout, random};
-use crate::chi_square::{assert_drawn_from, draws_wanted};
+use crate::{Array, DTYPES, Layout, assert_drawn_from, draws_wanted, random};
 use tilewright::{
     Backend, Cpu, Dtype, Result, View, ViewMut,
     reference::sampling::{Filters, filtered, penalised, softmax as exact_softmax},

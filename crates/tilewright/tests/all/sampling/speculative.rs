@@ -3,12 +3,9 @@
 
 use crate::arrays::random;
 use tilewright::{
-    Backend, Cpu, Error, Result, View,
+    Backend, Cpu, Error, Result, SamplingParams, View,
     reference::sampling::{Filters, chain, filtered, softmax},
-    sampling::{
-        ChainCounts, ChainOutput, Drafts, SamplingParams, Scores, chain_speculative_sampling,
-        rng::speculative_pair,
-    },
+    sampling::{ChainCounts, ChainOutput, Drafts, Scores, chain_speculative_sampling, rng::speculative_pair},
 };
 
 crate::judge_backends!(

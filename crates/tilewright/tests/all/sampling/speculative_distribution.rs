@@ -3,15 +3,11 @@
 //! Both models are Markov chains. Tokens are collected over as many calls as needed, with offsets as documented, and drafts
 //! are drawn with the same seeds and offsets.
 
-use crate::arrays::random;
-use crate::chi_square::{assert_drawn_from, draws_wanted};
+use crate::{assert_drawn_from, draws_wanted, random};
 use tilewright::{
-    Backend, View,
+    Backend, SamplingParams, View,
     reference::sampling::{Filters, filtered, softmax},
-    sampling::{
-        ChainCounts, ChainOutput, Drafts, SamplingParams, Scores, chain_speculative_sampling,
-        sampling_from_probs,
-    },
+    sampling::{ChainCounts, ChainOutput, Drafts, Scores, chain_speculative_sampling, sampling_from_probs},
 };
 
 crate::judge_backends!(

@@ -1,17 +1,13 @@
 //! Tokens of parameters in tensors are those of parameters on the host.
 
-use crate::{
-    arrays::{Array, Layout},
-    generator::Generator,
-};
+use crate::{Array, Generator, Layout};
 use tilewright::{
-    Backend, Dtype, Operator, View, ViewMut,
+    Backend, Dtype, Indices, Operator, SamplingParams, View, ViewMut,
     sampling::{
-        ChainCounts, ChainOutput, Drafts, FilterOrder, SamplingParams, Scores, TensorChain,
-        TensorDistribution, TensorParam, TensorParams, TensorSampling, TensorTopKMask, TokenSampling,
-        TopKTies, chain_speculative_sampling, distribution, top_k_mask_logits,
+        ChainCounts, ChainOutput, Drafts, FilterOrder, Scores, TensorChain, TensorDistribution, TensorParam,
+        TensorParams, TensorSampling, TensorTopKMask, TokenSampling, TopKTies, chain_speculative_sampling,
+        distribution, top_k_mask_logits,
     },
-    tensor::Indices,
 };
 
 const TOKENS: usize = 12;

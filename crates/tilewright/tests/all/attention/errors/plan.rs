@@ -2,9 +2,8 @@
 
 use super::refused;
 use tilewright::{
-    Attention, Batch, Cpu, HeadDim, Heads, KvLayout, PageTable, Plan, Problem, Result,
-    attention::{Index, Split},
-    cpu::Isa,
+    Attention, Batch, Cpu, HeadDim, Heads, KvLayout, PageTable, Plan, Problem, Result, Split,
+    attention::Index, cpu::Isa,
 };
 
 const ONE: Heads = Heads { qo: 1, kv: 1 };
