@@ -20,7 +20,7 @@ use tilewright_kernels::{
     rope::{self, Angles},
     tile::Strided,
 };
-use tilewright_ptx::{ir::Kernel, sim::Arg};
+use tilewright_ptx::{Arg, Kernel};
 
 const BF16: Dtype = Dtype::Bf16;
 const TOKENS: usize = 16_384;

@@ -16,7 +16,7 @@ use std::{
 };
 use tilewright::{Error, ErrorKind, RecordedGraph, Result, tensor::DeviceMemory};
 use tilewright_kernels::gemm::GemmParams;
-use tilewright_ptx::{ir::Kernel, sim::Arg};
+use tilewright_ptx::{Arg, Kernel};
 
 /// The build of the loaded driver, on Linux.
 const BUILD: &str = "/proc/driver/nvidia/version";

@@ -5,7 +5,7 @@
 use std::fmt::Debug;
 use tilewright::{RecordedGraph, Result, tensor::DeviceMemory};
 use tilewright_kernels::gemm::GemmParams;
-use tilewright_ptx::{ir::Kernel, sim::Arg};
+use tilewright_ptx::{Arg, Kernel};
 
 /// The limits of a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -12,10 +12,7 @@ use std::{
     },
 };
 use tilewright::{Error, ErrorKind, RecordedGraph, Result, tensor::DeviceMemory};
-use tilewright_ptx::{
-    ir::Kernel,
-    sim::{Arg, Fault, Launch, Memory},
-};
+use tilewright_ptx::{Arg, Fault, Kernel, Launch, Memory};
 
 /// A simulated GPU.
 #[derive(Debug, Clone)]

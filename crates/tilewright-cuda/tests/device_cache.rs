@@ -4,7 +4,7 @@ use tilewright_cuda::{
     Buffer, Stream,
     cache::{Cache, Counts, Driver, Settings, Source},
 };
-use tilewright_ptx::{build::Builder, ir::Kernel, sim::Arg, verify::Invalid};
+use tilewright_ptx::{Arg, Builder, Invalid, Kernel};
 
 /// Adds `amount` to 64 numbers.
 fn adds(name: &str, amount: u32) -> Result<Kernel, Invalid> {

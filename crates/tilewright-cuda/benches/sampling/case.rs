@@ -3,10 +3,7 @@
 use super::contender::{BenchCase, OurGraph};
 use serde_json::json;
 use std::error::Error;
-use tilewright::{
-    sampling::{FilterOrder, SamplingParams},
-    tensor::DeviceMemory,
-};
+use tilewright::{DeviceMemory, SamplingParams, sampling::FilterOrder};
 use tilewright_cuda::{Cuda, Device, machine::Machine};
 use tilewright_kernels::sampling::{
     ROW_OUTCOME_WORDS, RequestSources, RowCtas, RowKind, SampleParams, request_words, sample,

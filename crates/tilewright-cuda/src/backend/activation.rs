@@ -1,9 +1,6 @@
 //! Gated activations with the kernel of `tilewright_kernels::activation`.
 
-use super::{
-    Gpu,
-    geometry::{extents, rows},
-};
+use super::{Gpu, extents, rows};
 use crate::machine::Machine;
 use tilewright::{Operator, Result, activation::GatedActivation};
 use tilewright_kernels::activation::{ActivationParams, MAX_D, act_and_mul as kernel};

@@ -1,9 +1,6 @@
 //! Elementwise operators with the kernels of `tilewright_kernels::elementwise`.
 
-use super::{
-    Gpu,
-    geometry::{extents, rows},
-};
+use super::{Gpu, extents, rows};
 use crate::machine::Machine;
 use tilewright::{
     Operator, Result,

@@ -1,9 +1,6 @@
 //! Row gather with the kernel of `tilewright_kernels::rows`.
 
-use super::{
-    Gpu,
-    geometry::{extent, extents, rows},
-};
+use super::{Gpu, extent, extents, rows};
 use crate::machine::Machine;
 use tilewright::{Operator, Result, gather::RowGather};
 use tilewright_kernels::rows::{self as kernels, CopyRowsParams};

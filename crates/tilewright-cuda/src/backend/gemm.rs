@@ -1,14 +1,10 @@
 //! Matrix products with the kernels of `tilewright_kernels::gemm`.
 
-use super::{
-    Gpu,
-    geometry::{address, extent},
-};
+use super::{Gpu, address, extent};
 use crate::machine::Machine;
 use tilewright::{
-    Operator, Result, View, ensure,
+    DeviceMemory, Operator, Result, View, ensure,
     gemm::{LinearLayer, SegmentGemm},
-    tensor::DeviceMemory,
 };
 use tilewright_kernels::gemm::{GemmParams, Groups, Matrix};
 

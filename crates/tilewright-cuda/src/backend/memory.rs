@@ -3,9 +3,7 @@
 use super::{Gpu, geometry::address};
 use crate::machine::Machine;
 use tilewright::{
-    Dtype, Error, Result, View, ViewMut,
-    kv::PageCopies,
-    tensor::{Buffer, DeviceMemory, IndexBuffer},
+    Buffer, DeviceMemory, Dtype, Error, Result, View, ViewMut, kv::PageCopies, tensor::IndexBuffer,
 };
 
 pub(super) fn allocate<M: Machine>(gpu: &Gpu<M>, dtype: Dtype, len: usize) -> Result<Buffer> {

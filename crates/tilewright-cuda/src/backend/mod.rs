@@ -19,6 +19,8 @@ mod quantization;
 mod rope;
 mod sampling;
 
+use geometry::{address, extent, extents, head_stride, rows};
+
 use crate::machine::{Limits, Machine};
 use attention::kernel::{AttentionKernels, tiling};
 use checks::HostCopies;
@@ -38,7 +40,7 @@ use tilewright::{
     tensor::{Buffer, DeviceAddress, DeviceMemory, IndexBuffer, Integers},
 };
 use tilewright_kernels::sampling::SamplingKernel;
-use tilewright_ptx::{ir::Kernel, verify::Invalid};
+use tilewright_ptx::{Invalid, Kernel};
 
 /// Loaded kernels. A name identifies one configuration of a kernel.
 type Kernels<F> = Mutex<HashMap<String, KernelSlot<F>>>;

@@ -1,9 +1,6 @@
 //! Norms with the kernel of `tilewright_kernels::norm`.
 
-use super::{
-    Gpu,
-    geometry::{address, extents, rows},
-};
+use super::{Gpu, address, extents, rows};
 use crate::machine::Machine;
 use tilewright::{
     Operator, Result, View,

@@ -1,9 +1,6 @@
 //! Quantization with a scale per group by the kernel of `tilewright_kernels::quantization`.
 
-use super::{
-    Gpu,
-    geometry::{address, extents, rows},
-};
+use super::{Gpu, address, extents, rows};
 use crate::machine::Machine;
 use tilewright::{Operator, Result, quantization::GroupQuantization};
 use tilewright_kernels::{

@@ -1,9 +1,6 @@
 //! Rotary embedding with the kernel of `tilewright_kernels::rope`, with angles from a table or computed.
 
-use super::{
-    Gpu,
-    geometry::{address, extent, rows},
-};
+use super::{Gpu, address, extent, rows};
 use crate::machine::Machine;
 use tilewright::{
     Operator, Result, View,

@@ -10,7 +10,7 @@ use std::{
     fmt,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, atomic::Ordering::Relaxed},
 };
-use tilewright_ptx::{ir::Kernel, text, verify::Invalid};
+use tilewright_ptx::{Invalid, Kernel, text};
 
 /// A kernel's PTX and its target.
 #[derive(Debug, Clone, PartialEq, Eq)]

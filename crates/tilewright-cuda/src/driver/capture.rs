@@ -1,8 +1,7 @@
 //! Stream capture, and the capture status of a stream.
 
 use super::{
-    DriverError, ErrorKind, Graph, Result, Stream,
-    current::CurrentContext,
+    CurrentContext, DriverError, ErrorKind, Graph, Result, Stream,
     error::{check_call, driver},
     handle::optional,
 };

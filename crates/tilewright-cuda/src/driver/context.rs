@@ -5,13 +5,7 @@
 //! restored.
 
 use super::{
-    DeviceProperties, Result,
-    error::driver,
-    find::find,
-    handle::{Handle, lock},
-    memory,
-    retain::DeferredFree,
-    staging::Staging,
+    DeferredFree, DeviceProperties, Handle, Result, Staging, error::driver, find::find, handle::lock, memory,
 };
 use cudarc::driver::sys;
 use std::{

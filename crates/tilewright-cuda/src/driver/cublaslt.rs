@@ -5,10 +5,7 @@
 //!
 //! Its matrices are column-major, ours row-major: `out = x · weightᵀ` becomes `outᵀ = weight · xᵀ`.
 
-use super::{
-    DriverError, ErrorKind, Memory, Result, Stream,
-    handle::{Handle, lock},
-};
+use super::{DriverError, ErrorKind, Handle, Memory, Result, Stream, handle::lock};
 use cudarc::cublaslt::{
     result::{self, CublasError},
     sys,

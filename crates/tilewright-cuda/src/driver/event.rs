@@ -1,10 +1,9 @@
 //! Events: markers in the work of a stream, to wait for or to time with.
 
 use super::{
-    Context, DriverError, ErrorKind, Result,
-    current::RelaxedCapture,
+    Context, DriverError, ErrorKind, Handle, RelaxedCapture, Result,
     error::{check_call, driver},
-    handle::{Handle, optional},
+    handle::optional,
 };
 use cudarc::driver::sys;
 use std::ptr::null_mut;

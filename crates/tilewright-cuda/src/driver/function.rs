@@ -1,16 +1,12 @@
 //! Loaded kernels: resources and launch signatures.
 
-use super::{
-    Context, DriverError, ErrorKind, Result,
-    error::driver,
-    handle::{Handle, optional},
-    module::Module,
-};
+use super::{Context, DriverError, ErrorKind, Handle, Module, Result, error::driver, handle::optional};
 use cudarc::driver::sys;
 use std::sync::Arc;
 use tilewright_ptx::{
-    ir::{Kernel, Param, ParamKind},
-    isa::{Op, sync::SyncOp},
+    Kernel, Op,
+    ir::{Param, ParamKind},
+    isa::sync::SyncOp,
 };
 
 /// A loaded kernel. Clones share it; the last one unloads its machine code.

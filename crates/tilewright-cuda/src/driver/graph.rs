@@ -3,11 +3,7 @@
 //! A graph retains the machine code of its kernels and the bytes of its writes. The caller must keep the device memory alive that
 //! it addresses.
 
-use super::{
-    Context, DriverError, Result, Stream,
-    error::driver,
-    handle::{Handle, lock},
-};
+use super::{Context, DriverError, Handle, Result, Stream, error::driver, handle::lock};
 use cudarc::driver::sys;
 use std::{ptr::null_mut, sync::Mutex};
 

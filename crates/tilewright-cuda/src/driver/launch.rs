@@ -1,19 +1,12 @@
 //! Kernel launches on a stream.
 
-use super::{
-    DriverError, Function, Result, Stream, error::driver, function::Signature, retain::Retained,
-    tensor_map::encode,
-};
+use super::{DriverError, Function, Result, Retained, Signature, Stream, error::driver, tensor_map::encode};
 use cudarc::driver::sys;
 use std::{
     ffi::{c_char, c_void},
     ptr::null_mut,
 };
-use tilewright_ptx::{
-    ir::{Kernel, ParamKind},
-    isa::types::Class,
-    sim::Arg,
-};
+use tilewright_ptx::{Arg, Kernel, ir::ParamKind, isa::types::Class};
 
 /// Capacity of the stack buffers of a launch: arguments, and 64-byte lines that hold them.
 const MAX_ARGS: usize = 96;

@@ -1,8 +1,7 @@
 //! PTX to machine code by the driver's JIT assembler, and machine code to a loaded kernel.
 
 use super::{
-    Context, DriverError, ErrorKind, Function, Result, current::RelaxedCapture, error::driver, image,
-    log::Log, module::Module,
+    Context, DriverError, ErrorKind, Function, Log, Module, RelaxedCapture, Result, error::driver, image,
 };
 use cudarc::driver::sys;
 use std::{
@@ -10,7 +9,7 @@ use std::{
     ptr::{null_mut, slice_from_raw_parts, without_provenance_mut},
     sync::Arc,
 };
-use tilewright_ptx::{ir::Kernel, text};
+use tilewright_ptx::{Kernel, text};
 
 /// Machine code with the assembler's log.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,11 +1,6 @@
 //! Stream-ordered device memory.
 
-use super::{
-    DriverError, ErrorKind, Result, Stream,
-    current::RelaxedCapture,
-    error::driver,
-    handle::{Handle, lock},
-};
+use super::{DriverError, ErrorKind, Handle, RelaxedCapture, Result, Stream, error::driver, handle::lock};
 use cudarc::driver::sys;
 use std::{ffi::c_void, ptr::null_mut, sync::Mutex};
 

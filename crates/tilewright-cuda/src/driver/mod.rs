@@ -25,6 +25,15 @@ mod function;
 mod graph;
 mod handle;
 mod image;
+use current::{CurrentContext, RelaxedCapture};
+use function::Signature;
+use handle::Handle;
+use log::Log;
+use memory::PendingFree;
+use module::Module;
+use retain::{DeferredFree, Retained};
+use staging::{PinnedMemory, Slot, Staging};
+
 #[cfg(feature = "cudarc")]
 mod interop;
 mod launch;

@@ -3,13 +3,7 @@
 //! A graph releases its resources on a driver thread, on which driver functions must not be called. The callback only queues the
 //! resource; the next operation on the context frees it.
 
-use super::{
-    Context, Result,
-    error::driver,
-    handle::{Handle, lock},
-    module::Module,
-    staging::PinnedMemory,
-};
+use super::{Context, Handle, Module, PinnedMemory, Result, error::driver, handle::lock};
 use cudarc::driver::sys;
 use std::{
     ffi::c_void,

@@ -4,12 +4,7 @@
 //! write waits, for the oldest slot, only if all slots are in flight.
 
 use super::{
-    Context, Result,
-    current::RelaxedCapture,
-    error::driver,
-    event,
-    handle::{Handle, lock},
-    retain::free_pinned,
+    Context, Handle, RelaxedCapture, Result, error::driver, event, handle::lock, retain::free_pinned,
 };
 use cudarc::driver::sys;
 use std::{

@@ -1,12 +1,10 @@
 //! Streams: in-order queues of work, owned or borrowed from the caller.
 
 use super::{
-    Context, DriverError, Event, Result,
-    current::RelaxedCapture,
+    Context, DriverError, Event, Handle, PendingFree, RelaxedCapture, Result,
     error::{check_call, driver},
     event,
-    handle::{Handle, lock},
-    memory::PendingFree,
+    handle::lock,
 };
 use cudarc::driver::sys;
 use std::{

@@ -3,7 +3,7 @@
 use super::{Result, error::driver};
 use cudarc::driver::sys;
 use std::ffi::c_void;
-use tilewright_ptx::sim::tensor::{Swizzle, TensorMap};
+use tilewright_ptx::{Swizzle, TensorMap};
 
 /// Encodes a checked map. Uses no device. Copies promoted to 256 bytes of L2 instead of 128 made MLA on an H200 up to 8 % slower.
 pub(super) fn encode(map: &TensorMap) -> Result<[u64; 16]> {

@@ -1,11 +1,6 @@
 //! Copies to, from and within the device, in stream order.
 
-use super::{
-    Result, Stream,
-    error::driver,
-    retain::Retained,
-    staging::{PinnedMemory, Slot, Staging},
-};
+use super::{PinnedMemory, Result, Retained, Slot, Staging, Stream, error::driver};
 use std::{ptr::copy_nonoverlapping, slice::from_raw_parts_mut};
 
 impl Stream {

@@ -4,14 +4,13 @@
 use half::bf16;
 use std::cell::RefCell;
 use tilewright::{
-    Attention, Backend, Batch, Cpu, Dtype, HeadDim, Heads, KvCache, KvScales, Mask, Operator, Output, Plan,
-    Problem, Result, Scale, View, ViewMut, Workspace,
+    Attention, Backend, Batch, Cpu, DeviceMemory, Dtype, HeadDim, Heads, KvCache, KvScales, Mask, Operator,
+    Output, Plan, Problem, Result, Scale, View, ViewMut, Workspace,
     attention::variant::AttentionSinks,
     kv::QuantizedCache,
     norm::rmsnorm,
     rope::{CosSinCache, Rope, RopeAngles, RopeRotation, RopeStyle},
     sampling::{TokenBitmask, apply_token_bitmask},
-    tensor::DeviceMemory,
 };
 use tilewright_cuda::{Gpu, Simulated, Simulator, machine::Machine};
 

@@ -3,8 +3,8 @@
 
 use half::bf16;
 use tilewright::{
-    Attention, Backend, Cpu, Dtype, E4m3, HeadDim, Heads, KvCache, KvCacheMut, KvLayout, Operator, PageTable,
-    Problem, Scale, View, ViewMut,
+    Attention, Backend, Cpu, DeviceMemory, Dtype, E4m3, HeadDim, Heads, KvCache, KvCacheMut, KvLayout,
+    Operator, PageTable, Problem, Scale, View, ViewMut,
     attention::{BitOrder, packbits, packbits_on_device, segment_packbits, segment_packbits_on_device},
     gemm::SegmentGemm,
     kv::{
@@ -12,7 +12,6 @@ use tilewright::{
         append::{NewKv, QuantizedCacheMut, append_planned},
     },
     sampling::{Pipeline, Sampled, Stream},
-    tensor::DeviceMemory,
 };
 use tilewright_cuda::{Gpu, Simulator, machine::Machine};
 

@@ -1,13 +1,12 @@
 //! Appends to the slots of arrays in device memory: replays read the present arrays, and tokens without a slot are skipped.
 
 use tilewright::{
-    Backend, Dtype, KvCacheMut, KvLayout,
+    Backend, DeviceMemory, Dtype, KvCacheMut, KvLayout,
     kv::{
         Scale, ScaleMut, SlotArrays,
         append::{NewKv, QuantizedCacheMut, append_to_slots},
         mla::{MlaCacheMut, NewMla, append_mla_to_slots},
     },
-    tensor::DeviceMemory,
 };
 use tilewright_cuda::{Gpu, Simulator, machine::Machine};
 

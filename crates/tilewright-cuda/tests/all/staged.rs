@@ -6,7 +6,7 @@ use tilewright_cuda::{
     Device, Gpu, Simulator, Staged,
     machine::{Limits, Machine},
 };
-use tilewright_ptx::{ir::Kernel, sim::Arg};
+use tilewright_ptx::{Arg, Kernel};
 
 /// The backend in a simulator with few SMs, so that they share work.
 pub(crate) fn simulated() -> Staged<Simulator> {

@@ -7,7 +7,7 @@ use tilewright_kernels::gemm::{
     Epilogue,
     sm90::{self, Sm90Config},
 };
-use tilewright_ptx::sim::Arg;
+use tilewright_ptx::Arg;
 
 #[test]
 fn machine_code_can_be_kept_and_loaded_again() -> Result<()> {

@@ -3,7 +3,7 @@
 
 use crate::{run_in_child_process, stream, written};
 use tilewright_cuda::{ErrorKind, Result};
-use tilewright_ptx::sim::Arg;
+use tilewright_ptx::Arg;
 
 #[test]
 fn an_illegal_address_loses_the_context() {

@@ -11,7 +11,7 @@ mod written;
 
 use std::process::Command;
 use tilewright_cuda::{Buffer, Context, ErrorKind, Function, Result, Stream};
-use tilewright_ptx::sim::Arg;
+use tilewright_ptx::Arg;
 
 /// A stream of the first GPU; without one, prints the reason.
 fn stream() -> Option<Stream> {

@@ -2,7 +2,7 @@
 
 use crate::{spin, stream, written};
 use tilewright_cuda::{ErrorKind, Result, Stream};
-use tilewright_ptx::sim::Arg;
+use tilewright_ptx::Arg;
 
 fn bytes(len: usize) -> Vec<u8> {
     (0..len).map(|i| (i * 31 + i / 251) as u8).collect()

@@ -2,10 +2,7 @@
 
 use crate::{add, stream, written};
 use tilewright_cuda::{DriverError, ErrorKind, Result, Stream, assemble, load};
-use tilewright_ptx::sim::{
-    Arg,
-    tensor::{Swizzle, TensorMap},
-};
+use tilewright_ptx::{Arg, Swizzle, TensorMap};
 
 /// Asserts the kind of the error, and that it contains all these texts.
 fn judge<T: std::fmt::Debug>(outcome: Result<T>, kind: ErrorKind, expected: &[&str]) -> DriverError {

@@ -1,10 +1,6 @@
 //! Kernels of these tests, verified in the simulator.
 
-use tilewright_ptx::{
-    build::Builder,
-    ir::Kernel,
-    sim::{Arg, Launch, Memory},
-};
+use tilewright_ptx::{Arg, Builder, Kernel, Launch, Memory};
 
 /// Threads per CTA.
 pub(crate) const THREADS: u32 = 128;

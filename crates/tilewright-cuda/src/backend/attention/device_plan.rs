@@ -11,9 +11,8 @@ use super::{
 use crate::{backend::Gpu, machine::Machine};
 use std::sync::Arc;
 use tilewright::{
-    Error, Opaque, Plan, Problem, Result,
-    attention::{Capacity, DeviceBatch, DevicePages, Merge, Schedule, Split, Tiling},
-    tensor::DeviceMemory,
+    Capacity, DeviceMemory, Error, Opaque, Plan, Problem, Result, Split,
+    attention::{DeviceBatch, DevicePages, Merge, Schedule, Tiling},
 };
 use tilewright_kernels::attention::{
     body::Bodies,

@@ -3,7 +3,7 @@
 use crate::{backend::Gpu, machine::Machine};
 use tilewright::{Result, attention::variant::ExpressionVariant, tensor::DeviceMemory};
 use tilewright_kernels::variant::arguments;
-use tilewright_ptx::sim::Arg;
+use tilewright_ptx::Arg;
 
 /// The tables of a variant on the device: addresses, and memory of its own where the device has too many constants. Tables that each
 /// run binds have address 0.

@@ -1,10 +1,7 @@
 //! Merge of attention states with the kernels of `tilewright_kernels::attention::kernel::merge`.
 
 use crate::{
-    backend::{
-        Gpu,
-        geometry::{address, extent, extents},
-    },
+    backend::{Gpu, address, extent, extents},
     machine::Machine,
 };
 use tilewright::{Error, Operator, Result, View, attention::StateMerge};

@@ -20,26 +20,22 @@ use flatten::DeviceRuns;
 use hooks::VariantBuffers;
 use kernel::AttentionKernels;
 use tilewright::{
-    Error, Mask, Result, Scale, View,
+    DeviceMemory, Error, Mask, Result, Scale, View,
     attention::{AttentionRun, Inputs, KvTensor},
     kv::KvStrides,
-    tensor::DeviceMemory,
 };
 use tilewright_kernels::attention::{
+    AttentionParams, CacheTensor, KernelConfig, KvLayout, PeTensors, PlanArrays, RowTensor, ScaleTensor,
+    UNLIMITED, Wait,
     body::{
         Bodies,
         mla_wgmma::MlaWgmmaParams,
         mma,
         wgmma::{LEVEL_MERGE_CTAS_PER_SM, LEVEL_MERGE_WARPS, RunParams, WgmmaConfig, kv_map},
     },
-    choose::KernelConfig,
     operator::{AttentionKernel, Part},
-    params::{
-        AttentionParams, CacheTensor, KvLayout, PeTensors, PlanArrays, RowTensor, ScaleTensor, UNLIMITED,
-        Wait,
-    },
 };
-use tilewright_ptx::sim::{Arg, tensor::TensorMap};
+use tilewright_ptx::{Arg, TensorMap};
 
 const OPERATOR: &str = "attention.run";
 /// CTAs per SM of the kernel of large merges.

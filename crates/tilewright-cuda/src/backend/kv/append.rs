@@ -2,16 +2,12 @@
 
 use super::append_slots::AppendSlots;
 use crate::{
-    backend::{
-        Gpu,
-        geometry::{address, extent, head_stride, rows},
-    },
+    backend::{Gpu, address, extent, head_stride, rows},
     machine::Machine,
 };
 use tilewright::{
-    Operator, Result, View, kv,
-    kv::{KvStrides, ScaleMut, SlotArrays, Slots, append::KvAppend},
-    tensor::DeviceMemory,
+    DeviceMemory, Operator, Result, View,
+    kv::{self, KvStrides, ScaleMut, SlotArrays, Slots, append::KvAppend},
 };
 use tilewright_kernels::{
     append::{self as kernels, AppendParams, Cache, Scale, SlotMapping, SlotTable, dynamic},

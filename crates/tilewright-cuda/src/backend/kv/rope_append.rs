@@ -2,10 +2,7 @@
 
 use super::{append::paged, append_slots::AppendSlots};
 use crate::{
-    backend::{
-        Gpu,
-        geometry::{address, extent, rows},
-    },
+    backend::{Gpu, address, extent, rows},
     machine::Machine,
 };
 use tilewright::{

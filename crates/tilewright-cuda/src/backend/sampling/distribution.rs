@@ -10,7 +10,7 @@ use tilewright::{
     sampling::{Filter, SamplingDistribution, SamplingParams, ScoreFilter, Scores, TensorDistribution},
 };
 use tilewright_kernels::sampling::{RequestSources, SampleConfig, SamplingKernel, cta_threads};
-use tilewright_ptx::sim::Arg;
+use tilewright_ptx::Arg;
 
 pub(in crate::backend) fn distribution<M: Machine>(
     gpu: &Gpu<M>,

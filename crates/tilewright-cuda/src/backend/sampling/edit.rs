@@ -11,7 +11,7 @@ use tilewright::{
     sampling::{Bias, History, LogitsEdit, LogitsEditing, Penalties, TokenBitmask},
 };
 use tilewright_kernels::sampling::{EDIT_THREADS, SamplingKernel, TOKENS_PER_MASK_THREAD};
-use tilewright_ptx::sim::Arg;
+use tilewright_ptx::Arg;
 
 /// Row, token, and two words whose meaning depends on the kernel.
 type EditEntry = [u32; 4];

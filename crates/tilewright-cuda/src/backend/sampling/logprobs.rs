@@ -12,7 +12,7 @@ use tilewright::{
 use tilewright_kernels::sampling::{
     LOGPROBS_WORDS, RowKind, SamplingKernel, large_kernel_threads, mass_bits,
 };
-use tilewright_ptx::sim::Arg;
+use tilewright_ptx::Arg;
 
 const OPERATOR: &str = "sampling.logprobs";
 

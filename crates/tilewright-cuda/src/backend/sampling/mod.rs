@@ -19,11 +19,7 @@ pub(super) use top_k::{top_k, top_k_mask_tensors, top_k_transform};
 
 use super::Gpu;
 use crate::machine::Machine;
-use tilewright::{
-    Error, Result,
-    sampling::{SamplingParams, Scores},
-    tensor::DeviceMemory,
-};
+use tilewright::{DeviceMemory, Error, Result, SamplingParams, sampling::Scores};
 use tilewright_kernels::sampling::{
     INVALID_VALUE, RequestSources, RowKind, SamplingKernel, VALID, request_words,
 };

@@ -12,7 +12,7 @@ use tilewright::{
 use tilewright_kernels::sampling::{
     CHAIN_OUTCOME_WORDS, RequestSources, RowKind, SampleConfig, SamplingKernel, large_kernel_threads,
 };
-use tilewright_ptx::sim::Arg;
+use tilewright_ptx::Arg;
 
 const OPERATOR: &str = "sampling.chain_speculative_sampling";
 const _: () = assert!(CHAIN_OUTCOME_WORDS == TensorChain::OUTCOME_WORDS);

@@ -11,7 +11,7 @@ use tilewright::{
     tensor::{DeviceMemory, Indices, IndicesMut},
 };
 use tilewright_kernels::sampling::{LAST_FIRST, SORTED, SamplingKernel, large_kernel_threads};
-use tilewright_ptx::sim::Arg;
+use tilewright_ptx::Arg;
 
 pub(in crate::backend) fn top_k<M: Machine>(gpu: &Gpu<M>, operator: TopKSelection<'_>) -> Result<()> {
     const OPERATOR: &str = "sampling.top_k";

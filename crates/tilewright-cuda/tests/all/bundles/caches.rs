@@ -2,7 +2,7 @@
 
 use super::{BundledMachine, DTYPES, judge, memory, view, view_mut};
 use tilewright::{
-    Dtype, KvCacheMut, KvLayout, PageTable, Result,
+    DeviceMemory, Dtype, KvCacheMut, KvLayout, PageTable, Result,
     attention::{merge_state, merge_states},
     kv::{
         Scale, ScaleMut, SlotArrays,
@@ -10,7 +10,6 @@ use tilewright::{
         mla::{MlaCacheMut, NewMla, append_mla_to_slots},
     },
     rope::{CosSinCache, Positions, Rope, RopeStyle, apply_rope, apply_rope_with_cos_sin_cache},
-    tensor::DeviceMemory,
 };
 use tilewright_cuda::Gpu;
 

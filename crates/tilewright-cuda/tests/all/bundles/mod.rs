@@ -20,7 +20,7 @@ use tilewright_cuda::{
     cache::{Assembler, Cache, Settings, Source, make_bundle},
     machine::{Limits, Machine},
 };
-use tilewright_ptx::{ir::Kernel, sim::Arg};
+use tilewright_ptx::{Arg, Kernel};
 
 /// Architectures with a bundle in the wheel.
 const ARCHS: [u32; 3] = [80, 89, 90];

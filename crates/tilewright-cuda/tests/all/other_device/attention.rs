@@ -3,17 +3,13 @@
 use super::{Two, gpus, simulated, view, view_mut, zeros};
 use std::{mem::replace, sync::Arc};
 use tilewright::{
-    Attention, Batch, Dtype, HeadDim, Heads, KvCache, KvCacheMut, KvLayout, KvScales, Operator, Output,
-    PageTable, Plan, Problem, Result, Scale, Workspace,
-    attention::{
-        Capacity, DeviceBatch, DevicePages, LatentCache, LatentQuery, Split, StateMerge, merge_state,
-        merge_states,
-    },
+    Attention, Batch, Capacity, DeviceMemory, Dtype, HeadDim, Heads, KvCache, KvCacheMut, KvLayout, KvScales,
+    Operator, Output, PageTable, Plan, Problem, Result, Scale, Split, Workspace,
+    attention::{DeviceBatch, DevicePages, LatentCache, LatentQuery, StateMerge, merge_state, merge_states},
     kv::{
         AppendPlan, QuantizedCache, ScaleMut,
         append::{NewKv, NewTokens, QuantizedCacheMut, append_paged_kv_cache_quantized, append_planned},
     },
-    tensor::DeviceMemory,
 };
 use tilewright_cuda::{Gpu, machine::Machine};
 

@@ -2,15 +2,10 @@
 
 use super::{case::Case, words::Arrays};
 use crate::generator::Generator;
-use tilewright::{
-    Heads, Mask,
-    attention::{ArraySizes, Capacity},
-    tensor::DeviceMemory,
-};
+use tilewright::{Capacity, DeviceMemory, Heads, Mask, attention::ArraySizes};
 use tilewright_cuda::{Gpu, machine::Machine};
 use tilewright_kernels::attention::{
-    items::{MergeItem, MergeSource, NONE, WorkItem},
-    params::PlanArrays,
+    MergeItem, MergeSource, NONE, PlanArrays, WorkItem,
     plan_device::{LengthError, MAX_REQUESTS, plan_device},
 };
 

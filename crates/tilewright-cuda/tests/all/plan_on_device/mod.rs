@@ -7,10 +7,9 @@ mod words;
 
 use std::sync::Arc;
 use tilewright::{
-    Attention, Backend, Batch, HeadDim, Heads, KvCache, Mask, Output, PageTable, Plan, Problem, Result, View,
-    ViewMut, Workspace,
-    attention::{Capacity, DeviceBatch, DevicePages, Split},
-    tensor::DeviceMemory,
+    Attention, Backend, Batch, Capacity, DeviceMemory, HeadDim, Heads, KvCache, Mask, Output, PageTable,
+    Plan, Problem, Result, Split, View, ViewMut, Workspace,
+    attention::{DeviceBatch, DevicePages},
 };
 use tilewright_cuda::{Gpu, Staged, machine::Machine};
 use tilewright_kernels::attention::plan_device::LengthError;
