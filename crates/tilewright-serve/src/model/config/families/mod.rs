@@ -1,20 +1,16 @@
-//! The supported families: each file says how its family differs from Llama.
+//! The supported families: each constant says how its family differs from Llama.
 //!
 //! Invariant: a setting of [`TERMS`], [`COUNTS`] or [`FLAGS`] is read by the family or must be absent or off, so that no term
 //! of a forward pass is ignored.
 
-mod gemma2;
-mod gemma3;
-mod granite;
-mod mistral;
-mod olmo2;
-mod phi3;
-mod qwen2;
-mod qwen3;
+mod gemma;
 mod smollm3;
 
 use super::{
-    LayerKind, ModelConfig, OPERATOR, Rope, fields::Fields, layers::full_attention, rope::RopeDefaults,
+    LayerKind, ModelConfig, NormPlacement, OPERATOR, QkNorm, Rope,
+    fields::Fields,
+    layers::{full_attention, same_window, upper_windows, window},
+    rope::RopeDefaults,
 };
 use serde_json::json;
 use tilewright::{Error, Result, activation::Activation, ensure};
@@ -63,18 +59,96 @@ const LLAMA: Family = Family {
     layers: full_attention,
 };
 
-const FAMILIES: [Family; 10] = [
-    LLAMA,
-    mistral::FAMILY,
-    qwen2::FAMILY,
-    qwen3::FAMILY,
-    gemma2::FAMILY,
-    gemma3::FAMILY,
-    phi3::FAMILY,
-    granite::FAMILY,
-    olmo2::FAMILY,
-    smollm3::FAMILY,
-];
+/// Mistral: a sliding window in every layer (4,096 if absent, none if `null`), without biases.
+const MISTRAL: Family = Family {
+    model_type: "mistral",
+    class: "MistralForCausalLM",
+    reads: &[],
+    layers: |fields, config| same_window(fields, config, window(fields, Some(4096))?),
+    ..LLAMA
+};
+
+/// Qwen 2 and 2.5: biases on the q, k and v projections, optional windows in the upper layers.
+const QWEN2: Family = Family {
+    model_type: "qwen2",
+    class: "Qwen2ForCausalLM",
+    reads: &["attention_bias", "use_sliding_window"],
+    terms: |_, config| {
+        // there is no switch for these three biases
+        (config.qkv_bias, config.output_bias) = (true, false);
+        Ok(())
+    },
+    layers: upper_windows,
+    ..LLAMA
+};
+
+/// Qwen 3, dense: an RMSNorm on each head of q and k, optional windows in the upper layers.
+const QWEN3: Family = Family {
+    model_type: "qwen3",
+    class: "Qwen3ForCausalLM",
+    reads: &["attention_bias", "use_sliding_window"],
+    terms: |_, config| {
+        config.qk_norm = Some(QkNorm::Head);
+        Ok(())
+    },
+    layers: upper_windows,
+    ..LLAMA
+};
+
+/// Phi-3, 3.5 and 4-mini: fused projections, partial rotation, LongRoPE, an optional window in every layer.
+const PHI3: Family = Family {
+    model_type: "phi3",
+    class: "Phi3ForCausalLM",
+    eps: 1e-5,
+    partial_rotary: true,
+    reads: &[],
+    terms: |_, config| {
+        config.fused_projections = true;
+        Ok(())
+    },
+    layers: |fields, config| same_window(fields, config, window(fields, None)?),
+    ..LLAMA
+};
+
+/// Granite 3: multipliers of embeddings, attention, blocks and logits.
+const GRANITE: Family = Family {
+    model_type: "granite",
+    class: "GraniteForCausalLM",
+    reads: &[
+        "attention_bias",
+        "mlp_bias",
+        "attention_multiplier",
+        "embedding_multiplier",
+        "residual_multiplier",
+        "logits_scaling",
+    ],
+    terms: |fields, config| {
+        let multiplier = |key| Ok(fields.positive(key)?.unwrap_or(1.0) as f32);
+        config.attention_scale = Some(multiplier("attention_multiplier")?);
+        config.embedding_multiplier = multiplier("embedding_multiplier")?;
+        config.residual_multiplier = multiplier("residual_multiplier")?;
+        config.logits_divisor = multiplier("logits_scaling")?;
+        Ok(())
+    },
+    ..LLAMA
+};
+
+/// OLMo 2: norms after each block instead of before, and an RMSNorm over the whole q and k projections.
+const OLMO2: Family = Family {
+    model_type: "olmo2",
+    class: "Olmo2ForCausalLM",
+    eps: 1e-5,
+    reads: &["attention_bias"],
+    terms: |_, config| {
+        config.norm_placement = NormPlacement::After;
+        config.qk_norm = Some(QkNorm::Projection);
+        Ok(())
+    },
+    ..LLAMA
+};
+
+const FAMILIES: [Family; 10] =
+    [LLAMA, MISTRAL, QWEN2, QWEN3, gemma::GEMMA2, gemma::GEMMA3, PHI3, GRANITE, OLMO2, smollm3::FAMILY];
 
 /// Settings that change the forward pass of some architectures. Many of those share the tensor names of Llama, so that a
 /// checkpoint with the wrong `model_type` would load and compute something else.
