@@ -9,7 +9,6 @@
 use crate::{
     cache::KvPool,
     decode_graphs::{DecodeGraphs, ModelRunner},
-    draw::draw,
     model::{
         Transformer,
         activations::{Activations, Sizes},
@@ -19,14 +18,11 @@ use crate::{
     report::{Report, StepCost},
     request::{ContextLimit, Event, FinishReason, Fork, GenerateOptions, Request, RequestId, SUBMIT},
     scheduler::{Chunk, Scheduler},
-    step::{Step, StepInputs},
+    step::{Step, StepInputs, draw},
 };
 use std::time::Instant;
 use tilewright::{
-    Attention, Backend, Dtype, Plan, Result,
-    attention::{Explanation, Split},
-    ensure,
-    rope::CosSinCache,
+    Attention, Backend, Dtype, Plan, Result, Split, attention::Explanation, ensure, rope::CosSinCache,
     sampling::Sampled,
 };
 

@@ -10,7 +10,6 @@
 
 mod cache;
 mod decode_graphs;
-mod draw;
 pub mod engine;
 pub mod model;
 pub mod pages;

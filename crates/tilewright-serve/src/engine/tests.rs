@@ -9,10 +9,7 @@ use crate::{
     model::{ModelConfig, Transformer, Weights},
 };
 use std::{collections::BTreeMap, path::Path};
-use tilewright::{
-    Cpu, Dtype, View,
-    sampling::{SamplingParams, sample},
-};
+use tilewright::{Cpu, Dtype, SamplingParams, View, sampling::sample};
 
 const DRAWS: usize = 40;
 

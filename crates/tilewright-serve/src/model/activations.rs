@@ -5,13 +5,12 @@
 //!
 //! Invariant: buffers keep their addresses, which recorded work holds, until [`Activations::reserve`] reports a reallocation.
 
-use super::{ModelConfig, Tensor, qkv_buffers::QkvBuffers};
+use super::{ModelConfig, Tensor, projections::QkvBuffers};
 use std::time::Duration;
 use tilewright::{
-    Backend, Dtype, Operator, Result, View, ViewMut, Workspace,
+    Backend, Buffer, Dtype, Operator, Result, View, ViewMut, Workspace,
     elementwise::{self, ElementFunction},
     norm::{RmsNorm, rmsnorm, rmsnorm_in_place},
-    tensor::Buffer,
 };
 
 /// Buffers for up to `sizes.rows` rows.

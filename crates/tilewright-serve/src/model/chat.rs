@@ -4,7 +4,6 @@
 //! a budget of instructions, nesting and output. Its result equals that of Jinja2, or it is refused.
 
 mod clock;
-mod comparisons;
 mod filters;
 mod json;
 mod methods;

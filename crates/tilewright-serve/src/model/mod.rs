@@ -13,7 +13,6 @@ mod layer;
 mod linear;
 mod operators;
 mod projections;
-mod qkv_buffers;
 mod score;
 mod tokenizer;
 pub(crate) mod transformer;

@@ -2,14 +2,13 @@
 //!
 //! Invariant: after [`Weights::open`] every tensor of the index is complete in its file.
 
-mod entry;
 mod random;
 mod shard;
 mod tensor;
 
-pub(super) use entry::{Encoding, TensorEntry};
 pub(super) use shard::map_file;
 pub use tensor::Tensor;
+pub(super) use tensor::{Encoding, TensorEntry};
 
 use super::{ModelConfig, parse_object, read_optional};
 use serde_json::Value;

@@ -2,9 +2,8 @@
 //!
 //! Invariant: equal trees give equal text, independent of hash map order.
 
+use super::{ROOT, RadixTree, slab::Node};
 use std::fmt;
-
-use super::{ROOT, RadixTree, node::Node};
 
 /// Longer lists are truncated: an edge may hold a whole document.
 const MAX_SHOWN: usize = 8;

@@ -3,15 +3,13 @@
 //! Invariant: after an insertion each passed page belongs to the tree or is among the duplicates; a failed insertion
 //! changes nothing.
 
-use std::collections::HashSet;
-
-use tilewright::{Result, ensure};
-
 use super::{
     RadixTree,
-    node::{Node, NodeId},
+    slab::{Node, NodeId},
 };
 use crate::pages::PageId;
+use std::collections::HashSet;
+use tilewright::{Result, ensure};
 
 const OPERATOR: &str = "radix.insert";
 

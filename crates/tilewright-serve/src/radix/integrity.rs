@@ -3,12 +3,10 @@
 //! Invariant: cached values are recomputed, not trusted. A damaged tree gives an error, never a panic or an endless loop:
 //! a second path to a node contradicts that node's parent link or its key.
 
-use std::collections::{BTreeSet, HashSet};
-
-use tilewright::{Error, Result, ensure};
-
-use super::{ROOT, RadixTree, node::Node};
+use super::{ROOT, RadixTree, slab::Node};
 use crate::pages::PageId;
+use std::collections::{BTreeSet, HashSet};
+use tilewright::{Error, Result, ensure};
 
 const OPERATOR: &str = "radix.check_integrity";
 

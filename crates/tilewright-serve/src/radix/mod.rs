@@ -8,20 +8,16 @@ mod display;
 mod evict;
 mod insert;
 mod integrity;
-mod lock;
-mod node;
 mod slab;
 mod walk;
 
+use crate::pages::PageId;
+use slab::{Node, Slab};
 use std::collections::{BTreeSet, HashSet};
-
 use tilewright::{Result, ensure};
 
-use crate::pages::PageId;
 pub use insert::Insertion;
-use node::Node;
-pub use node::NodeId;
-use slab::Slab;
+pub use slab::NodeId;
 
 /// The slot of the root, which is never removed.
 const ROOT: usize = 0;

@@ -1,13 +1,16 @@
-//! Generational slab of nodes.
+//! Nodes of the radix tree, their ids, and the generational slab that holds them.
 //!
-//! Invariant: each slot is either occupied or exactly once on the vacant list. A slot's generation grows when its node is
+//! Invariants: a [`NodeId`] identifies one token path forever. The id becomes stale when a page of that path leaves the
+//! tree, and stays stale even if the same tokens are inserted again. Each slot is either occupied or exactly once on the vacant list. A slot's generation grows when its node is
 //! removed, so a stale [`NodeId`] never resolves to the slot's next node.
 
-use std::ops::{Index, IndexMut};
-
+use crate::pages::PageId;
+use std::{
+    collections::HashMap,
+    fmt,
+    ops::{Index, IndexMut},
+};
 use tilewright::{Result, ensure};
-
-use super::node::{Node, NodeId};
 
 #[derive(Debug, Default)]
 pub(super) struct Slab {
@@ -90,6 +93,45 @@ impl Index<usize> for Slab {
 impl IndexMut<usize> for Slab {
     fn index_mut(&mut self, index: usize) -> &mut Node {
         self.slots[index].node.as_mut().expect("links inside the tree lead to nodes")
+    }
+}
+
+/// The id of a node: its slot and the slot's generation. Valid only in the tree that issued it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct NodeId {
+    pub(super) index: usize,
+    pub(super) generation: u64,
+}
+
+impl fmt::Display for NodeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "node {}", self.index)
+    }
+}
+
+/// A node with the edge that leads to it: a run of full pages.
+#[derive(Debug, Default)]
+pub(super) struct Node {
+    /// `None` only for the root.
+    pub(super) parent: Option<usize>,
+    /// Keyed by the tokens of the child's first page; children may share a first token.
+    pub(super) children: HashMap<Box<[u32]>, usize>,
+    /// `[pages.len() * page_size]`
+    pub(super) tokens: Vec<u32>,
+    /// `[num_pages of the edge]`, not empty except for the root.
+    pub(super) pages: Vec<PageId>,
+    /// Locks of exactly this node.
+    pub(super) own_locks: usize,
+    /// Locks of this node or a descendant: these protect its pages.
+    pub(super) path_locks: usize,
+    /// Time of the last match or insertion; never later than the parent's.
+    pub(super) last_access: u64,
+}
+
+impl Node {
+    /// Whether the node is evictable: an unlocked leaf and not the root.
+    pub(super) fn is_candidate(&self) -> bool {
+        self.parent.is_some() && self.children.is_empty() && self.path_locks == 0
     }
 }
 

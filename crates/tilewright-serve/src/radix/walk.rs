@@ -3,10 +3,9 @@
 //! Invariant: a split keeps the lower node in its slot, so issued ids still identify the deepest node of their path. The
 //! new upper node has no issued id, hence no lock of its own.
 
-use std::{collections::HashMap, mem};
-
-use super::{ROOT, RadixTree, node::Node};
+use super::{ROOT, RadixTree, slab::Node};
 use crate::pages::PageId;
+use std::{collections::HashMap, mem};
 
 /// The end of a prefix walk.
 pub(super) struct WalkEnd {

@@ -1,10 +1,10 @@
 //! Filters and tests of Jinja2 whose results differ from those of minijinja.
 
 use super::{
-    comparisons::{extreme, unique},
     json::{JsonFormat, json},
     methods::{self, Side, strip},
     objects::{Generator, pair},
+    operators::{extreme, unique},
     printf,
     text::{MAX_TEXT, checked, refuse, repr, str},
 };

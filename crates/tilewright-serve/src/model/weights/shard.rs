@@ -5,7 +5,7 @@
 use super::{
     super::files,
     OPERATOR,
-    entry::{Encoding, TensorEntry},
+    tensor::{Encoding, TensorEntry},
 };
 use memmap2::Mmap;
 use safetensors::{
