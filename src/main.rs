@@ -1,19 +1,15 @@
 //! The `tilewright` command line: one module per subcommand. miette reports all errors.
 #![forbid(unsafe_code)]
 
+mod arguments;
 mod bench;
-mod device_arg;
 mod doctor;
-mod dtype_arg;
 mod generate;
 mod kernels;
 mod model_files;
-mod number_arg;
 mod plan;
 mod progress;
 mod text_error;
-mod threads_arg;
-mod weights_arg;
 
 use clap::{Parser, Subcommand};
 use miette::{Context, IntoDiagnostic, Result};

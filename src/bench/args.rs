@@ -1,11 +1,8 @@
 //! The arguments of `tilewright bench`.
 
 use crate::{
-    device_arg::DeviceArg,
-    dtype_arg::DtypeArg,
+    arguments::{DeviceArg, DtypeArg, WeightsArg, integer},
     model_files::{self, ModelFiles},
-    number_arg::integer,
-    weights_arg::WeightsArg,
 };
 use clap::Args;
 use miette::{Context, IntoDiagnostic, Result, miette};

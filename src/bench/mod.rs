@@ -4,16 +4,14 @@ mod anatomy;
 mod args;
 mod bandwidth;
 mod measure;
-mod picture;
 mod profiled;
 mod quality;
 
 pub(crate) use args::BenchArgs;
 
 use crate::{
-    device_arg::DeviceArg,
+    arguments::{self, DeviceArg},
     model_files::{self, ModelFiles},
-    threads_arg,
 };
 use anatomy::Anatomy;
 use args::Setting;
@@ -28,7 +26,7 @@ use tilewright_serve::model::{ModelConfig, Transformer, Weights};
 
 pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
     match args.device {
-        DeviceArg::Cpu => bench(args, threads_arg::cpu_of_this_machine(args.threads, false)?),
+        DeviceArg::Cpu => bench(args, arguments::cpu_of_this_machine(args.threads, false)?),
         DeviceArg::Cuda(number) => bench(args, Cuda::new(Device::open(number).into_diagnostic()?)),
     }
 }
@@ -86,7 +84,7 @@ fn bench<B: Backend + Clone + MeasureBandwidth>(args: &BenchArgs, backend: B) ->
         write(path, &format!("{}{}", csv(&rows), anatomy.csv()))?;
     }
     if let Some(path) = &args.svg {
-        write(path, &picture::draw(&anatomy, &format!("{} · {}", args.model_name(), backend.describe())))?;
+        write(path, &anatomy::draw(&anatomy, &format!("{} · {}", args.model_name(), backend.describe())))?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -1,11 +1,6 @@
 //! The arguments of `tilewright generate`.
 
-use crate::{
-    device_arg::DeviceArg,
-    dtype_arg::DtypeArg,
-    number_arg::{integer, number},
-    weights_arg::WeightsArg,
-};
+use crate::arguments::{DeviceArg, DtypeArg, WeightsArg, integer, number};
 use clap::Args;
 use std::path::PathBuf;
 use tilewright::{Dtype, sampling::SamplingParams};

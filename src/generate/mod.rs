@@ -10,9 +10,9 @@ mod report;
 pub(crate) use args::GenerateArgs;
 
 use crate::{
-    device_arg::DeviceArg,
+    arguments::{self, DeviceArg},
     model_files::{self, ModelFiles},
-    progress, threads_arg,
+    progress,
 };
 use interrupt::Interrupt;
 use miette::{IntoDiagnostic, Result, miette};
@@ -52,7 +52,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<ExitCode> {
     let prompts = prompts::read(args)?;
     match args.device {
         DeviceArg::Cpu => {
-            let cpu = threads_arg::cpu_of_this_machine(args.threads, args.quiet)?;
+            let cpu = arguments::cpu_of_this_machine(args.threads, args.quiet)?;
             generate(args, prompts, cpu.clone(), |report| report::of_cpu(report, &cpu))
         }
         DeviceArg::Cuda(number) => {

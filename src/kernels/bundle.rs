@@ -1,6 +1,6 @@
 //! `tilewright kernels bundle`: ahead-of-time compilation of kernels, with or without a GPU.
 
-use super::{device, kernel_count, parse_arch, progress, selection, size};
+use super::{assembling, kernel_count, parse_arch, selection, size};
 use clap::Args;
 use miette::{IntoDiagnostic, Report, Result, miette};
 use std::{num::NonZero, path::PathBuf};
@@ -43,7 +43,7 @@ pub(super) fn run(arguments: &BundleArgs) -> Result<String> {
     let made = |done: &(dyn Fn(&_) + Sync)| {
         make_bundle(&arguments.folder, &sources, assembler.as_ref(), workers, done)
     };
-    let bytes = progress::with_bar(sources.len(), made)?.into_diagnostic()?;
+    let bytes = assembling::with_bar(sources.len(), made)?.into_diagnostic()?;
     let (kernels, by) = (kernel_count(sources.len()), assembler.identity());
     Ok(format!("{kernels}, {}, assembled by {by}, in {}\n", size(bytes), arguments.folder.display()))
 }
@@ -57,8 +57,8 @@ impl BundleArgs {
             Err(why) if self.ptxas.is_some() => return Err(why).into_diagnostic(),
             Err(why) => why,
         };
-        let driver = device::open("bundle").map_err(|no_gpu| no_assembler(&missing, &no_gpu))?;
-        let arch = device::arch(&driver);
+        let driver = assembling::open_driver("bundle").map_err(|no_gpu| no_assembler(&missing, &no_gpu))?;
+        let arch = assembling::arch(&driver);
         match self.archs.as_slice() {
             [] => {}
             [requested] if *requested == arch => {}

@@ -1,6 +1,6 @@
 //! `tilewright kernels inspect`: launch parameters, PTX, resources and times of one kernel.
 
-use super::{cache, device, parse_arch, selection, size, targets, times};
+use super::{assembling, cache, parse_arch, selection, size, targets, times};
 use crate::plan::parse_roofline;
 use clap::Args;
 use miette::{IntoDiagnostic, Result, miette};
@@ -11,7 +11,7 @@ use tilewright_cuda::{
     cache::{Assembler, Cache, Driver, Footprint, Ptxas, Settings, Source},
 };
 use tilewright_kernels::KernelEntry;
-use tilewright_ptx::ir::{Kernel, ParamKind};
+use tilewright_ptx::{Kernel, ir::ParamKind};
 
 /// Show a kernel: registers, shared memory, spills, PTX, predicted and measured time
 ///
@@ -95,8 +95,8 @@ impl InspectArgs {
 
     /// This machine's GPU, if it has this architecture.
     fn gpu(&self, arch: u32) -> Result<Context> {
-        let driver = device::open("inspect")?;
-        match device::arch(&driver) {
+        let driver = assembling::open_driver("inspect")?;
+        match assembling::arch(&driver) {
             gpu_arch if gpu_arch == arch => Ok(driver.context().clone()),
             gpu_arch => Err(miette!("the GPU is sm_{gpu_arch}")),
         }
@@ -108,11 +108,11 @@ impl InspectArgs {
         if let Some(path) = &self.ptxas {
             return Ok(Ok(KernelAssembler::Ptxas(Ptxas::at(path).into_diagnostic()?)));
         }
-        let no_gpu = match device::open("inspect") {
-            Ok(driver) if self.arch.is_none_or(|arch| arch == device::arch(&driver)) => {
+        let no_gpu = match assembling::open_driver("inspect") {
+            Ok(driver) if self.arch.is_none_or(|arch| arch == assembling::arch(&driver)) => {
                 return Ok(Ok(KernelAssembler::Driver(driver)));
             }
-            Ok(driver) => format!("the GPU is sm_{}", device::arch(&driver)),
+            Ok(driver) => format!("the GPU is sm_{}", assembling::arch(&driver)),
             Err(why) => why.to_string(),
         };
         Ok(Ptxas::at("ptxas").map(KernelAssembler::Ptxas).map_err(|why| format!("{no_gpu}; {why}")))
@@ -122,7 +122,7 @@ impl InspectArgs {
 impl KernelAssembler {
     fn arch(&self) -> Option<u32> {
         match self {
-            Self::Driver(driver) => Some(device::arch(driver)),
+            Self::Driver(driver) => Some(assembling::arch(driver)),
             Self::Ptxas(_) => None,
         }
     }

@@ -1,11 +1,9 @@
 //! `tilewright kernels`: the cache of compiled GPU kernels, and ahead-of-time compilation.
 
+mod assembling;
 mod bundle;
-mod clear;
-mod device;
 mod inspect;
 mod list;
-mod progress;
 mod selection;
 mod times;
 mod warm;
@@ -27,16 +25,16 @@ pub(crate) enum KernelsCommand {
     Warm(warm::WarmArgs),
     Inspect(inspect::InspectArgs),
     Bundle(bundle::BundleArgs),
-    Clear(clear::ClearArgs),
+    Clear(warm::ClearArgs),
 }
 
 pub(crate) fn run(command: &KernelsCommand) -> Result<String> {
     match command {
         KernelsCommand::List(arguments) => list::run(arguments),
-        KernelsCommand::Warm(arguments) => warm::run(arguments),
+        KernelsCommand::Warm(arguments) => warm::warm(arguments),
         KernelsCommand::Inspect(arguments) => inspect::run(arguments),
         KernelsCommand::Bundle(arguments) => bundle::run(arguments),
-        KernelsCommand::Clear(arguments) => clear::run(arguments),
+        KernelsCommand::Clear(arguments) => warm::clear(arguments),
     }
 }
 

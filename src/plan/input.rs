@@ -1,10 +1,7 @@
 //! Input of a plan: problem and batch, from arguments or a JSON file.
 
 use serde::Deserialize;
-use tilewright::{
-    Batch, Dtype, HeadDim, Heads, Mask, PageTable, Problem,
-    attention::{Split, Tiling},
-};
+use tilewright::{Batch, Dtype, HeadDim, Heads, Mask, PageTable, Problem, Split, attention::Tiling};
 
 /// Limits above which a report or a picture is unreadable.
 const MAX_REQUESTS: usize = 1 << 16;

@@ -1,8 +1,7 @@
 //! JSON input of `--json`.
 
 use super::input::{MaskArg, PlanInput, RequestLengths};
-use crate::dtype_arg::DtypeArg;
-use crate::text_error::TextError;
+use crate::{arguments::DtypeArg, text_error::TextError};
 use miette::{Context, IntoDiagnostic, Report, Result};
 use serde::{Deserialize, Deserializer, de::Error as _};
 use std::{io::Read as _, path::Path};

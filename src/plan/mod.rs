@@ -8,7 +8,10 @@ mod requests;
 pub(crate) use input::{BatchArrays, RequestLengths};
 pub(crate) use report::{counted, estimate, rates, time};
 
-use crate::{dtype_arg::DtypeArg, number_arg::integer, text_error::UsageError, threads_arg};
+use crate::{
+    arguments::{self, DtypeArg, integer},
+    text_error::UsageError,
+};
 use clap::Args;
 use input::{MaskArg, PlanInput, parse_head_dim, parse_heads, parse_split};
 use miette::{Context, IntoDiagnostic, Report, Result};
@@ -87,8 +90,8 @@ pub(crate) struct PlanArgs {
 pub(crate) fn run(arguments: &PlanArgs) -> Result<String> {
     let input = arguments.input()?;
     let cpu = match arguments.roofline {
-        Some(_) => threads_arg::cpu(arguments.threads)?,
-        None => threads_arg::cpu_of_this_machine(arguments.threads, false)?,
+        Some(_) => arguments::cpu(arguments.threads)?,
+        None => arguments::cpu_of_this_machine(arguments.threads, false)?,
     };
     let problem = input.problem().into_diagnostic()?;
     let tiling = cpu.tiling(&problem).into_diagnostic()?;
