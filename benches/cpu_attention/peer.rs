@@ -3,9 +3,10 @@
 #[path = "../peers/process.rs"]
 mod process;
 
-use crate::case::{CacheDtype, Case, Form};
+use crate::case::{Case, Form};
 use process::PeerProcess;
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::Deserialize;
+use serde_json::{Value, json};
 use std::error::Error;
 
 const SCRIPT: &str = include_str!("../peers/torch_sdpa.py");
@@ -23,39 +24,12 @@ pub(crate) struct PeerInfo {
     pub(crate) threads: usize,
 }
 
-#[derive(Serialize)]
-#[serde(untagged)]
-enum PeerRequest<'a> {
-    Threads { threads: usize },
-    Cases { cases: Vec<PeerCase<'a>> },
-    Run { run: &'a str, form: Form },
-}
-
 /// The fields of a case sent to the peer.
-#[derive(Serialize)]
-struct PeerCase<'a> {
-    name: &'a str,
-    heads: [usize; 2],
-    head_dim: usize,
-    dtype: CacheDtype,
-    requests: usize,
-    qo_len: usize,
-    kv_len: usize,
-}
-
-impl<'a> PeerCase<'a> {
-    fn of(case: &'a Case) -> Self {
-        let Case { name, heads, head_dim, dtype, requests, qo_len, kv_len, .. } = case;
-        Self {
-            name,
-            heads: *heads,
-            head_dim: *head_dim,
-            dtype: *dtype,
-            requests: *requests,
-            qo_len: *qo_len,
-            kv_len: *kv_len,
-        }
-    }
+fn fields(case: &Case) -> Value {
+    json!({
+        "name": case.name, "heads": case.heads, "head_dim": case.head_dim, "dtype": case.dtype,
+        "requests": case.requests, "qo_len": case.qo_len, "kv_len": case.kv_len,
+    })
 }
 
 #[derive(Deserialize)]
@@ -70,27 +44,21 @@ impl Peer {
     /// Starts the peer with `threads` threads.
     pub(crate) fn start(python: &str, threads: usize) -> Result<Self, Box<dyn Error>> {
         let mut process = PeerProcess::start(python, SCRIPT)?;
-        let info = send(&mut process, &PeerRequest::Threads { threads })?;
+        let info = process.request(&json!({ "threads": threads }).to_string())?;
         Ok(Self { process, info })
     }
 
     /// Allocates the tensors of `cases` and frees those of earlier ones.
     pub(crate) fn prepare(&mut self, cases: &[&Case]) -> Result<(), Box<dyn Error>> {
-        let cases = cases.iter().filter(|case| case.peer).map(|case| PeerCase::of(case)).collect();
-        let Done {} = send(&mut self.process, &PeerRequest::Cases { cases })?;
+        let cases: Vec<Value> = cases.iter().filter(|case| case.peer).map(|case| fields(case)).collect();
+        let Done {} = self.process.request(&json!({ "cases": cases }).to_string())?;
         Ok(())
     }
 
     /// Seconds of one call after an untimed warm-up call.
     pub(crate) fn time(&mut self, case: &Case, form: Form) -> Result<f64, Box<dyn Error>> {
-        let Timed { seconds } = send(&mut self.process, &PeerRequest::Run { run: &case.name, form })?;
+        let Timed { seconds } =
+            self.process.request(&json!({ "run": case.name, "form": form }).to_string())?;
         Ok(seconds)
     }
-}
-
-fn send<A: DeserializeOwned>(
-    process: &mut PeerProcess,
-    request: &PeerRequest<'_>,
-) -> Result<A, Box<dyn Error>> {
-    process.request(&serde_json::to_string(request)?)
 }
