@@ -1,25 +1,21 @@
 //! Attention operators, plans and runs.
 
 use crate::{
-    backend::AnyBackend,
+    AnyBackend, Keywords, Queue, ScaleArg, TensorArg,
     batch::PyBatch,
-    device::Queue,
+    check_separate,
     device_batch::{BatchConstants, DeviceBatchFields},
-    errors::{invalid, raised},
-    keywords::{Keywords, fields_of_tuple},
-    overlap::check_separate,
+    fields_of_tuple, invalid,
     problem::PyProblem,
-    scale::ScaleArg,
-    tensor::TensorArg,
+    raised,
     variant::PyVariant,
 };
 use pyo3::{Borrowed, prelude::*, types::PyDict};
 use std::sync::{Mutex, PoisonError};
 use tilewright::{
-    Attention, Backend, Batch, KvCache, KvScales, PageTable, Plan, Problem, QuantizedCache, Result, ViewMut,
-    Workspace,
-    attention::{Capacity, LatentCache, LatentQuery, Output, QuantizedLatentCache, Split, variant::Variant},
-    tensor::DeviceMemory,
+    Attention, Backend, Batch, Capacity, DeviceMemory, KvCache, KvScales, PageTable, Plan, Problem,
+    QuantizedCache, Result, Split, ViewMut, Workspace,
+    attention::{LatentCache, LatentQuery, Output, QuantizedLatentCache, variant::Variant},
 };
 
 const OPERATOR: &str = "attention.run";

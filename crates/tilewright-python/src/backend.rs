@@ -1,13 +1,12 @@
 //! The three backends as one type, chosen by the name of a device at run time.
 
 use tilewright::{
-    Backend, Cpu, Dtype, Error, ErrorKind, Opaque, Result, View, ViewMut, Workspace,
+    Backend, Buffer, Cpu, DeviceMemory, Dtype, Error, ErrorKind, Opaque, Result, View, ViewMut, Workspace,
     attention::{
         BitOrder, DeviceBatch, Plan, Problem, Tiling,
         variant::{ExpressionVariant, Variant},
     },
     kv::AppendPlan,
-    tensor::{Buffer, DeviceMemory},
 };
 use tilewright_cuda::{Cuda, Simulator, Staged};
 

@@ -1,11 +1,8 @@
 //! Batches: the arrays of one step, copied from Python.
 
 use crate::{
-    dtype::TensorDtype,
-    errors::{invalid, raised},
-    integers::{Bytes, Flags, IndexArg, Integers},
-    keywords::{Keywords, fields_of_tuple},
-    tensor::TensorArg,
+    Flags, IndexArg, Integers, Keywords, TensorArg, TensorDtype, fields_of_tuple, integers::Bytes, invalid,
+    raised,
 };
 use pyo3::{Borrowed, prelude::*};
 use tilewright::{

@@ -1,14 +1,8 @@
 //! Appends to paged caches, and the positions of new tokens.
 
 use crate::{
-    backend::AnyBackend,
-    batch::PageArrays,
-    errors::raised,
-    integers::Integers,
-    keywords::operator_functions,
-    overlap::{check_distinct, check_separate, spans_overlap},
-    slots::{SlotFields, Slots},
-    tensor::TensorArg,
+    AnyBackend, Integers, SlotFields, Slots, TensorArg, batch::PageArrays, check_distinct, check_separate,
+    operator_functions, raised, spans_overlap,
 };
 use pyo3::prelude::*;
 use tilewright::{

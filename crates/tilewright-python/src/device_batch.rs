@@ -4,9 +4,8 @@ use crate::{backend::AnyBackend, integers::IndexArg};
 use pyo3::prelude::*;
 use std::sync::Arc;
 use tilewright::{
-    Error, Result,
+    DeviceMemory, Error, Result,
     attention::{DeviceBatch, DevicePages},
-    tensor::DeviceMemory,
 };
 
 const OPERATOR: &str = "attention.plan_on_device";

@@ -3,12 +3,7 @@
 //! A type with a table of C functions describes its tensors without a capsule. Otherwise the capsule is kept as the owner and is
 //! not consumed: its destructor frees the tensor.
 
-use crate::{
-    axes::MAX_AXES,
-    dtype::TensorDtype,
-    errors::invalid,
-    tensor::{TensorArg, TensorFields},
-};
+use crate::{TensorArg, TensorDtype, axes::MAX_AXES, invalid, tensor::TensorFields};
 use pyo3::{
     intern,
     prelude::*,

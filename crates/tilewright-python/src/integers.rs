@@ -1,22 +1,13 @@
 //! Integer and parameter arrays on the host: tensors, or sequences of numbers.
 
-use crate::{
-    backend::AnyBackend,
-    dtype::TensorDtype,
-    errors::{invalid, raised},
-    tensor::TensorArg,
-};
+use crate::{AnyBackend, TensorArg, TensorDtype, invalid, raised};
 use pyo3::{
     Borrowed,
     prelude::*,
     types::{PyFloat, PyInt},
 };
 use std::sync::Arc;
-use tilewright::{
-    Dtype, Error, Result,
-    attention::Index,
-    tensor::{DeviceMemory, Indices},
-};
+use tilewright::{DeviceMemory, Dtype, Error, Indices, Result, attention::Index};
 
 const OPERATOR: &str = "tensor.integers";
 

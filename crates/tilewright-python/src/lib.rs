@@ -32,8 +32,20 @@ mod torch;
 mod tvm_ffi;
 mod variant;
 
-use pyo3::prelude::*;
-use pyo3::wrap_pyfunction;
+use backend::AnyBackend;
+use device::Queue;
+use dtype::TensorDtype;
+use errors::{invalid, raised};
+use integers::{Flags, IndexArg, Integers, PerRow};
+use keywords::{Keywords, fields_of_tuple, operator_functions};
+use operators::InputArg;
+use overlap::{Named, check_distinct, check_separate, spans_overlap};
+use pyo3::{prelude::*, wrap_pyfunction};
+use rope::RopeFields;
+use scale::ScaleArg;
+use slots::{SlotFields, Slots};
+use tensor::TensorArg;
+use token_params::TokenParams;
 
 /// The module of the extension.
 #[pymodule]
@@ -42,7 +54,7 @@ fn core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     errors::register(module)?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<device::Device>()?;
-    module.add_class::<device::Queue>()?;
+    module.add_class::<Queue>()?;
     module.add_class::<problem::PyProblem>()?;
     module.add_class::<batch::PyBatch>()?;
     module.add_class::<attention::PyAttention>()?;

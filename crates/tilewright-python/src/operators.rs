@@ -1,13 +1,8 @@
 //! The operators around attention: norms, activations, merges, linear layers and packed bits.
 
 use crate::{
-    backend::AnyBackend,
-    device::Queue,
-    errors::{invalid, raised},
-    integers::{Flags, Integers},
-    keywords::{fields_of_tuple, operator_functions},
-    overlap::{Named, check_distinct, check_separate, interleaved, spans_overlap},
-    tensor::TensorArg,
+    AnyBackend, Flags, Integers, Named, Queue, TensorArg, check_distinct, check_separate, fields_of_tuple,
+    invalid, operator_functions, overlap::interleaved, raised, spans_overlap,
 };
 use pyo3::{prelude::*, types::PyBytes};
 use tilewright::{

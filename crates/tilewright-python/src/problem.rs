@@ -1,10 +1,6 @@
 //! Problems: the static shape of an attention operator, from keywords.
 
-use crate::{
-    dtype::element_type,
-    errors::{invalid, raised},
-    keywords::Keywords,
-};
+use crate::{Keywords, dtype::element_type, invalid, raised};
 use pyo3::prelude::*;
 use tilewright::{Dtype, HeadDim, Heads, KvLayout, Mask, Problem};
 

@@ -1,9 +1,6 @@
 //! Quantization with one scale per group of adjacent elements.
 
-use crate::{
-    device::Queue, errors::raised, keywords::fields_of_tuple, operators::InputArg, overlap::check_separate,
-    tensor::TensorArg,
-};
+use crate::{InputArg, Queue, TensorArg, check_separate, fields_of_tuple, raised};
 use pyo3::prelude::*;
 use tilewright::{Operator, Result, quantization::GroupQuantization};
 

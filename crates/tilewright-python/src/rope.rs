@@ -1,17 +1,10 @@
 //! Rotary embeddings and tables of cosines and sines.
 
-use crate::{
-    backend::AnyBackend,
-    integers::IndexArg,
-    keywords::operator_functions,
-    overlap::{check_separate, spans_overlap},
-    tensor::TensorArg,
-};
+use crate::{AnyBackend, IndexArg, TensorArg, check_separate, operator_functions, spans_overlap};
 use pyo3::prelude::*;
 use tilewright::{
-    Error, Operator, Result,
+    Error, Indices, Operator, Result,
     rope::{Rope, RopeAngles, RopeRest, RopeRotation, RopeScaling, RopeStyle},
-    tensor::Indices,
 };
 
 const OPERATOR: &str = "rope.apply_rope";

@@ -1,23 +1,16 @@
 //! Sampling: scores of any device, parameters and results on the host.
 
 use crate::{
-    backend::AnyBackend,
-    device::Queue,
-    errors::raised,
-    integers::{PerRow, WordArg},
-    keywords::{Keywords, operator_functions},
-    operators::InputArg,
-    overlap::check_separate,
-    tensor::TensorArg,
-    token_params::TokenParams,
+    AnyBackend, InputArg, Keywords, PerRow, Queue, TensorArg, TokenParams, check_separate, integers::WordArg,
+    operator_functions, raised,
 };
 use pyo3::{prelude::*, types::PyBytes};
 use tilewright::{
-    Error, Operator, Result,
+    Error, Operator, Result, SamplingParams,
     sampling::{
-        Filter, FilterOrder, Sampled, SamplingParams, ScoreFilter, Scores, TensorDistribution,
-        TensorSampling, TensorTopKMask, TieBreak, TokenBitmask, TokenSampling, TopK, TopKSelection,
-        apply_token_bitmask, distribution,
+        Filter, FilterOrder, Sampled, ScoreFilter, Scores, TensorDistribution, TensorSampling,
+        TensorTopKMask, TieBreak, TokenBitmask, TokenSampling, TopK, TopKSelection, apply_token_bitmask,
+        distribution,
     },
 };
 

@@ -1,15 +1,8 @@
 //! Verification of drafted tokens: chain speculative sampling.
 
 use crate::{
-    backend::AnyBackend,
-    device::Queue,
-    dtype::TensorDtype,
-    errors::{invalid, raised},
-    keywords::Keywords,
-    overlap::{Named, check_separate},
+    AnyBackend, Keywords, Named, Queue, TensorArg, TensorDtype, TokenParams, check_separate, invalid, raised,
     sampling::{ParamFields, RowError, of_kind},
-    tensor::TensorArg,
-    token_params::TokenParams,
 };
 use pyo3::prelude::*;
 use tilewright::{

@@ -8,11 +8,11 @@
 //! | array of JAX and others | `__dlpack__` |
 
 use crate::{
+    TensorDtype,
     axes::{Axes, MAX_AXES, span},
     dlpack,
-    dtype::{TensorDtype, check_byte_order},
-    errors::invalid,
-    torch,
+    dtype::check_byte_order,
+    invalid, torch,
 };
 use pyo3::{Borrowed, prelude::*, types::PyDict};
 use std::{borrow::Cow, ops::Range, sync::Arc};

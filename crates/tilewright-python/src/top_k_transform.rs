@@ -1,14 +1,10 @@
 //! Top-k selection in windows, with mapped indices.
 
-use crate::{
-    backend::AnyBackend, integers::IndexArg, keywords::operator_functions, overlap::check_separate,
-    tensor::TensorArg,
-};
+use crate::{AnyBackend, IndexArg, TensorArg, check_separate, operator_functions};
 use pyo3::prelude::*;
 use tilewright::{
-    Error, Operator, Result,
+    Error, Indices, Operator, Result,
     sampling::{IndexMapping, PageMapping, TieBreak, TopKTransform},
-    tensor::Indices,
 };
 
 const OPERATOR: &str = "sampling.top_k_transform";

@@ -1,10 +1,6 @@
 //! Torch tensors: their attributes, for those that DLPack's functions do not describe, gradients, and signs that are not in memory.
 
-use crate::{
-    dtype::TensorDtype,
-    errors::invalid,
-    tensor::{TensorArg, TensorFields},
-};
+use crate::{TensorArg, TensorDtype, invalid, tensor::TensorFields};
 use pyo3::{intern, prelude::*, types::PyBool};
 
 const OPERATOR: &str = "tensor";

@@ -1,10 +1,6 @@
 //! Variants: expression graphs from JSON, the engine's own ones, and their composition.
 
-use crate::{
-    errors::{invalid, raised},
-    keywords::Keywords,
-    rope::RopeFields,
-};
+use crate::{Keywords, RopeFields, invalid, raised};
 use pyo3::prelude::*;
 use std::sync::Arc;
 use tilewright::{

@@ -3,11 +3,10 @@
 
 use super::{operators, plans, sampling};
 use crate::{
-    backend::AnyBackend,
+    AnyBackend, TensorArg,
     device::shared_backend,
     dlpack::{CUDA, DlTensor, described},
     errors::{DeviceError, UnsupportedError},
-    tensor::TensorArg,
 };
 use pyo3::{PyErr, Python};
 use std::{

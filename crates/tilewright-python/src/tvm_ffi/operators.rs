@@ -2,14 +2,11 @@
 
 use super::abi::{Arguments, Failure, Outcome, backend_of};
 use crate::{
+    Flags, IndexArg, Integers, RopeFields, SlotFields, TensorArg, TensorDtype,
     cache::{AppendFields, MlaAppendFields},
-    dtype::TensorDtype,
-    integers::{Flags, IndexArg, Integers},
+    check_separate,
     operators::{MergeFields, NormFields, activate},
-    overlap::check_separate,
-    rope::{RopeFields, Rotation, style},
-    slots::SlotFields,
-    tensor::TensorArg,
+    rope::{Rotation, style},
 };
 use tilewright::{
     Dtype, Error, ErrorKind, KvLayout, Result,

@@ -5,10 +5,8 @@ use super::{
     operators::{kv_layout, page_shape},
 };
 use crate::{
+    AnyBackend, IndexArg, TensorArg,
     attention::{PyAttention, PyPlan, RunTensors},
-    backend::AnyBackend,
-    integers::IndexArg,
-    tensor::TensorArg,
 };
 use std::{
     collections::BTreeMap,

@@ -2,11 +2,10 @@
 
 use super::abi::{Arguments, Failure, Outcome, backend_of};
 use crate::{
-    integers::PerRow,
+    PerRow, TensorArg, TokenParams,
     sampling::{DrawTensors, FilterFields, mask_top_k, write_distribution},
     speculative::ChainInputs,
-    tensor::TensorArg,
-    token_params::{NumberArg, TokenParams},
+    token_params::NumberArg,
 };
 use tilewright::{Error, ErrorKind, Result, sampling::TensorChain, tensor::IndicesMut};
 
