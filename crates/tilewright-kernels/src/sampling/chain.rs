@@ -10,8 +10,7 @@
 use super::{
     CandidateList, CtaCollectives, ExpAccuracy, KeptSet, MassScale, Number, ProductScale, RequestParams,
     RowKind, RowReader, RowStats, SampleConfig, SamplingRequest, VALID, Weights, check_threads,
-    mass::fraction_of,
-    product_scale::{excess, less, of_fraction, of_mass},
+    mass::{excess, fraction_of, less, of_fraction, of_mass},
 };
 use tilewright_ptx::{Builder, Global, Invalid, Kernel, Value, Var};
 

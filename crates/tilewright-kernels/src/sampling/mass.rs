@@ -3,6 +3,9 @@
 //! Sums of masses are order-independent. With b = [`mass_bits`] a weight becomes `weight / 2^⌊log2 max⌋ · 2^(b - 1)`,
 //! truncated; b keeps the sum of a row below 2^63. A weight has 24 significant bits, so weights down to `2^(25 - b)` of
 //! the maximum are exact; below a unit they become 0 and are never drawn.
+//!
+//! [`ProductScale`] builds products of two weights from masses, compares them, and converts them back to fixed point. They are f64,
+//! which holds the product, and are compared by their bit patterns, whose order is that of the values.
 
 use half::{bf16, f16};
 use tilewright::Dtype;
@@ -306,4 +309,68 @@ pub(super) fn fraction_of<'k>(fraction: Value<'k, u64>, mass: Value<'k, u64>) ->
     let one = ah * bl + ((al * bl) >> 32);
     let two = al * bh + one.low().to_u64();
     ah * bh + (one >> 32) + (two >> 32)
+}
+
+/// `mass · 2^power`, rounded once.
+#[track_caller]
+pub(super) fn of_mass<'k>(mass: Value<'k, u64>, power: Value<'k, i32>) -> Value<'k, f64> {
+    let k = mass.builder();
+    let shifted = mass.high().to_f64() * k.constant(2_f64.powi(32));
+    (shifted + mass.low().to_f64()) * f64_power_of_two(power)
+}
+
+/// A fraction of 2^64 with 11 low zero bits, as a number in [0, 1).
+#[track_caller]
+pub(super) fn of_fraction(fraction: Value<'_, u64>) -> Value<'_, f64> {
+    let k = fraction.builder();
+    of_mass(fraction, k.constant(-64))
+}
+
+/// `2^n` for n in -1022..=1023.
+#[track_caller]
+fn f64_power_of_two(n: Value<'_, i32>) -> Value<'_, f64> {
+    ((n + 1023).reinterpret::<u32>().to_u64() << 52_u32).reinterpret()
+}
+
+#[track_caller]
+pub(super) fn less<'k>(a: Value<'k, f64>, b: Value<'k, f64>) -> Value<'k, bool> {
+    a.reinterpret::<u64>().lt(b.reinterpret::<u64>())
+}
+
+/// `max(a - b, 0)`
+#[track_caller]
+pub(super) fn excess<'k>(a: Value<'k, f64>, b: Value<'k, f64>) -> Value<'k, f64> {
+    let minus = (b.reinterpret::<u64>() ^ (1_u64 << 63)).reinterpret::<f64>();
+    let difference = (a + minus).reinterpret::<u64>();
+    less(b, a).select(difference, 0_u64).reinterpret()
+}
+
+/// Fixed-point scale of f64 values up to `max`, for masses of up to `bits` bits.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ProductScale<'k> {
+    shift: Value<'k, i32>,
+}
+
+impl<'k> ProductScale<'k> {
+    #[track_caller]
+    pub(super) fn new(bits: Value<'k, u32>, max: Value<'k, f64>) -> Self {
+        Self { shift: bits.reinterpret::<i32>() - exponent(max) - 53 }
+    }
+
+    /// Converts a value to fixed point, rounded.
+    #[track_caller]
+    pub(super) fn mass(self, x: Value<'k, f64>) -> Value<'k, u64> {
+        let bits = x.reinterpret::<u64>();
+        let digits = (bits & ((1 << 52) - 1)) | (1 << 52);
+        let shift = exponent(x) + self.shift;
+        let (down, up) = ((-shift).max(0).reinterpret::<u32>(), shift.max(0).reinterpret::<u32>());
+        let rounded = (((digits << 1_u32) >> down) + 1) >> 1_u32;
+        // products of weights are never subnormal: an exponent of 0 means 0
+        exponent(x).eq(0).select(0_u64, rounded << up)
+    }
+}
+
+#[track_caller]
+fn exponent(x: Value<'_, f64>) -> Value<'_, i32> {
+    (x.reinterpret::<u64>() >> 52_u32).low().reinterpret()
 }

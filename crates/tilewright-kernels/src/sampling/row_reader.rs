@@ -1,11 +1,13 @@
+//! A row that its threads read, and the output row that they write beside it.
+//!
 //! Partition of a row among its threads: each warp owns a contiguous range, in warp order.
 //!
 //! Rows have any alignment and length. The elements before the first 16-byte boundary belong to the first warp, those
 //! after the last full vector to the last warp. Vectors are assigned in runs of 32 per warp, so loads are coalesced.
 
 use super::{cta::CtaCollectives, mass::Number};
-use crate::tile::chunk;
-use tilewright_ptx::{Access, Global, Value};
+use crate::tile::{Chunk, chunk};
+use tilewright_ptx::{Access, Builder, Global, Value};
 
 /// The part of a row that [`RowReader::visit_part`] reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -121,7 +123,7 @@ impl<'k, T: Number> RowReader<'k, T> {
             };
             (0..ahead).map(load).collect()
         };
-        let process = |from: Value<'k, u32>, loaded: Vec<chunk::Chunk<'k>>, is_full: bool| {
+        let process = |from: Value<'k, u32>, loaded: Vec<Chunk<'k>>, is_full: bool| {
             for (i, vector) in (0..).zip(loaded) {
                 let at = from + k.lane() + 32_u32 * i;
                 let there = if is_full { k.constant(true) } else { at.lt(end) };
@@ -218,5 +220,52 @@ impl<'k, T: Number> RowReader<'k, T> {
         let begin = warp.eq(0).select(0_u32, begin_of(warp));
         let end = warp.eq(self.cta.row_warps() - 1).select(self.vocab, begin_of(warp + 1).min(tail));
         (begin, end)
+    }
+}
+
+/// Output row of `O` for an input row of `T`.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RowWriter<'k, O> {
+    k: &'k Builder,
+    to: Global<'k, O>,
+    /// Whether vector stores are aligned.
+    aligned: Value<'k, bool>,
+}
+
+/// Elements per store for one input vector of `T`.
+fn at_once<T: Number, O: Number>() -> u32 {
+    T::PER_VECTOR.min(O::PER_VECTOR)
+}
+
+impl<'k, O: Number> RowWriter<'k, O> {
+    #[track_caller]
+    pub(super) fn new<T: Number>(row: &RowReader<'k, T>, to: Global<'k, O>) -> Self {
+        let bytes = at_once::<T, O>() * O::DTYPE.size() as u32;
+        let first = to.at(row.first_vector()).address().low();
+        Self { k: first.builder(), to, aligned: (first & (bytes - 1)).eq(0) }
+    }
+
+    /// Writes `f(index, value)` for each element of `row`.
+    #[track_caller]
+    pub(super) fn replace<T: Number>(
+        &self,
+        row: &RowReader<'k, T>,
+        f: impl Fn(Value<'k, u32>, Value<'k, f32>) -> Value<'k, f32>,
+    ) {
+        let group = |first: Value<'k, u32>, numbers: &[Value<'k, f32>]| {
+            let results: Vec<_> = (0..).zip(numbers).map(|(i, &x)| f(first + i, x)).collect();
+            let to = self.to.at(first);
+            self.k.when_else(
+                self.aligned,
+                || {
+                    for (i, part) in results.chunks(at_once::<T, O>() as usize).enumerate() {
+                        let to = to.plus(i * part.len()).address();
+                        Chunk::of(O::DTYPE, part).store(chunk::Elements::new(to, O::DTYPE));
+                    }
+                },
+                || (0..).zip(&results).for_each(|(i, &x)| to.plus(i).store(O::narrow(x))),
+            );
+        };
+        row.visit(1, group, |index, x| self.to.at(index).store(O::narrow(f(index, x))));
     }
 }

@@ -3,7 +3,7 @@
 //! Each byte is placed in the upper half of a 16-bit lane, so that the sign is in place. The exponent is shifted to
 //! its field; a multiplication by a power of two corrects its bias, for subnormals too.
 
-use super::float::Float;
+use super::number::Float;
 use half::{bf16, f16};
 use tilewright::Dtype;
 use tilewright_ptx::{

@@ -13,7 +13,6 @@
 //! - `reduce`: sums and maxima over lanes and warps.
 
 pub(crate) mod chunk;
-mod float;
 pub mod halves;
 pub(crate) mod number;
 pub(crate) mod quads;
@@ -22,19 +21,18 @@ mod row_partition;
 mod shared;
 mod strided;
 pub mod sums;
-mod token_partition;
 
 pub(crate) mod reduce;
 
 pub use chunk::{Chunk, Elements};
-pub(crate) use float::Float;
+pub(crate) use number::Float;
 pub(crate) use ring::release_from_warp;
 pub use ring::{Cursor, Ring};
 pub use row_partition::RowPartition;
+pub(crate) use row_partition::TokenPartition;
 pub(crate) use row_partition::{ChunkPlace, RowPlace};
 pub use shared::SharedTile;
 pub(crate) use shared::panel_map;
 pub use strided::Strided;
 pub(crate) use strided::StridedRows;
 pub use sums::{FragmentPosition, Sums};
-pub(crate) use token_partition::TokenPartition;

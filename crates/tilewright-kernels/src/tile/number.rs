@@ -1,12 +1,12 @@
 //! Conversion between f32 and words of any dtype: exact widening, and rounding as [`tilewright::Element`] defines.
 //!
 //! 8-bit floats are converted with integer and f16 operations, identically on all architectures: those before `sm_89`
-//! have no conversion instructions. Formats: [`tilewright::E4m3`] and [`tilewright::E5m2`].
+//! have no conversion instructions. Formats: [`tilewright::E4m3`] and [`tilewright::E5m2`]. [`Float`] converts both 16-bit
+//! elements of a word together.
 
-use super::float::Float;
 use half::{bf16, f16};
 use tilewright::Dtype;
-use tilewright_ptx::Value;
+use tilewright_ptx::{Builder, Stored, Value};
 
 /// Widens the first `count` elements of a word, lowest bits first.
 #[track_caller]
@@ -96,4 +96,36 @@ fn to_float8(x: Value<'_, f32>, format: Float8) -> Value<'_, u32> {
     let normal = ((bits + to_even) >> dropped) - ((127 - bias) << mantissa);
     let magnitude = bits.lt((128 - bias) << 23).select(subnormal, normal).min(max);
     magnitude.unless(x.is_nan(), 0x7f) | sign
+}
+
+/// 16-bit elements that kernels compute with in f32.
+pub(crate) trait Float: Stored {
+    /// Widens both halves of a word, the low one first.
+    #[track_caller]
+    fn widen<'k>(word: Value<'k, u32>) -> [Value<'k, f32>; 2];
+    /// Rounds two numbers to nearest and packs them.
+    #[track_caller]
+    fn narrow<'k>(k: &'k Builder, low: Value<'k, f32>, high: Value<'k, f32>) -> Value<'k, u32>;
+}
+
+impl Float for bf16 {
+    #[track_caller]
+    fn widen<'k>(word: Value<'k, u32>) -> [Value<'k, f32>; 2] {
+        word.reinterpret::<tilewright_ptx::isa::types::Bf16x2>().to_f32()
+    }
+    #[track_caller]
+    fn narrow<'k>(k: &'k Builder, low: Value<'k, f32>, high: Value<'k, f32>) -> Value<'k, u32> {
+        k.bf16x2(low, high).reinterpret()
+    }
+}
+
+impl Float for f16 {
+    #[track_caller]
+    fn widen<'k>(word: Value<'k, u32>) -> [Value<'k, f32>; 2] {
+        word.reinterpret::<tilewright_ptx::isa::types::F16x2>().to_f32()
+    }
+    #[track_caller]
+    fn narrow<'k>(k: &'k Builder, low: Value<'k, f32>, high: Value<'k, f32>) -> Value<'k, u32> {
+        k.f16x2(low, high).reinterpret()
+    }
 }
