@@ -45,7 +45,6 @@ mod pointer;
 mod properties;
 mod retain;
 mod staging;
-mod stopwatch;
 mod stream;
 mod tensor_map;
 #[cfg(test)]
@@ -58,6 +57,7 @@ pub use context::Context;
 pub(crate) use cublaslt::CublasLt;
 pub use error::{DriverError, ErrorKind, Result};
 pub use event::Event;
+pub use event::Stopwatch;
 pub use function::{Function, Resources};
 pub use graph::{Executable, Graph};
 #[cfg(feature = "cudarc")]
@@ -66,5 +66,4 @@ pub(crate) use load::loadable;
 pub use load::{AssembledKernel, assemble, assemble_with_log, load};
 pub use memory::Memory;
 pub use properties::DeviceProperties;
-pub use stopwatch::Stopwatch;
 pub use stream::Stream;

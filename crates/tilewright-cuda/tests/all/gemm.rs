@@ -1,6 +1,6 @@
 //! Matrix products on the GPU of this machine, against the definition. Skipped without a GPU.
 
-use crate::{hopper, real::noise};
+use crate::real::noise;
 use half::bf16;
 use tilewright::Dtype;
 use tilewright_cuda::{Result, Stream};
@@ -8,7 +8,7 @@ use tilewright_kernels::gemm::{Epilogue, GemmKernel, GemmParams, Matrix, sm80, s
 
 #[test]
 fn products_of_odd_shapes_agree_with_the_definition() -> Result<()> {
-    let Some(device) = hopper::device() else { return Ok(()) };
+    let Some(device) = device() else { return Ok(()) };
     for shape in [
         [128, 256, 64],
         [1, 8, 8],
@@ -66,5 +66,24 @@ fn judge((a, b, d): (&[bf16], &[bf16], &[u16]), [m, n, k]: [usize; 3]) {
             (found - expected).abs() <= tolerance,
             "{m}x{n}x{k}: d[{row}, {column}] = {found}, expected {expected}"
         );
+    }
+}
+
+/// The GPU if it is Hopper; otherwise prints why the test is skipped.
+fn device() -> Option<Stream> {
+    match Stream::open(0) {
+        Ok(device) if device.context().properties().arch == 90 => Some(device),
+        Ok(device) => {
+            println!(
+                "skipped: {} is sm_{}, the kernel is for sm_90a",
+                device.context().properties().name,
+                device.context().properties().arch
+            );
+            None
+        }
+        Err(why) => {
+            println!("skipped: {why}");
+            None
+        }
     }
 }

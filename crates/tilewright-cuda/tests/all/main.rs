@@ -95,7 +95,6 @@ mod gemm;
 #[path = "../../../tilewright/tests/all/generator.rs"]
 mod generator;
 mod graph;
-mod hopper;
 #[path = "../../../tilewright/tests/all/judge.rs"]
 mod judge;
 mod kernel_loads;
