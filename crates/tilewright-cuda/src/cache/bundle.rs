@@ -2,9 +2,7 @@
 //!
 //! Their keys exclude the assembler: `ptxas` makes a bundle on a machine without a GPU, and any driver reads it.
 
-use super::{
-    Assembler, CacheError, Code, Result, Source, folder::Folder, lookup::assemble_code, parallel, unusable,
-};
+use super::{Assembler, CacheError, Code, Folder, Result, Source, lookup::assemble_code, parallel, unusable};
 use std::{collections::BTreeSet, path::Path};
 
 /// Opens an existing bundle.

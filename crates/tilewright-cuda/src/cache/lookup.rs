@@ -1,9 +1,7 @@
 //! Kernel source, and the lookup of its machine code: in bundles, in the cache folder, by the assembler.
 
 use super::{
-    Assembler, Cache, CacheError, Code, MissingKernel, Mode, Origin, Result,
-    folder::{Folder, Lookup},
-    key::KernelKey,
+    Assembler, Cache, CacheError, Code, Folder, KernelKey, Lookup, MissingKernel, Mode, Origin, Result,
 };
 use std::{
     collections::HashMap,

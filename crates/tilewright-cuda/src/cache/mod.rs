@@ -58,7 +58,7 @@ pub use ptxas::Ptxas;
 pub use settings::{BUNDLE_FOLDER, DEFAULT_LIMIT, Mode, Settings, VARIABLE};
 
 use crate::Function;
-use folder::Folder;
+use folder::{Folder, Lookup};
 use lookup::SingleFlight;
 use std::{
     collections::HashMap,

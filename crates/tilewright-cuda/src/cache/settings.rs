@@ -1,9 +1,6 @@
 //! Settings of the kernel cache.
 
-use super::{
-    error::{CacheError, Result},
-    own_file,
-};
+use super::{CacheError, Result, own_file};
 use std::{
     ffi::{OsStr, OsString},
     num::NonZero,
