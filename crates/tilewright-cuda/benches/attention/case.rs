@@ -1,7 +1,8 @@
 //! The cases of `benches/definitions/gpu-attention.toml`, with their targets.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, de::Error as _};
 use std::error::Error;
+use tilewright::{Dtype, Mask};
 
 const DEFINITIONS: &str = include_str!("../../../../benches/definitions/gpu-attention.toml");
 
@@ -29,15 +30,16 @@ impl Lens {
     }
 }
 
-/// The dtype of the cache.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Kv {
-    #[default]
-    Bf16,
-    E4m3,
-    E5m2,
-    Int8,
+fn bf16() -> Dtype {
+    Dtype::Bf16
+}
+
+/// A dtype by its name.
+fn named_dtype<'de, D: Deserializer<'de>>(from: D) -> Result<Dtype, D::Error> {
+    let name = String::deserialize(from)?;
+    let all = [Dtype::Bf16, Dtype::E4m3, Dtype::E5m2, Dtype::I8];
+    let found = all.into_iter().find(|dtype| dtype.to_string() == name);
+    found.ok_or_else(|| D::Error::unknown_variant(&name, &["bf16", "e4m3", "e5m2", "int8"]))
 }
 
 /// One case: attention with outputs of bf16.
@@ -54,8 +56,8 @@ pub(crate) struct Case {
     head_dim_vo: Option<usize>,
     /// Elements of latent keys beyond `head_dim`, which is also the size of values; there is one KV head then.
     pub(crate) latent: Option<usize>,
-    #[serde(default)]
-    pub(crate) kv: Kv,
+    #[serde(default = "bf16", deserialize_with = "named_dtype")]
+    pub(crate) kv: Dtype,
     /// Whether queries are e4m3 instead of bf16.
     #[serde(default)]
     pub(crate) fp8: bool,
@@ -99,27 +101,9 @@ impl Case {
         Ok(toml::from_str::<Definitions>(DEFINITIONS)?.case)
     }
 
-    fn kv_bytes(&self) -> usize {
-        if self.kv == Kv::Bf16 { 2 } else { 1 }
-    }
-
     /// The dtype of queries.
-    pub(crate) fn q(&self) -> Kv {
-        if self.fp8 { Kv::E4m3 } else { Kv::Bf16 }
-    }
-
-    fn q_bytes(&self) -> usize {
-        if self.fp8 { 1 } else { 2 }
-    }
-
-    /// The dtype of the cache.
-    pub(crate) fn kv_dtype(&self) -> tilewright::Dtype {
-        match self.kv {
-            Kv::Bf16 => tilewright::Dtype::Bf16,
-            Kv::E4m3 => tilewright::Dtype::E4m3,
-            Kv::E5m2 => tilewright::Dtype::E5m2,
-            Kv::Int8 => tilewright::Dtype::I8,
-        }
+    pub(crate) fn q(&self) -> Dtype {
+        if self.fp8 { Dtype::E4m3 } else { Dtype::Bf16 }
     }
 
     /// Elements of a value.
@@ -138,8 +122,8 @@ impl Case {
         let tokens = self.lens().map(seen).sum::<usize>() - repeated;
         let rows: usize = self.qo_lens.all().iter().sum();
         let of_key = self.latent.map_or(self.head_dim + self.vo(), |beside| self.head_dim + beside);
-        let of_query = (self.head_dim + self.latent.unwrap_or(0)) * self.q_bytes();
-        (tokens * kv * of_key * self.kv_bytes() + rows * qo * (of_query + self.vo() * 2)) as f64
+        let of_query = (self.head_dim + self.latent.unwrap_or(0)) * self.q().size();
+        (tokens * kv * of_key * self.kv.size() + rows * qo * (of_query + self.vo() * 2)) as f64
     }
 
     /// Floating-point operations on visible pairs of row and key.
@@ -158,11 +142,11 @@ impl Case {
         (self.bytes() / 4.40e12).max(self.flops() / if self.fp8 { 1266e12 } else { 690e12 })
     }
 
-    pub(crate) fn mask(&self) -> tilewright::Mask {
+    pub(crate) fn mask(&self) -> Mask {
         match (self.full, self.window) {
-            (true, _) => tilewright::Mask::Full,
-            (false, None) => tilewright::Mask::Causal,
-            (false, Some(left)) => tilewright::Mask::Window { left, right: Some(0) },
+            (true, _) => Mask::Full,
+            (false, None) => Mask::Causal,
+            (false, Some(left)) => Mask::Window { left, right: Some(0) },
         }
     }
 
@@ -185,7 +169,7 @@ impl Case {
     pub(crate) fn request(&self) -> String {
         let of_case = serde_json::json!({
             "heads": self.heads, "head_dim": self.head_dim, "head_dim_vo": self.vo(), "latent": self.latent,
-            "kv": self.kv, "fp8": self.fp8, "page_size": self.page_size, "qo_lens": self.qo_lens.all(),
+            "kv": self.kv.to_string(), "fp8": self.fp8, "page_size": self.page_size, "qo_lens": self.qo_lens.all(),
             "kv_lens": self.kv_lens.all(), "causal": !self.full, "window": self.window,
             "shared": self.shared, "sinks": self.variant == VariantKind::Sinks, "has_peers": self.has_peers(),
         });

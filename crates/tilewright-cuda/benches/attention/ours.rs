@@ -1,7 +1,7 @@
 //! A case on the device: sets of tensors of noise, pages in random order, a plan, and a recorded graph of calls.
 
 use super::{
-    case::{Case, Kv, VariantKind},
+    case::{Case, VariantKind},
     contender::Shuffle,
 };
 use half::bf16;
@@ -53,17 +53,17 @@ fn indptr(lens: impl Iterator<Item = usize>) -> Vec<i32> {
 }
 
 /// Fills device memory with numbers in -0.5..0.5; 8-bit floats are never NaN, and integers are in -127..127.
-fn noise(gpu: &Cuda, bytes: usize, kv: Kv) -> Result<DeviceMemory, Box<dyn Error>> {
+fn noise(gpu: &Cuda, bytes: usize, dtype: Dtype) -> Result<DeviceMemory, Box<dyn Error>> {
     let memory = gpu.allocate(bytes)?;
     let number = |i: usize| ((i as u32).wrapping_mul(2_654_435_761) >> 16) as f32 / 65536.0 - 0.5;
-    let block: Vec<u8> = match kv {
-        Kv::Bf16 => {
+    let block: Vec<u8> = match dtype {
+        Dtype::Bf16 => {
             let values: Vec<bf16> = (0..NOISE / 2).map(|i| bf16::from_f32(number(i))).collect();
             bytemuck::cast_slice(&values).to_vec()
         }
-        Kv::E4m3 => (0..NOISE).map(|i| tilewright::E4m3::from_f32(number(i)).to_bits()).collect(),
-        Kv::E5m2 => (0..NOISE).map(|i| tilewright::E5m2::from_f32(number(i)).to_bits()).collect(),
-        Kv::Int8 => (0..NOISE).map(|i| ((number(i) * 254.0) as i8).cast_unsigned()).collect(),
+        Dtype::E4m3 => (0..NOISE).map(|i| tilewright::E4m3::from_f32(number(i)).to_bits()).collect(),
+        Dtype::E5m2 => (0..NOISE).map(|i| tilewright::E5m2::from_f32(number(i)).to_bits()).collect(),
+        _ => (0..NOISE).map(|i| ((number(i) * 254.0) as i8).cast_unsigned()).collect(),
     };
     for begin in (0..bytes).step_by(NOISE) {
         gpu.machine().write(memory.address() + begin as u64, &block[..NOISE.min(bytes - begin)])?;
@@ -85,7 +85,7 @@ fn page_indices(indptr: &[i32], order: &[i32], shared: usize) -> Vec<i32> {
 
 fn operator(gpu: &Cuda, case: &Case) -> Result<Attention<Cuda>, Box<dyn Error>> {
     let ([qo, kv], dim) = (case.heads, case.head_dim);
-    let kv_dtype = case.kv_dtype();
+    let kv_dtype = case.kv;
     let problem = match case.latent {
         Some(beside) => Problem::latent(qo, dim, beside).scale(1.0 / 192_f32.sqrt()),
         None => Problem::builder(Heads { qo, kv }, HeadDim { qk: dim, vo: case.vo() }),
@@ -105,7 +105,7 @@ fn operator(gpu: &Cuda, case: &Case) -> Result<Attention<Cuda>, Box<dyn Error>> 
 impl Ours {
     pub(crate) fn new(gpu: &Cuda, case: &Case) -> Result<Self, Box<dyn Error>> {
         let ([qo, kv], dim, vo) = (case.heads, case.head_dim, case.vo());
-        let kv_dtype = case.kv_dtype();
+        let kv_dtype = case.kv;
         let attention = operator(gpu, case)?;
         let (qo_lens, kv_lens) = (case.qo_lens.all(), case.kv_lens.all());
         let qo_indptr = indptr(qo_lens.iter().copied());
