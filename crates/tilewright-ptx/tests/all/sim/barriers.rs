@@ -1,6 +1,6 @@
 //! Named barriers and mbarriers.
 
-use super::{assert_fault, assert_fault_in, assert_output, assert_passes, kernel};
+use super::{assert_fault, assert_fault_in, assert_output, assert_passes, fault_kinds, kernel};
 use tilewright_ptx::{Builder, FaultKind, Fence};
 
 #[test]
@@ -135,10 +135,7 @@ fn an_mbarrier_that_is_not_one() {
 #[test]
 fn an_mbarrier_with_unordered_initialization() {
     let kernel = producer_consumer(32, 32, false);
-    let kinds: Vec<FaultKind> = (0..32)
-        .filter_map(|seed| super::run(&kernel, 1, &[0; 32], seed).err())
-        .map(|fault| fault.kind)
-        .collect();
+    let kinds = fault_kinds(&kernel, 1, &[0; 32], 32);
     assert_eq!(kinds.len(), 32);
     assert!(kinds.iter().all(|kind| matches!(kind, FaultKind::Race | FaultKind::NotAnMbarrier)), "{kinds:?}");
     assert!(kinds.contains(&FaultKind::Race), "{kinds:?}");
@@ -185,10 +182,7 @@ fn a_phase_that_completes_twice() {
             );
         })
     };
-    let kinds: Vec<FaultKind> = (0..128)
-        .filter_map(|seed| super::run(&run_ahead(false), 1, &[0], seed).err())
-        .map(|fault| fault.kind)
-        .collect();
+    let kinds = fault_kinds(&run_ahead(false), 1, &[0], 128);
     assert!(kinds.contains(&FaultKind::WrongPhase), "{kinds:?}");
     assert!(
         kinds.iter().all(|kind| matches!(kind, FaultKind::WrongPhase | FaultKind::Deadlock)),

@@ -1,6 +1,6 @@
 //! Clusters: barrier, distributed shared memory.
 
-use super::{SEEDS, assert_fault, assert_output, kernel};
+use super::{SEEDS, assert_fault, assert_output, fault_kinds, kernel};
 use tilewright_ptx::{FaultKind, Kernel, Op, ir::Stmt, isa::sync::SyncOp};
 
 /// The CTAs of a pair write to each other's shared memory.
@@ -25,12 +25,7 @@ fn exchange(before: bool, after: bool) -> Kernel {
 fn the_shared_memory_of_a_peer_cta() {
     let expected: Vec<u32> = (0..128).map(|i| (1 - i / 32 % 2) * 100 + i % 32).collect();
     assert_output(&exchange(true, true), 4, &[0; 128], &expected);
-    let kinds = |kernel: &Kernel| -> Vec<FaultKind> {
-        (0..SEEDS)
-            .filter_map(|seed| super::run(kernel, 2, &[0; 128], seed).err())
-            .map(|fault| fault.kind)
-            .collect()
-    };
+    let kinds = |kernel: &Kernel| fault_kinds(kernel, 2, &[0; 128], SEEDS);
     let (none, one) = (kinds(&exchange(false, true)), kinds(&exchange(true, false)));
     assert!(none.len() == 32 && none.iter().all(|kind| *kind == FaultKind::Race), "{none:?}");
     let ends = |kind: &FaultKind| matches!(kind, FaultKind::Race | FaultKind::OutOfBounds);

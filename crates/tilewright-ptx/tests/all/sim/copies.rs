@@ -1,7 +1,9 @@
 //! Asynchronous copies: groups, mbarriers, transaction counts, proxies.
 
-use super::{assert_fault, assert_fault_in, assert_output, assert_passes, kernel};
-use tilewright_ptx::{Arg, Barrier, Builder, FaultKind, Fence, GlobalToShared, Kernel, Launch, Memory};
+use super::{assert_fault, assert_fault_in, assert_output, assert_passes, fault_kinds, kernel};
+use tilewright_ptx::{
+    Arg, Barrier, Builder, FaultKind, Fence, Global, GlobalToShared, Kernel, Launch, Memory, Shared,
+};
 
 /// 128 threads copy 16 bytes each by `cp.async` and read those of another.
 fn async_copy(waits: bool, barrier: bool) -> Kernel {
@@ -127,9 +129,14 @@ fn cp_async_arrives_at_an_mbarrier() {
     assert_output(&kernel, 1, &[0x0005_0007; 32], &[7; 32]);
 }
 
+/// Source, target and mbarrier of a bulk load.
+fn transfer(k: &Builder) -> (Global<'_, u32>, Shared<'_, u32>, Barrier<'_>) {
+    (k.global("x"), k.shared("tile", 64, 128), k.barriers("ready", 1))
+}
+
 /// One thread loads 256 bytes; then all threads read them.
 fn bulk(k: &Builder, expected: u32, waits: bool, extra: impl FnOnce(Barrier<'_>)) {
-    let (x, tile, ready) = (k.global::<u32>("x"), k.shared::<u32>("tile", 64, 128), k.barriers("ready", 1));
+    let (x, tile, ready) = transfer(k);
     k.when(k.thread().eq(0), || {
         ready.init(1);
         k.fence(Fence::MbarrierInit);
@@ -163,8 +170,7 @@ fn bulk_loads_and_their_transaction_counts() {
     assert_fault(
         FaultKind::Misaligned,
         &kernel(64, |k| {
-            let (x, tile, ready) =
-                (k.global::<u32>("x"), k.shared::<u32>("tile", 64, 128), k.barriers("ready", 1));
+            let (x, tile, ready) = transfer(k);
             k.when(k.thread().eq(0), || {
                 ready.init(1);
                 k.fence(Fence::MbarrierInit);
@@ -179,8 +185,7 @@ fn bulk_loads_and_their_transaction_counts() {
 fn an_mbarrier_without_an_init_fence() {
     let load = |fence: bool| {
         kernel(32, move |k| {
-            let (x, tile, ready) =
-                (k.global::<u32>("x"), k.shared::<u32>("tile", 64, 128), k.barriers("ready", 1));
+            let (x, tile, ready) = transfer(k);
             k.when(k.thread().eq(0), || {
                 ready.init(1);
                 if fence {
@@ -228,18 +233,14 @@ fn a_stage_that_is_overwritten_while_it_is_read() {
         })
     };
     assert_passes(&reload(true), 1);
-    let kinds: Vec<FaultKind> = (0..64)
-        .filter_map(|seed| super::run(&reload(false), 1, &[0; 1024], seed).err())
-        .map(|fault| fault.kind)
-        .collect();
+    let kinds = fault_kinds(&reload(false), 1, &[0; 1024], 64);
     assert!(kinds.len() == 64 && kinds.contains(&FaultKind::Race), "{kinds:?}");
 }
 
 /// One thread loads 256 bytes over words that the threads wrote, and all threads read them.
 fn load_over(fence: bool, barrier: bool, by_copies: bool) -> Kernel {
     kernel(64, move |k| {
-        let (x, tile, ready) =
-            (k.global::<u32>("x"), k.shared::<u32>("tile", 64, 128), k.barriers("ready", 1));
+        let (x, tile, ready) = transfer(k);
         k.when(k.thread().eq(0), || {
             ready.init(1);
             k.fence(Fence::MbarrierInit);
@@ -282,8 +283,7 @@ fn bulk_loads_over_earlier_writes() {
 fn the_source_of_a_bulk_load_is_overwritten() {
     let overwrite = |waits: bool| {
         kernel(64, move |k| {
-            let (x, tile, ready) =
-                (k.global::<u32>("x"), k.shared::<u32>("tile", 64, 128), k.barriers("ready", 1));
+            let (x, tile, ready) = transfer(k);
             k.when(k.thread().eq(0), || {
                 ready.init(1);
                 k.fence(Fence::MbarrierInit);

@@ -62,6 +62,11 @@ fn assert_fault(kind: FaultKind, kernel: &Kernel, ctas: u32) -> Fault {
     faults[0].clone()
 }
 
+/// The kinds of the faults that some of `seeds` seeds report.
+fn fault_kinds(kernel: &Kernel, ctas: u32, words: &[u32], seeds: u64) -> Vec<FaultKind> {
+    (0..seeds).filter_map(|seed| run(kernel, ctas, words, seed).err()).map(|fault| fault.kind).collect()
+}
+
 /// Asserts that every seed reports one of these kinds, and at least one seed the first.
 #[track_caller]
 fn assert_fault_in(kinds: &[FaultKind], kernel: &Kernel) {

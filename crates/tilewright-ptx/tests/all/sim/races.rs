@@ -1,6 +1,6 @@
 //! Races on shared memory within a CTA or warp and on global memory between CTAs, and the operations that prevent them.
 
-use super::{assert_fault, assert_fault_in, assert_output, assert_passes, kernel};
+use super::{assert_fault, assert_fault_in, assert_output, assert_passes, fault_kinds, kernel};
 use tilewright_ptx::{Access, AtomicOp, Builder, FaultKind, Fence, Global, Order, Scope};
 
 #[test]
@@ -17,10 +17,7 @@ fn a_missing_barrier_between_write_and_read() {
         })
     };
     for mask in [127, 96] {
-        let faults: Vec<FaultKind> = (0..64)
-            .filter_map(|seed| super::run(&exchange(false, mask), 1, &[0; 128], seed).err())
-            .map(|fault| fault.kind)
-            .collect();
+        let faults = fault_kinds(&exchange(false, mask), 1, &[0; 128], 64);
         assert!(faults.contains(&FaultKind::Race), "{faults:?}");
         let expected: Vec<u32> = (0..128).map(|i| (i ^ 64) & mask).collect();
         assert_output(&exchange(true, mask), 1, &[0; 128], &expected);
