@@ -1,9 +1,6 @@
 //! Approximate instructions: f64 rounded to the format, within one or two ulp; corner cases from the manual's tables.
 
-use super::{
-    check::{Definition, Expected, check},
-    exact::{F32, F64, Format},
-};
+use super::{Definition, Expected, F32, F64, Format, check::check};
 use tilewright_ptx::isa::pure::PureOp::{self, *};
 
 #[test]

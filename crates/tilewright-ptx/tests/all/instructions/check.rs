@@ -1,9 +1,6 @@
 //! Comparison of the instruction table with the definitions.
 
-use super::{
-    exact::{F16, F32, Format, Number},
-    inputs::{Args, inputs},
-};
+use super::{Args, F16, F32, Format, Number, inputs::inputs};
 use tilewright_ptx::isa::pure::{Lanes, PureOp};
 
 /// A definition: the expected result of operands.

@@ -1,9 +1,6 @@
 //! Comparisons: integers by their bits, floats by rank; NaN is unordered.
 
-use super::{
-    check::{Definition, Expected, check},
-    exact::{BF16, F16, F32, Format},
-};
+use super::{BF16, Definition, Expected, F16, F32, Format, check::check};
 use std::cmp::Ordering::{self, Equal, Greater, Less};
 use tilewright_ptx::isa::pure::PureOp::{self, *};
 

@@ -1,10 +1,6 @@
 //! Conversions: the exact value, rounded to the format; e4m3 by a table of its values.
 
-use super::{
-    check::{Definition, Expected, check},
-    exact::{BF16, Exact, F16, F32, F64, Format, Number},
-    inputs::Args,
-};
+use super::{Args, BF16, Definition, Exact, Expected, F16, F32, F64, Format, Number, check::check};
 use std::sync::LazyLock;
 use tilewright_ptx::isa::pure::PureOp::{self, *};
 

@@ -19,7 +19,11 @@ mod products;
 mod tensor;
 mod waits;
 
-use check::Definition;
+use check::{Definition, Expected};
+use exact::{BF16, Exact, F16, F32, F64, Format, Number};
+use fragments::{ALL, Matrix};
+use inputs::{Args, Random};
+
 use tilewright_ptx::isa::pure::PureOp;
 
 /// The instruction families with their definitions.

@@ -1,10 +1,9 @@
 //! `mma` and `wgmma` against dot products over K, element by element.
 
 use super::{
+    ALL, BF16, F16, F32, Matrix, Random,
     conversions::e4m3_as_f16,
-    exact::{BF16, F16, F32},
-    fragments::{ALL, Matrix, bits, pack_a, pack_b, position_c},
-    inputs::Random,
+    fragments::{bits, pack_a, pack_b, position_c},
 };
 use tilewright_ptx::{
     Elements,
