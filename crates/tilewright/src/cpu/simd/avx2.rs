@@ -51,6 +51,47 @@ impl Simd for Avx2 {
         fn not(a: Self::Mask) -> Self::Mask = _mm256_xor_ps(a, _mm256_castsi256_ps(_mm256_set1_epi32(-1)));
         fn bits(mask: Self::Mask) -> u32 = _mm256_movemask_ps(mask).cast_unsigned();
         fn select(mask: Self::Mask, a: Self::V, b: Self::V) -> Self::V = _mm256_blendv_ps(b, a, mask);
+        fn scale_or_zero(a: Self::V, n: Self::V, x: Self::V) -> Self::V = {
+            // NaN converts to 1 << 31, which shifts to 0, so NaN in `a` propagates
+            let exponent = _mm256_slli_epi32::<23>(_mm256_cvtps_epi32(n));
+            let scaled = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), exponent));
+            // "not less than" propagates NaN
+            _mm256_and_ps(scaled, _mm256_cmp_ps::<_CMP_NLT_UQ>(x, _mm256_set1_ps(-126.0)))
+        };
+        fn reduce_max(a: Self::V) -> f32 = {
+            let half = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
+            let half = _mm_max_ps(half, _mm_movehl_ps(half, half));
+            _mm_cvtss_f32(_mm_max_ss(half, _mm_shuffle_ps::<1>(half, half)))
+        };
+        fn reduce_add(a: Self::V) -> f32 = {
+            let half = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
+            let half = _mm_add_ps(half, _mm_movehl_ps(half, half));
+            _mm_cvtss_f32(_mm_add_ss(half, _mm_shuffle_ps::<1>(half, half)))
+        };
+        fn split_bf16(pairs: Self::V) -> (Self::V, Self::V) = {
+            let bits = _mm256_castps_si256(pairs);
+            let upper = _mm256_and_si256(bits, _mm256_set1_epi32(0xffff_0000_u32.cast_signed()));
+            (_mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits)), _mm256_castsi256_ps(upper))
+        };
+        fn split_f16(pairs: Self::V) -> (Self::V, Self::V) = {
+            let bits = _mm256_castps_si256(pairs);
+            let lower = _mm256_and_si256(bits, _mm256_set1_epi32(0xffff));
+            let upper = _mm256_srli_epi32::<16>(bits);
+            // packing works per 128-bit half: quarters are ordered lower, upper, lower, upper
+            let packed = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(lower, upper));
+            let (lower, upper) = (_mm256_castsi256_si128(packed), _mm256_extracti128_si256::<1>(packed));
+            (_mm256_cvtph_ps(lower), _mm256_cvtph_ps(upper))
+        };
+        fn split_i8(fours: Self::V) -> [Self::V; 4] = {
+            let bits = _mm256_castps_si256(fours);
+            let tops = [
+                _mm256_slli_epi32::<24>(bits),
+                _mm256_slli_epi32::<16>(bits),
+                _mm256_slli_epi32::<8>(bits),
+                bits,
+            ];
+            tops.map(|top| _mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(top)))
+        };
     }
 
     #[inline(always)]
@@ -63,38 +104,6 @@ impl Simd for Avx2 {
     unsafe fn store(self, to: *mut f32, value: __m256) {
         // SAFETY: `self` proves AVX2; `to` is writable for `LANES` elements.
         unsafe { _mm256_storeu_ps(to, value) }
-    }
-
-    #[inline(always)]
-    fn scale_or_zero(self, a: __m256, n: __m256, x: __m256) -> __m256 {
-        // SAFETY: `self` proves AVX2.
-        unsafe {
-            // NaN converts to 1 << 31, which shifts to 0, so NaN in `a` propagates
-            let exponent = _mm256_slli_epi32::<23>(_mm256_cvtps_epi32(n));
-            let scaled = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), exponent));
-            // "not less than" propagates NaN
-            _mm256_and_ps(scaled, _mm256_cmp_ps::<_CMP_NLT_UQ>(x, _mm256_set1_ps(-126.0)))
-        }
-    }
-
-    #[inline(always)]
-    fn reduce_max(self, a: __m256) -> f32 {
-        // SAFETY: `self` proves AVX2.
-        unsafe {
-            let half = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
-            let half = _mm_max_ps(half, _mm_movehl_ps(half, half));
-            _mm_cvtss_f32(_mm_max_ss(half, _mm_shuffle_ps::<1>(half, half)))
-        }
-    }
-
-    #[inline(always)]
-    fn reduce_add(self, a: __m256) -> f32 {
-        // SAFETY: `self` proves AVX2.
-        unsafe {
-            let half = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
-            let half = _mm_add_ps(half, _mm_movehl_ps(half, half));
-            _mm_cvtss_f32(_mm_add_ss(half, _mm_shuffle_ps::<1>(half, half)))
-        }
     }
 
     #[inline(always)]
@@ -115,30 +124,6 @@ impl Simd for Avx2 {
             for (i, column) in transpose_8x8(block).into_iter().enumerate() {
                 sink.store_column(i, column);
             }
-        }
-    }
-
-    #[inline(always)]
-    fn split_bf16(self, pairs: __m256) -> (__m256, __m256) {
-        // SAFETY: `self` proves AVX2.
-        unsafe {
-            let bits = _mm256_castps_si256(pairs);
-            let upper = _mm256_and_si256(bits, _mm256_set1_epi32(0xffff_0000_u32.cast_signed()));
-            (_mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits)), _mm256_castsi256_ps(upper))
-        }
-    }
-
-    #[inline(always)]
-    fn split_f16(self, pairs: __m256) -> (__m256, __m256) {
-        // SAFETY: `self` proves AVX2 and F16C.
-        unsafe {
-            let bits = _mm256_castps_si256(pairs);
-            let lower = _mm256_and_si256(bits, _mm256_set1_epi32(0xffff));
-            let upper = _mm256_srli_epi32::<16>(bits);
-            // packing works per 128-bit half: quarters are ordered lower, upper, lower, upper
-            let packed = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(lower, upper));
-            let (lower, upper) = (_mm256_castsi256_si128(packed), _mm256_extracti128_si256::<1>(packed));
-            (_mm256_cvtph_ps(lower), _mm256_cvtph_ps(upper))
         }
     }
 
@@ -217,21 +202,6 @@ impl Simd for Avx2 {
             let (first, third) = self.split_f16(even);
             let (second, fourth) = self.split_f16(_mm256_castsi256_ps(odd));
             [first, second, third, fourth]
-        }
-    }
-
-    #[inline(always)]
-    fn split_i8(self, fours: __m256) -> [__m256; 4] {
-        // SAFETY: `self` proves AVX2.
-        unsafe {
-            let bits = _mm256_castps_si256(fours);
-            let tops = [
-                _mm256_slli_epi32::<24>(bits),
-                _mm256_slli_epi32::<16>(bits),
-                _mm256_slli_epi32::<8>(bits),
-                bits,
-            ];
-            tops.map(|top| _mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(top)))
         }
     }
 

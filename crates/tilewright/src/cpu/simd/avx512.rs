@@ -61,6 +61,31 @@ impl Simd for Avx512 {
         fn less_equal(a: Self::V, b: Self::V) -> Self::Mask = _mm512_cmp_ps_mask::<_CMP_LE_OQ>(a, b);
         fn equal(a: Self::V, b: Self::V) -> Self::Mask = _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(a, b);
         fn select(mask: Self::Mask, a: Self::V, b: Self::V) -> Self::V = _mm512_mask_blend_ps(mask, b, a);
+        fn scale_or_zero(a: Self::V, n: Self::V, x: Self::V) -> Self::V = {
+            // "not less than" propagates NaN
+            let keep = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, _mm512_set1_ps(-126.0));
+            _mm512_maskz_scalef_ps(keep, a, n)
+        };
+        fn split_bf16(pairs: Self::V) -> (Self::V, Self::V) = {
+            let bits = _mm512_castps_si512(pairs);
+            let upper = _mm512_and_si512(bits, _mm512_set1_epi32(0xffff_0000_u32.cast_signed()));
+            (_mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits)), _mm512_castsi512_ps(upper))
+        };
+        fn split_f16(pairs: Self::V) -> (Self::V, Self::V) = {
+            let bits = _mm512_castps_si512(pairs);
+            let upper = _mm512_srli_epi32::<16>(bits);
+            (_mm512_cvtph_ps(_mm512_cvtepi32_epi16(bits)), _mm512_cvtph_ps(_mm512_cvtepi32_epi16(upper)))
+        };
+        fn split_i8(fours: Self::V) -> [Self::V; 4] = {
+            let bits = _mm512_castps_si512(fours);
+            let tops = [
+                _mm512_slli_epi32::<24>(bits),
+                _mm512_slli_epi32::<16>(bits),
+                _mm512_slli_epi32::<8>(bits),
+                bits,
+            ];
+            tops.map(|top| _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(top)))
+        };
     }
 
     inline_methods! {
@@ -84,16 +109,6 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn scale_or_zero(self, a: __m512, n: __m512, x: __m512) -> __m512 {
-        // SAFETY: `self` proves AVX-512.
-        unsafe {
-            // "not less than" propagates NaN
-            let keep = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, _mm512_set1_ps(-126.0));
-            _mm512_maskz_scalef_ps(keep, a, n)
-        }
-    }
-
-    #[inline(always)]
     unsafe fn gather(self, table: *const f32, index: __m512) -> __m512 {
         // SAFETY: `self` proves AVX-512; every index is in bounds of `table`.
         unsafe { _mm512_i32gather_ps::<4>(_mm512_cvttps_epi32(index), table) }
@@ -111,26 +126,6 @@ impl Simd for Avx512 {
             for (i, column) in transpose_16x16(block).into_iter().enumerate() {
                 sink.store_column(i, column);
             }
-        }
-    }
-
-    #[inline(always)]
-    fn split_bf16(self, pairs: __m512) -> (__m512, __m512) {
-        // SAFETY: `self` proves AVX-512.
-        unsafe {
-            let bits = _mm512_castps_si512(pairs);
-            let upper = _mm512_and_si512(bits, _mm512_set1_epi32(0xffff_0000_u32.cast_signed()));
-            (_mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits)), _mm512_castsi512_ps(upper))
-        }
-    }
-
-    #[inline(always)]
-    fn split_f16(self, pairs: __m512) -> (__m512, __m512) {
-        // SAFETY: `self` proves AVX-512.
-        unsafe {
-            let bits = _mm512_castps_si512(pairs);
-            let upper = _mm512_srli_epi32::<16>(bits);
-            (_mm512_cvtph_ps(_mm512_cvtepi32_epi16(bits)), _mm512_cvtph_ps(_mm512_cvtepi32_epi16(upper)))
         }
     }
 
@@ -225,21 +220,6 @@ impl Simd for Avx512 {
             let (first, third) = self.split_f16(even);
             let (second, fourth) = self.split_f16(_mm512_castsi512_ps(odd));
             [first, second, third, fourth]
-        }
-    }
-
-    #[inline(always)]
-    fn split_i8(self, fours: __m512) -> [__m512; 4] {
-        // SAFETY: `self` proves AVX-512.
-        unsafe {
-            let bits = _mm512_castps_si512(fours);
-            let tops = [
-                _mm512_slli_epi32::<24>(bits),
-                _mm512_slli_epi32::<16>(bits),
-                _mm512_slli_epi32::<8>(bits),
-                bits,
-            ];
-            tops.map(|top| _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(top)))
         }
     }
 
