@@ -64,6 +64,7 @@ pub use alibi::{Alibi, RelativePositionBias};
 pub use at::{At, HookBuffer, Pair, QueryRow};
 pub use both::{Both, Plain};
 pub use dump_logits::DumpLogits;
+pub(crate) use expression::{Graph, Node, Store, ValueKind};
 pub use expression::{Input, Op};
 pub use flash_sigmoid::FlashSigmoid;
 pub use heads::{AttentionSinks, HeadScales};
@@ -78,6 +79,8 @@ pub use soft_cap::SoftCap;
 pub(crate) use check::check;
 
 use crate::{Problem, Result};
+use expression::{ExpressionValue, MAX_NODES};
+use recorder::{NamedData, Recorder};
 use std::fmt::Debug;
 
 /// An attention variant: every hook is optional, and an omitted one costs nothing.

@@ -1,10 +1,6 @@
 //! Monotonicity of a recorded mask, derived from its operations.
 
-use super::{
-    ExpressionVariant,
-    expression::{Graph, Input, Node, Op},
-    hook::Hook,
-};
+use super::{ExpressionVariant, Graph, Hook, Input, Node, Op};
 
 /// Change of a value as the key position increases, with all other inputs fixed; `true` is above `false`.
 #[derive(Clone, Copy, PartialEq, Eq)]

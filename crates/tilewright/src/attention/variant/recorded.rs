@@ -1,10 +1,8 @@
 //! A variant as data: recorded from hooks or parsed from JSON. It is a [`Variant`] itself, which evaluates its graphs.
 
 use super::{
-    At, HookBuffer, Number, Pair, Variant,
-    expression::{ExpressionValue, Graph, Input, MAX_NODES, Node, apply},
-    hook::Hook,
-    recorder::{NamedData, Recorder},
+    At, ExpressionValue, Graph, Hook, HookBuffer, Input, MAX_NODES, NamedData, Node, Number, Pair, Recorder,
+    Variant, expression::apply,
 };
 use crate::{Error, Result};
 use std::sync::Arc;

@@ -2,9 +2,8 @@
 //! folding.
 
 use super::{
-    At, HookBuffer, Number,
-    expression::{ExpressionValue, Graph, Input, MAX_NODES, Node, Op, Store, ValueKind, apply},
-    hook::Hook,
+    At, ExpressionValue, Graph, Hook, HookBuffer, Input, MAX_NODES, Node, Number, Op, Store, ValueKind,
+    expression::apply,
 };
 use std::{
     cell::RefCell,

@@ -4,10 +4,8 @@ use super::{MAX_DEPTH, MEMBERS, OPERATOR};
 use crate::{
     Error, Result,
     attention::variant::{
-        ExpressionVariant, HookBuffer,
-        expression::{Graph, Input, Node, Op, ValueKind},
-        hook::Hook,
-        recorder::{MAX_ELEMENTS, NamedData, Recorder, check_name},
+        ExpressionVariant, Graph, Hook, HookBuffer, Input, NamedData, Node, Op, Recorder, ValueKind,
+        recorder::{MAX_ELEMENTS, check_name},
     },
 };
 use serde_json::{Map, Value};

@@ -1,10 +1,6 @@
 //! JSON serialization of variants. Shared and deeply nested subexpressions are bound to names.
 
-use crate::attention::variant::{
-    ExpressionVariant,
-    expression::{Graph, Node},
-    hook::Hook,
-};
+use crate::attention::variant::{ExpressionVariant, Graph, Hook, Node};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
