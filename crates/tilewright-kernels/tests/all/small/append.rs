@@ -1,6 +1,6 @@
 //! Appending to pages.
 
-use super::simulate::{SEEDS, simulate};
+use super::{SEEDS, simulate};
 use crate::real::{Real, noise};
 use half::{bf16, f16};
 use tilewright::{Dtype, E4m3, E5m2, Element};

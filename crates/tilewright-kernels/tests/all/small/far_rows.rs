@@ -2,7 +2,7 @@
 //!
 //! The simulator places allocations 2^32 bytes apart: with this stride of bf16, the next row is the next allocation.
 
-use super::simulate::simulate;
+use super::simulate;
 use crate::real::{assert_near, noise, wide};
 use half::bf16;
 use tilewright::{

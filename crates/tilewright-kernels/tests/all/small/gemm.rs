@@ -1,6 +1,6 @@
 //! Matrix products: every kernel, ragged shapes, every epilogue, groups.
 
-use super::simulate::{SEEDS, simulate};
+use super::{SEEDS, simulate};
 use crate::real::{Real, assert_near, noise};
 use half::{bf16, f16};
 use tilewright::Dtype;
