@@ -1,9 +1,6 @@
 //! 8-bit caches: dtypes, scales per tensor, head and page, and non-finite elements.
 
-use super::{
-    case::{Case, FULL, Scales},
-    judge::check,
-};
+use super::{Case, FULL, Scales, check};
 use tilewright::{Dtype, HeadDim};
 use tilewright_kernels::attention::params::KvLayout;
 

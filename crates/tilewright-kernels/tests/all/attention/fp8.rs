@@ -1,9 +1,6 @@
 //! Queries of e4m3 over a cache of e4m3: the `wgmma` body with products of 8 bits, and the `mma` bodies, which convert.
 
-use super::{
-    case::{CAUSAL, Case, FULL, Scales},
-    judge::{check, check_with},
-};
+use super::{CAUSAL, Case, FULL, Scales, check, judge::check_with};
 use tilewright::{
     Dtype, HeadDim,
     attention::variant::{ExpressionVariant, SoftCap},

@@ -1,6 +1,6 @@
 //! Exact widening of every 8-bit pattern to 16 bits.
 
-use super::numbers::number;
+use super::case::number;
 use tilewright::Dtype;
 use tilewright_kernels::tile::halves::halves;
 use tilewright_ptx::{Arg, Builder, Launch, Memory};

@@ -1,9 +1,6 @@
 //! Variant hooks in decode, prefill, split requests, cascades and blocks; refused variants.
 
-use super::{
-    case::{CAUSAL, Case, FULL},
-    judge::{check, check_with},
-};
+use super::{CAUSAL, Case, FULL, check, judge::check_with};
 use tilewright::{
     Dtype, HeadDim,
     attention::variant::{

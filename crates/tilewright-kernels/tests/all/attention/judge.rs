@@ -1,6 +1,6 @@
 //! Comparison of outputs with the f64 oracle.
 
-use super::{case::Case, numbers::number, schedule::Segment, world::World};
+use super::{Case, Segment, World, case::number};
 use crate::{judge::Expected, sample::Sample};
 use tilewright::{
     Dtype, HeadDim, Heads, Mask, Problem,

@@ -1,9 +1,6 @@
 //! Latent attention: keys in two parts, the first of which is the values. Both bodies compute the same scenarios.
 
-use super::{
-    case::{CAUSAL, Case, FULL, SPOILED, Scales},
-    judge::check,
-};
+use super::{CAUSAL, Case, FULL, SPOILED, Scales, check};
 use tilewright::{Dtype, HeadDim};
 use tilewright_kernels::attention::{
     Body, KvLayout, UNLIMITED,

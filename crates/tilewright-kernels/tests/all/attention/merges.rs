@@ -1,7 +1,7 @@
 //! The kernel of large merges, of states with chosen statistics and values.
 
 use super::{
-    numbers::{noise, number},
+    case::{noise, number},
     world::run_merges,
 };
 use crate::units::body_configs::aligned_params;

@@ -8,8 +8,12 @@ mod hooks;
 mod judge;
 mod latent;
 mod merges;
-mod numbers;
 mod schedule;
 mod shapes;
 mod wgmma;
 mod world;
+
+use case::{CAUSAL, Case, FULL, SPOILED, Scales};
+use judge::check;
+use schedule::Segment;
+use world::World;

@@ -1,9 +1,6 @@
 //! Decode, append, prefill and mixed batches; groups, head dims, pages, layouts, masks; split keys and cascades.
 
-use super::{
-    case::{CAUSAL, Case, FULL, SPOILED},
-    judge::check,
-};
+use super::{CAUSAL, Case, FULL, SPOILED, check};
 use tilewright::{Dtype, HeadDim};
 use tilewright_kernels::attention::{Body, KvLayout, UNLIMITED};
 

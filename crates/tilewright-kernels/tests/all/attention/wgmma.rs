@@ -1,9 +1,6 @@
 //! The `wgmma` body: head dims, layouts, masks, splits, and the drawing of runs. Its hooks are tested with those of all bodies.
 
-use super::{
-    case::{CAUSAL, Case, FULL},
-    judge::check,
-};
+use super::{CAUSAL, Case, FULL, check};
 use tilewright::{Dtype, HeadDim};
 use tilewright_kernels::attention::{Body, KvLayout, UNLIMITED, body::wgmma::WgmmaConfig};
 

@@ -1,8 +1,7 @@
 //! A case in device memory: tensors, cache and schedule.
 
 use super::{
-    case::{Case, Scales},
-    numbers::{bytes, noise, number},
+    case::{Case, Scales, bytes, noise, number},
     schedule::{Cut, Schedule, Segment, request_rows},
 };
 use crate::judge::Outcome;
