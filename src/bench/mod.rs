@@ -2,7 +2,6 @@
 
 mod anatomy;
 mod args;
-mod bandwidth;
 mod measure;
 mod profiled;
 mod quality;
@@ -15,8 +14,7 @@ use crate::{
 };
 use anatomy::Anatomy;
 use args::Setting;
-use bandwidth::MeasureBandwidth;
-use measure::{Bench, Measurement, Spread};
+use measure::{Bench, MeasureBandwidth, Measurement, Spread};
 use miette::{Context, IntoDiagnostic, Result};
 use profiled::Profiled;
 use std::{fmt::Write as _, path::Path, process::ExitCode, time::Instant};

@@ -1,6 +1,6 @@
 //! A backend that times each operator of another.
 
-use super::bandwidth::wait;
+use super::measure::wait;
 use std::{
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},

@@ -1,5 +1,7 @@
-//! GPU detection: searches for the driver's library and queries the first device.
+//! GPU detection: searches for the driver's library, queries the first device, and tests whether
+//! the driver loads the bundle of machine code.
 
+use crate::plan::counted;
 use serde::Serialize;
 use std::{
     fmt,
@@ -7,7 +9,7 @@ use std::{
 };
 use tilewright_cuda::{
     CHECK_VARIABLE, Context,
-    cache::{Driver, Settings},
+    cache::{BUNDLE_FOLDER, BundleContent, Driver, Settings},
     checks_from_environment,
 };
 
@@ -143,6 +145,54 @@ impl fmt::Display for Device {
             self.driver / 1000,
             self.driver % 1000 / 10
         )
+    }
+}
+
+/// A bundle, or the reason why there is none.
+#[derive(Serialize)]
+pub(super) struct Bundle {
+    folder: Option<PathBuf>,
+    kernels: usize,
+    damaged: usize,
+    targets: Vec<String>,
+    assemblers: Vec<String>,
+    /// Why it is not used: it is missing, or the driver refuses its code.
+    why: Option<String>,
+}
+
+/// Reads the bundle in `folder`, by default that beside the program.
+pub(super) fn find_bundle(folder: Option<&Path>) -> Bundle {
+    let settings = Settings::from_environment().ok();
+    let beside = || settings.as_ref()?.optional_bundle_folder().map(Path::to_owned);
+    let folder = folder.map(Path::to_owned).or_else(beside);
+    let mut content = BundleContent::default();
+    let why = match folder.as_deref().map(BundleContent::read) {
+        None => Some("the cache is off".to_owned()),
+        Some(Err(why)) => Some(why.to_string()),
+        Some(Ok(found)) => {
+            content = found;
+            first_driver().and_then(|driver| driver.refusal(&content))
+        }
+    };
+    let BundleContent { kernels, damaged, targets, assemblers, .. } = content;
+    let list = |set: std::collections::BTreeSet<String>| set.into_iter().collect();
+    Bundle { folder, kernels, damaged, targets: list(targets), assemblers: list(assemblers), why }
+}
+
+impl fmt::Display for Bundle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(folder) = self.folder.as_ref().filter(|_| self.kernels + self.damaged > 0) else {
+            return write!(f, "none; `tilewright kernels bundle` makes {BUNDLE_FOLDER} beside a program");
+        };
+        let (kernels, targets) = (counted(self.kernels, "kernel"), self.targets.join(", "));
+        write!(f, "{}: {kernels} for {targets} by {}", folder.display(), self.assemblers.join(", "))?;
+        if self.damaged > 0 {
+            write!(f, "; {} damaged", counted(self.damaged, "file"))?;
+        }
+        match &self.why {
+            Some(why) => write!(f, "; the driver refuses them and compiles kernels itself: {why}"),
+            None => Ok(()),
+        }
     }
 }
 

@@ -1,6 +1,5 @@
 //! `tilewright doctor`: reports the machine's hardware and the selected backend.
 
-mod bundle;
 mod gpu;
 mod memory;
 
@@ -45,7 +44,7 @@ struct DoctorReport {
     memory: Option<memory::Memory>,
     roofline: Rates,
     gpu: gpu::Gpu,
-    bundle: bundle::Bundle,
+    bundle: gpu::Bundle,
     model: Model,
 }
 
@@ -92,7 +91,7 @@ impl DoctorReport {
                 gigaflops_per_second: roofline.flops_per_second / 1e9,
             },
             gpu: gpu::find(),
-            bundle: bundle::find(arguments.bundle.as_deref()),
+            bundle: gpu::find_bundle(arguments.bundle.as_deref()),
             model: Model { folder, missing },
         }
     }
