@@ -1,10 +1,6 @@
 //! Damaged and unsupported GGUF files: the text of each error, and no panic for any truncation or changed byte.
 
-use super::{
-    convert::{Source, add_tokenizer},
-    fields, open,
-    writer::{GgufFile, Meta, Q4_0, Q4_K, Q8_0},
-};
+use super::{GgufFile, Meta, Q4_0, Q4_K, Q8_0, Source, convert::add_tokenizer, fields, open};
 use crate::fixtures::{fixture, read_json};
 use std::path::Path;
 use tilewright_serve::model::{Gguf, Transformer, Weights};

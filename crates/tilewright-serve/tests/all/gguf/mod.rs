@@ -16,7 +16,7 @@ use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 use tilewright::{Cpu, Dtype};
 use tilewright_serve::model::{Gguf, ModelConfig, Transformer, Weights};
-use writer::{GgufFile, Meta};
+use writer::{GgufFile, Meta, Q4_0, Q4_K, Q8_0};
 
 /// A written file, open.
 fn open(file: &GgufFile) -> (TempDir, Gguf) {

@@ -1,10 +1,6 @@
 //! Tokenizers in GGUF metadata, compared with the `tokenizer.json` that they were written from.
 
-use super::{
-    convert::add_tokenizer,
-    open,
-    writer::{GgufFile, Meta},
-};
+use super::{GgufFile, Meta, convert::add_tokenizer, open};
 use crate::fixtures::{folder, read_json};
 use serde_json::{Value, json};
 use tilewright_serve::model::{Message, Tokenizer};
