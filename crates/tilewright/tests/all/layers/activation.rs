@@ -9,7 +9,6 @@ use tilewright::{
 
 const ALL: [Activation; 3] = [Activation::Silu, Activation::Gelu, Activation::GeluTanh];
 
-/// All pairs of backend and activation.
 /// Expected values with the absolute error of f32 arithmetic: a few roundings, plus the exponent's error times the
 /// exponent. Results below the smallest normal f32 may flush to 0.
 fn expected(activation: Activation, x: &[f64], d: usize) -> Vec<(f64, f64)> {
