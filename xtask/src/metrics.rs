@@ -69,6 +69,13 @@ fn compare(metrics: &[Metric], limits: &BTreeMap<&str, f64>) -> Option<Vec<Strin
     complaints.extend(
         limits.keys().filter(|name| !known(name)).map(|name| format!("{LIMITS}: `{name}` is no metric")),
     );
+    let is_above = |metric: &&Metric| limits.get(&*metric.name).is_some_and(|limit| metric.value > *limit);
+    let of_lines = metrics.iter().filter(is_above).filter(|metric| metric.name.starts_with("Rust lines"));
+    let names: String = of_lines.map(|metric| format!(" \"{}\"", metric.name)).collect();
+    if !names.is_empty() {
+        let command = format!("cargo xtask metrics --bless{names}");
+        complaints.push(format!("for new code, with the reason in the commit: {command}"));
+    }
     (!complaints.is_empty()).then_some(complaints)
 }
 
@@ -273,6 +280,9 @@ mod tests {
         let broken = Tree::of([("src/a.rs", text), (super::LIMITS, limits(&tree, 1.0))]);
         let complaints = violations(&broken).unwrap();
         assert!(complaints.contains(&"`Rust lines` is 1, the limit in xtask/metrics.csv is 0".to_owned()));
+        let command =
+            "for new code, with the reason in the commit: cargo xtask metrics --bless \"Rust lines\" ";
+        assert!(complaints.last().is_some_and(|last| last.starts_with(command)), "{complaints:?}");
         assert!(violations(&tree).unwrap()[0].contains("no limit for `Rust lines`"));
     }
 }
