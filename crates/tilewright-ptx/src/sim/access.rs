@@ -1,6 +1,6 @@
 //! Loads, stores, atomics and prefetches of a warp's lanes.
 
-use super::{Exec, FaultCause, FaultKind, MemoryLocation, Next, Range, traffic};
+use super::{Exec, FaultCause, FaultKind, MemoryLocation, MemoryRange, Next, Range, traffic};
 use crate::isa::{Access, AtomicOp, Element, Lanes, MemoryOp, Order, PureOp, Scope, Space};
 
 /// The level of a scope, as in [`Mark::strength`](super::shadow::Mark::strength).
@@ -12,12 +12,38 @@ pub(super) fn scope_level(scope: Scope) -> u8 {
     }
 }
 
-/// The scope level of an access, and whether it acquires or releases.
-fn ordering(access: Access) -> (u8, bool) {
-    match access {
-        Access::Weak | Access::ReadOnly | Access::Streaming => (0, false),
-        Access::Relaxed(scope) => (scope_level(scope), false),
-        Access::Ordered(scope) => (scope_level(scope), true),
+/// The elements that each lane loads or stores.
+#[derive(Clone, Copy)]
+struct ElementVector {
+    space: Space,
+    element: Element,
+    count: usize,
+    access: Access,
+}
+
+/// The scope level of an access, 0 if it is weak, and whether it acquires and releases.
+#[derive(Clone, Copy)]
+pub(super) struct Ordering {
+    pub(super) level: u8,
+    pub(super) acquires: bool,
+    pub(super) releases: bool,
+}
+
+impl Ordering {
+    /// Of a load or a store.
+    fn new(access: Access) -> Self {
+        let (level, ordered) = match access {
+            Access::Weak | Access::ReadOnly | Access::Streaming => (0, false),
+            Access::Relaxed(scope) => (scope_level(scope), false),
+            Access::Ordered(scope) => (scope_level(scope), true),
+        };
+        Self { level, acquires: ordered, releases: ordered }
+    }
+
+    fn of_atomic(order: Order, scope: Scope) -> Self {
+        let acquires = matches!(order, Order::Acquire | Order::AcqRel);
+        let releases = matches!(order, Order::Release | Order::AcqRel);
+        Self { level: scope_level(scope), acquires, releases }
     }
 }
 
@@ -30,17 +56,17 @@ impl Exec<'_, '_> {
     ) -> Result<Next, FaultCause> {
         match op {
             MemoryOp::Load(space, element, count, access) => {
-                self.load(space, (element, count), access, (results, operands))?;
+                self.load(ElementVector { space, element, count, access }, results, operands)?;
             }
             MemoryOp::Store(space, element, count, access) => {
-                self.store(space, (element, count), access, operands)?;
+                self.store(ElementVector { space, element, count, access }, operands)?;
             }
             MemoryOp::Atomic(space, op, order, scope) => {
-                let old = self.atomic(space, op, (order, scope), operands)?;
+                let old = self.atomic(space, op, Ordering::of_atomic(order, scope), operands)?;
                 self.write(self.result(results), &old)?;
             }
             MemoryOp::Reduce(space, op, order, scope) => {
-                self.atomic(space, op, (order, scope), operands)?;
+                self.atomic(space, op, Ordering::of_atomic(order, scope), operands)?;
             }
             // caches are not simulated
             MemoryOp::CachePolicy(_) => self.write(self.result(results), &[0; 32])?,
@@ -131,19 +157,14 @@ impl Exec<'_, '_> {
         }
     }
 
-    fn load(
-        &mut self,
-        space: Space,
-        (element, count): (Element, usize),
-        access: Access,
-        (results, operands): (Range, Range),
-    ) -> Result<(), FaultCause> {
+    fn load(&mut self, vector: ElementVector, results: Range, operands: Range) -> Result<(), FaultCause> {
+        let ElementVector { space, element, count, access } = vector;
         let addresses = self.addresses(operands, 0, space == Space::Global);
         let (wide, bytes) = (element.bytes(), element.bytes() * count);
-        let (strength, ordered) = ordering(access);
+        let ordering = Ordering::new(access);
         self.count_traffic(space, &addresses, bytes);
         let mut out: [Lanes; 4] = [[0; 32]; 4];
-        let shares = strength == 0 && self.lanes_agree();
+        let shares = ordering.level == 0 && self.lanes_agree();
         let mut end = 0;
         for lane in self.active() {
             if lane < end {
@@ -153,11 +174,12 @@ impl Exec<'_, '_> {
             let location = self.locate_aligned(space, addresses[lane], bytes, lane)?;
             if end == lane + 1 || self.record_shared_read(location, bytes, lane..end).is_err() {
                 for lane in lane..end {
-                    self.record_access(false, (location, bytes), lane, self.mark(lane, strength))?;
+                    let mark = self.mark(lane, ordering.level);
+                    self.record_access(false, MemoryRange { location, bytes }, lane, mark)?;
                 }
             }
-            if strength > 0 {
-                self.acquire_word(location, lane, strength, ordered);
+            if ordering.level > 0 {
+                self.acquire_word(location, lane, ordering);
             }
             if access == Access::ReadOnly {
                 self.check_read_only(location, bytes, lane)?;
@@ -203,22 +225,17 @@ impl Exec<'_, '_> {
         })
     }
 
-    fn store(
-        &mut self,
-        space: Space,
-        (element, count): (Element, usize),
-        access: Access,
-        operands: Range,
-    ) -> Result<(), FaultCause> {
+    fn store(&mut self, vector: ElementVector, operands: Range) -> Result<(), FaultCause> {
+        let ElementVector { space, element, count, access } = vector;
         let addresses = self.addresses(operands, 0, space == Space::Global);
         let (wide, bytes) = (element.bytes(), element.bytes() * count);
-        let (strength, ordered) = ordering(access);
+        let ordering = Ordering::new(access);
         self.count_traffic(space, &addresses, bytes);
         for lane in self.active() {
             let location = self.locate_aligned(space, addresses[lane], bytes, lane)?;
-            self.record_access(true, (location, bytes), lane, self.mark(lane, strength))?;
-            if strength > 0 {
-                self.release_word(location, lane, (strength, ordered), false);
+            self.record_access(true, MemoryRange { location, bytes }, lane, self.mark(lane, ordering.level))?;
+            if ordering.level > 0 {
+                self.release_word(location, lane, ordering, false);
             }
             let mut found = [0; 32];
             for at in 0..count {
@@ -234,16 +251,11 @@ impl Exec<'_, '_> {
         &mut self,
         space: Space,
         op: AtomicOp,
-        (order, scope): (Order, Scope),
+        ordering: Ordering,
         operands: Range,
     ) -> Result<Lanes, FaultCause> {
         let addresses = self.addresses(operands, 0, space == Space::Global);
         let bytes = op.class().bytes();
-        let strength = scope_level(scope);
-        let (acquires, releases) = (
-            matches!(order, Order::Acquire | Order::AcqRel),
-            matches!(order, Order::Release | Order::AcqRel),
-        );
         let (start, step) = (self.world.rng.below(32), 2 * self.world.rng.below(16) + 1);
         let mut out = [0; 32];
         for lane in (0..32).map(|at| (start + at * step) % 32) {
@@ -251,9 +263,9 @@ impl Exec<'_, '_> {
                 continue;
             }
             let location = self.locate_aligned(space, addresses[lane], bytes, lane)?;
-            self.record_access(true, (location, bytes), lane, self.mark(lane, strength))?;
-            self.acquire_word(location, lane, strength, acquires);
-            self.release_word(location, lane, (strength, releases), true);
+            self.record_access(true, MemoryRange { location, bytes }, lane, self.mark(lane, ordering.level))?;
+            self.acquire_word(location, lane, ordering);
+            self.release_word(location, lane, ordering, true);
             let mut word = [0; 8];
             word[..bytes].copy_from_slice(self.read_bytes(location, bytes)?);
             let old = u64::from_le_bytes(word);

@@ -3,7 +3,8 @@
 //! Loads may copy uninitialized global memory, such as rows after a tensor's last. Only a later read of these bytes is a fault.
 
 use super::{
-    CopyBatch, CopyChunk, CopyKind, Exec, FaultCause, FaultKind, Mark, MemoryLocation, Range, TensorMap,
+    CopyBatch, CopyChunk, CopyKind, Exec, FaultCause, FaultKind, Mark, MemoryLocation, MemoryRange, Range,
+    TensorMap,
 };
 use crate::isa::memory::Space;
 
@@ -128,10 +129,10 @@ impl Exec<'_, '_> {
         for &CopyChunk { from, to, bytes, .. } in &chunks {
             if let Some(from) = from {
                 self.check_proxy(from, bytes, lane)?;
-                self.record_access(false, (from, bytes), lane, mark)?;
+                self.record_access(false, MemoryRange { location: from, bytes }, lane, mark)?;
             }
             self.check_proxy(to, bytes, lane)?;
-            self.record_access(true, (to, bytes), lane, mark)?;
+            self.record_access(true, MemoryRange { location: to, bytes }, lane, mark)?;
             if let MemoryLocation::Shared(owner, _) = to {
                 rank = owner;
             }

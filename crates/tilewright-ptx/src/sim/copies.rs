@@ -4,8 +4,8 @@
 //! includes these before the wait. An access before the wait is therefore a fault, whether the bytes have arrived or not.
 
 use super::{
-    Agent, AsyncCopy, CopyBatch, CopyChunk, CopyKind, Exec, FaultCause, FaultKind, Mark, Next, Range,
-    flight::finish,
+    Agent, AsyncCopy, CopyBatch, CopyChunk, CopyKind, Exec, FaultCause, FaultKind, Mark, MemoryRange, Next,
+    Range, flight::finish,
 };
 use crate::isa::{copies::CopyOp, memory::Space};
 
@@ -62,10 +62,10 @@ impl Exec<'_, '_> {
                     return Err((FaultKind::Misaligned, message));
                 }
                 let from = self.locate(Space::Global, global[lane], read)?;
-                self.record_access(false, (from, read), lane, mark)?;
+                self.record_access(false, MemoryRange { location: from, bytes: read }, lane, mark)?;
                 Some(from)
             };
-            self.record_access(true, (to, bytes), lane, mark)?;
+            self.record_access(true, MemoryRange { location: to, bytes }, lane, mark)?;
             // the async proxy needs a fence before it reads these bytes
             self.world.fences.entry((mark.cluster, mark.thread)).or_default();
             let chunk = CopyChunk { from, to, bytes, read };

@@ -2,7 +2,7 @@
 
 use super::{
     Actor, Clock, Cluster, Code, Conflict, Cta, FULL, Fault, FaultCause, FaultKind, Group, Mark,
-    MemoryLocation, Range, Wait, Warp, WarpClocks, World,
+    MemoryLocation, MemoryRange, Range, Wait, Warp, WarpClocks, World,
 };
 use crate::isa::{Op, matrix::MatrixOp, pure::Lanes};
 use std::rc::Rc;
@@ -287,7 +287,7 @@ impl Exec<'_, '_> {
     pub(super) fn record_access(
         &mut self,
         write: bool,
-        (location, bytes): (MemoryLocation, usize),
+        MemoryRange { location, bytes }: MemoryRange,
         lane: usize,
         mark: Mark,
     ) -> Result<(), FaultCause> {

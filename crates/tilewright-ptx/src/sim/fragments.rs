@@ -1,6 +1,6 @@
 //! `ldmatrix`, `stmatrix` and `mma.sync`: synchronous matrix instructions of one warp.
 
-use super::{Exec, FaultCause, Next, Range, matrix, traffic};
+use super::{Exec, FaultCause, MemoryRange, Next, Range, matrix, traffic};
 use crate::isa::{Elements, Lanes, MatrixOp, Space};
 
 impl Exec<'_, '_> {
@@ -58,7 +58,7 @@ impl Exec<'_, '_> {
         let mut rows = [[0; 16]; 32];
         for lane in 0..8 * count {
             let location = self.locate_aligned(Space::Shared, addresses[lane], 16, lane)?;
-            self.record_access(false, (location, 16), lane, self.mark(lane, 0))?;
+            self.record_access(false, MemoryRange { location, bytes: 16 }, lane, self.mark(lane, 0))?;
             self.faulting_lanes = 1 << lane;
             rows[lane].copy_from_slice(self.read_bytes(location, 16)?);
         }
@@ -77,7 +77,7 @@ impl Exec<'_, '_> {
         let rows = matrix::stmatrix(count, transposed, &registers);
         for (lane, row) in rows.iter().enumerate() {
             let location = self.locate_aligned(Space::Shared, addresses[lane], 16, lane)?;
-            self.record_access(true, (location, 16), lane, self.mark(lane, 0))?;
+            self.record_access(true, MemoryRange { location, bytes: 16 }, lane, self.mark(lane, 0))?;
             self.write_bytes(location, row);
         }
         Ok(())

@@ -1,6 +1,8 @@
 //! Mbarriers: pending arrivals and transaction bytes of a phase.
 
-use super::{Agent, Clock, Cluster, Exec, FaultCause, FaultKind, Mark, MemoryLocation, Next, Range, Wait};
+use super::{
+    Agent, Clock, Cluster, Exec, FaultCause, FaultKind, Mark, MemoryLocation, MemoryRange, Next, Range, Wait,
+};
 use crate::isa::{Lanes, MbarrierOp as Op, Space};
 use std::rc::Rc;
 
@@ -125,7 +127,7 @@ impl Exec<'_, '_> {
             }
             let location = self.locate_aligned(Space::Shared, addresses[lane], 8, lane)?;
             let mark = self.mark(lane, 0);
-            self.record_access(true, (location, 8), lane, mark)?;
+            self.record_access(true, MemoryRange { location, bytes: 8 }, lane, mark)?;
             let MemoryLocation::Shared(rank, offset) = location else { continue };
             let agent = self.cluster.agent(Agent::Mbarrier(rank, offset as u32));
             let clock = Clock::new(u32::MAX);

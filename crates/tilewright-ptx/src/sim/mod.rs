@@ -62,7 +62,7 @@ use rng::Rng;
 use shadow::{Actor, Conflict, Mark, Shadow};
 use warp::{FULL, FenceRelease, Group, Wait, Warp};
 use wgmma::Warpgroup;
-use world::{Agent, Cluster, Cta, Flag, MemoryLocation, World};
+use world::{Agent, Cluster, Cta, Flag, MemoryLocation, MemoryRange, World};
 
 /// A kernel argument.
 #[derive(Debug, Clone, PartialEq)]

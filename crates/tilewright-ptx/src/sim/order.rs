@@ -1,6 +1,9 @@
 //! Fences and release/acquire synchronization through memory words.
 
-use super::{Agent, Clock, Exec, FenceRelease, Flag, MemoryLocation};
+use super::{
+    Agent, Clock, Exec, FenceRelease, Flag, MemoryLocation,
+    access::{Ordering, scope_level},
+};
 use crate::isa::sync::Fence;
 use std::rc::Rc;
 
@@ -19,7 +22,7 @@ impl Exec<'_, '_> {
     pub(super) fn fence(&mut self, fence: Fence) {
         match fence {
             Fence::AcqRel(scope) | Fence::SeqCst(scope) => {
-                self.fence_memory(super::access::scope_level(scope));
+                self.fence_memory(scope_level(scope));
             }
             Fence::ProxyAsyncShared => self.fence_proxy(false),
             Fence::ProxyAsync => self.fence_proxy(true),
@@ -62,7 +65,7 @@ impl Exec<'_, '_> {
     }
 
     /// An ordered load of a word, or the load of an atomic: acquires the clock of its last release.
-    pub(super) fn acquire_word(&mut self, location: MemoryLocation, lane: usize, level: u8, acquires: bool) {
+    pub(super) fn acquire_word(&mut self, location: MemoryLocation, lane: usize, ordering: Ordering) {
         let me = (self.cluster.id, self.rank);
         let flag = match location {
             MemoryLocation::Global(_) => self.world.flags.get(&location.word()),
@@ -74,10 +77,10 @@ impl Exec<'_, '_> {
             (cluster, _) if cluster == me.0 => 2,
             _ => 3,
         };
-        if flag.level.min(level) < apart {
+        if flag.level.min(ordering.level) < apart {
             return;
         }
-        if acquires {
+        if ordering.acquires {
             self.warp.clocks.acquire(1 << lane, &flag.clock);
         } else {
             // one clock per lane, for any number of polls
@@ -93,7 +96,7 @@ impl Exec<'_, '_> {
         &mut self,
         location: MemoryLocation,
         lane: usize,
-        (level, releases): (u8, bool),
+        Ordering { level, releases, .. }: Ordering,
         atomic: bool,
     ) {
         let released = if releases {

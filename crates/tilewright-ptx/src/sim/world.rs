@@ -71,6 +71,13 @@ pub(super) struct Cta {
     pub(super) warpgroups: Vec<Warpgroup>,
 }
 
+/// Bytes from a location on.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct MemoryRange {
+    pub(super) location: MemoryLocation,
+    pub(super) bytes: usize,
+}
+
 /// Shared memory of a CTA.
 #[derive(Debug)]
 pub(super) struct SharedMemory {
