@@ -293,8 +293,8 @@ impl Exec<'_, '_> {
     ) -> Result<(), FaultCause> {
         let id = (self.cluster.id, self.first() + lane as u32);
         let (clock, lanes) = (self.warp.clocks.of(lane), 1 << (mark.thread & 31));
-        let copies = self.warp.clocks.copies_of(lane);
-        let actor = Actor { clock, id, copies, lanes, mark, writes: write };
+        let (copies, shape) = (self.warp.clocks.copies_of(lane), self.world.program.shape());
+        let actor = Actor { clock, id, copies, lanes, mark, writes: write, shape };
         if let MemoryLocation::Global(location) = location
             && self.world.program.waits
             && self.warp.waited >> lane & 1 == 0
@@ -326,7 +326,8 @@ impl Exec<'_, '_> {
         let mark = self.mark(lanes.start, 0);
         let lanes = FULL << lanes.start & FULL >> (32 - lanes.end);
         let (clock, id) = (&self.warp.clocks.parts[0].1, (mark.cluster, u32::MAX));
-        let actor = Actor { clock, id, copies: (0, 0), lanes, mark, writes: false };
+        let shape = self.world.program.shape();
+        let actor = Actor { clock, id, copies: (0, 0), lanes, mark, writes: false, shape };
         record(self.world, self.cluster, location, bytes, &actor)
     }
 

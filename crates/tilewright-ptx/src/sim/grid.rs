@@ -57,7 +57,6 @@ impl<'m> Grid<'m> {
         if !program.waits {
             memory.serialize();
         }
-        let shape = (program.threads, program.cluster);
         let mut waiting: Vec<u32> = (0..(ctas / u64::from(cluster)) as u32).rev().collect();
         let mut rng = Rng::new(launch.seed);
         if rng.once_in(2) {
@@ -66,7 +65,7 @@ impl<'m> Grid<'m> {
             }
         }
         let world = World {
-            shadows: memory.sizes().map(|size| Shadow::new(size, shape)).collect(),
+            shadows: memory.sizes().map(Shadow::new).collect(),
             in_flight: mem::take(&mut memory.in_flight),
             program,
             memory,

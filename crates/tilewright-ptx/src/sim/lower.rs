@@ -1,6 +1,6 @@
 //! Lowering of a kernel to flat code: blocks become branches; constants occupy registers after the kernel's.
 
-use super::{Arg, Fault, FaultKind, TensorMap, slots::share_slots};
+use super::{Arg, Fault, FaultKind, TensorMap, shadow::ClusterShape, slots::share_slots};
 use crate::{
     ir::{Block, Condition, Inst, Kernel, Operand, ParamKind, Stmt},
     isa::{Class, MatrixOp, Op, PureOp, Scalar, Slot, SyncOp},
@@ -128,6 +128,10 @@ impl<'k> Program<'k> {
         lower.push(Code::End, lower.program.at.last().copied().unwrap_or(Location::caller()));
         share_slots(&mut lower.program);
         Ok(lower.program)
+    }
+
+    pub(super) fn shape(&self) -> ClusterShape {
+        ClusterShape { threads: self.threads, ctas: self.cluster }
     }
 
     /// Calls `each` with the registers and constants of a step, operands first, and whether the step writes them.

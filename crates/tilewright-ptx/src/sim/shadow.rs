@@ -53,6 +53,7 @@ pub(super) struct Actor<'a> {
     /// The mark that records the access.
     pub(super) mark: Mark,
     pub(super) writes: bool,
+    pub(super) shape: ClusterShape,
 }
 
 /// A prior access that is not ordered before this one.
@@ -78,8 +79,13 @@ pub(super) struct Shadow {
 struct Parts {
     lists: Vec<Vec<Read>>,
     splits: Vec<[Cell; 4]>,
-    /// Threads per CTA, and CTAs per cluster.
-    shape: (u32, u32),
+}
+
+/// Threads per CTA, and CTAs per cluster.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ClusterShape {
+    pub(super) threads: u32,
+    pub(super) ctas: u32,
 }
 
 impl Actor<'_> {
@@ -113,30 +119,26 @@ impl Actor<'_> {
         }
         None
     }
-}
 
-/// Whether both accesses are ordered at a scope that includes both threads.
-fn strong(a: &Mark, b: &Mark, (threads, size): (u32, u32)) -> bool {
-    if a.strength == 0 || b.strength == 0 {
-        return false;
+    /// Whether this access and that of a mark are ordered at a scope that includes both threads.
+    fn is_strong(&self, other: &Mark) -> bool {
+        if self.mark.strength == 0 || other.strength == 0 {
+            return false;
+        }
+        let ClusterShape { threads, ctas } = self.shape;
+        let rank = |mark: &Mark| (mark.thread < threads * ctas).then(|| mark.thread / threads);
+        let apart = match self.mark.cluster == other.cluster {
+            true if rank(&self.mark) == rank(other) => 1,
+            true => 2,
+            false => 3,
+        };
+        self.mark.strength >= apart && other.strength >= apart
     }
-    let rank = |mark: &Mark| (mark.thread < threads * size).then(|| mark.thread / threads);
-    let apart = match a.cluster == b.cluster {
-        true if rank(a) == rank(b) => 1,
-        true => 2,
-        false => 3,
-    };
-    a.strength >= apart && b.strength >= apart
 }
 
 impl Cell {
-    fn record_read(
-        &mut self,
-        actor: &Actor<'_>,
-        lists: &mut Vec<Vec<Read>>,
-        shape: (u32, u32),
-    ) -> Result<(), Conflict> {
-        if !actor.is_ordered_after(&self.write) && !strong(&self.write, &actor.mark, shape) {
+    fn record_read(&mut self, actor: &Actor<'_>, lists: &mut Vec<Vec<Read>>) -> Result<(), Conflict> {
+        if !actor.is_ordered_after(&self.write) && !actor.is_strong(&self.write) {
             return Err(Conflict { other: self.write, wrote: true });
         }
         let (base, lanes) = (actor.mark.thread & !31, actor.lanes);
@@ -170,18 +172,13 @@ impl Cell {
         Ok(())
     }
 
-    fn record_write(
-        &mut self,
-        actor: &Actor<'_>,
-        lists: &mut [Vec<Read>],
-        shape: (u32, u32),
-    ) -> Result<(), Conflict> {
-        if !actor.is_ordered_after(&self.write) && !strong(&self.write, &actor.mark, shape) {
+    fn record_write(&mut self, actor: &Actor<'_>, lists: &mut [Vec<Read>]) -> Result<(), Conflict> {
+        if !actor.is_ordered_after(&self.write) && !actor.is_strong(&self.write) {
             return Err(Conflict { other: self.write, wrote: true });
         }
         // reads that happen before this write are removed
         let is_unordered = |read: &Read| match actor.find_unordered(read) {
-            Some(other) if !strong(&other, &actor.mark, shape) => Err(Conflict { other, wrote: false }),
+            Some(other) if !actor.is_strong(&other) => Err(Conflict { other, wrote: false }),
             other => Ok(other.is_some()),
         };
         if self.read.mask != 0 && !is_unordered(&self.read)? {
@@ -214,25 +211,16 @@ impl Cell {
         })
     }
 
-    fn record(
-        &mut self,
-        actor: &Actor<'_>,
-        lists: &mut Vec<Vec<Read>>,
-        shape: (u32, u32),
-    ) -> Result<(), Conflict> {
-        if actor.writes {
-            self.record_write(actor, lists, shape)
-        } else {
-            self.record_read(actor, lists, shape)
-        }
+    fn record(&mut self, actor: &Actor<'_>, lists: &mut Vec<Vec<Read>>) -> Result<(), Conflict> {
+        if actor.writes { self.record_write(actor, lists) } else { self.record_read(actor, lists) }
     }
 }
 
 impl Shadow {
-    /// The shadow of `bytes` bytes; `shape` is threads per CTA and CTAs per cluster.
-    pub(super) fn new(bytes: usize, shape: (u32, u32)) -> Self {
+    /// The shadow of `bytes` bytes.
+    pub(super) fn new(bytes: usize) -> Self {
         let pages = (0..bytes.div_ceil(1024)).map(|_| None).collect();
-        Self { pages, parts: Parts { shape, ..Parts::default() } }
+        Self { pages, parts: Parts::default() }
     }
 
     /// Records an access to a byte range.
@@ -274,7 +262,7 @@ impl Parts {
     ) -> Result<(), Conflict> {
         if cell.split == 0 {
             if bytes.len() == size {
-                return cell.record(actor, &mut self.lists, self.shape);
+                return cell.record(actor, &mut self.lists);
             }
             self.splits.push(cell.quarters(&mut self.lists));
             cell.split = self.splits.len() as u32;
@@ -293,7 +281,7 @@ impl Parts {
         for (at, part) in split_range(size, bytes) {
             let quarter = &mut self.splits[split][at];
             if quarter.split == 0 && part.len() == size {
-                quarter.record(actor, &mut self.lists, self.shape)?;
+                quarter.record(actor, &mut self.lists)?;
                 continue;
             }
             // moved out of the list, which may grow

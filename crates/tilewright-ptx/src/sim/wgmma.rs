@@ -204,8 +204,8 @@ impl Exec<'_, '_> {
         let (cluster, rank, pc) = (self.cluster.id, self.rank, self.pc);
         let mark = Mark { cluster, thread, count: wgmma.number, pc, strength: 0 };
         let lanes = 1 << (thread & 31);
-        let actor =
-            Actor { clock: &clock, id: (cluster, thread), copies: (0, 0), lanes, mark, writes: false };
+        let (clock, id, shape) = (&clock, (cluster, thread), self.world.program.shape());
+        let actor = Actor { clock, id, copies: (0, 0), lanes, mark, writes: false, shape };
         let (world, cta) = (&*self.world, &mut self.cluster.ctas[rank]);
         let size = cta.shared.bytes.len();
         wgmma.each_address(|address| {

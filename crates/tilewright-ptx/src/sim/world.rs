@@ -132,10 +132,10 @@ impl MemoryLocation {
 
 impl SharedMemory {
     fn new(program: &Program<'_>) -> Self {
-        let (bytes, shape) = (program.shared_bytes, (program.threads, program.cluster));
+        let bytes = program.shared_bytes;
         let written = vec![0; bytes.div_ceil(64)];
         let barriers = vec![0; bytes.div_ceil(512)];
-        let (bytes, shadow) = (vec![GARBAGE; bytes], Shadow::new(bytes, shape));
+        let (bytes, shadow) = (vec![GARBAGE; bytes], Shadow::new(bytes));
         Self { bytes, written, barriers, arrays: Rc::clone(&program.arrays), shadow }
     }
 
@@ -269,7 +269,8 @@ impl World<'_> {
         // one actor, which no access of these launches happens before
         let mark = Mark { cluster: u32::MAX, count: 1, strength, ..Mark::default() };
         let id = (mark.cluster, mark.thread);
-        let actor = Actor { clock: &Clock::new(u32::MAX), id, copies: (0, 0), lanes: 1, mark, writes: write };
+        let (clock, shape) = (&Clock::new(u32::MAX), self.program.shape());
+        let actor = Actor { clock, id, copies: (0, 0), lanes: 1, mark, writes: write, shape };
         let range = location.offset..location.offset + bytes;
         let shadows = self.in_flight.iter_mut().filter_map(|launch| launch.get_mut(location.allocation));
         let mut outcomes = shadows.map(|shadow| shadow.record(range.clone(), &actor));
