@@ -181,22 +181,22 @@ impl Recorder {
 
     /// A register with a constant, shared within the block.
     fn constant(&mut self, class: Class, value: Operand, at: &'static Location<'static>) -> Reg {
-        self.compute((class, "k"), Op::Move(class), &[value], at)
+        self.compute(Op::Move(class), &[value], at, |recorder| recorder.register(class, "k"))
     }
 
-    /// The result of a pure instruction, recorded unless an open block already computed it.
+    /// The result of a pure instruction, recorded with a new register unless an open block already computed it.
     fn compute(
         &mut self,
-        (class, prefix): (Class, &str),
         op: Op,
         operands: &[Operand],
         at: &'static Location<'static>,
+        register: impl FnOnce(&mut Self) -> Reg,
     ) -> Reg {
         let key = (op, padded(operands));
         if let Some(&computed) = self.computed.get(&key) {
             return computed;
         }
-        let reg = self.register(class, prefix);
+        let reg = register(self);
         self.push(op, vec![reg], operands, at);
         self.computed.insert(key, reg);
         self.innermost().computed.push(key);
@@ -277,7 +277,8 @@ impl Builder {
         self.constants_in_registers(op, operands);
         // outside of the closure, which has its own location
         let at = Location::caller();
-        let reg = self.0.borrow_mut().compute((T::CLASS, T::PREFIX), op, operands, at);
+        let register = |recorder: &mut Recorder| recorder.register(T::CLASS, T::PREFIX);
+        let reg = self.0.borrow_mut().compute(op, operands, at, register);
         Value::new(self, Operand::Reg(reg))
     }
 
