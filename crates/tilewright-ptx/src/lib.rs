@@ -26,7 +26,7 @@ pub mod verify;
 
 pub use build::{
     Arithmetic, Barrier, Bits, Builder, CachePolicy, Compare, Global, GlobalToShared, IntoOperand, LineGuard,
-    Pointer, Shared, Stored, Value, Var, WgmmaLeft, WgmmaOperands,
+    Pointer, Shared, Stored, TensorBox, Value, Var, WgmmaLeft, WgmmaOperands,
 };
 pub use ir::Kernel;
 pub use isa::{Access, AtomicOp, Elements, Eviction, Fence, Major, Op, Order, Scope, Shuffle, WarpReduction};

@@ -6,7 +6,7 @@
 
 use half::bf16;
 use std::panic::Location;
-use tilewright_ptx::{Barrier, Builder, CachePolicy, Shared, Stored, Swizzle, TensorMap, Value};
+use tilewright_ptx::{Barrier, Builder, CachePolicy, Shared, Stored, Swizzle, TensorBox, TensorMap, Value};
 
 /// Columns per panel: 128 bytes of 16-bit elements.
 const PANEL: usize = 64;
@@ -94,8 +94,8 @@ impl<'k, T: Stored> SharedTile<'k, T> {
         let k = map.builder();
         let _line = k.at_line(Location::caller());
         for panel in 0..self.columns / PANEL {
-            let coordinates = [&[column + (panel * PANEL) as u32], corner].concat();
-            k.load_tensor(self.panel(panel), (map, &coordinates), barrier, self.policy);
+            let corner = &[&[column + (panel * PANEL) as u32], corner].concat();
+            k.load_tensor(self.panel(panel), TensorBox { map, corner }, barrier, self.policy);
         }
     }
 

@@ -28,6 +28,15 @@ impl<'k, T> GlobalToShared<'k, T> {
     }
 }
 
+/// A box of a tensor.
+#[derive(Debug, Clone, Copy)]
+pub struct TensorBox<'c, 'k> {
+    /// The address of the tensor map.
+    pub map: Value<'k, u64>,
+    /// The coordinates of its first element, innermost first.
+    pub corner: &'c [Value<'k, u32>],
+}
+
 impl Builder {
     #[track_caller]
     fn copy_op(&self, op: CopyOp, operands: &[&[Operand]]) {
@@ -91,20 +100,18 @@ impl Builder {
         self.copy_op(CopyOp::BulkLoad, &operands);
     }
 
-    /// Loads a box of a tensor at `coordinates` (innermost first), with an L2 cache policy if there is one, and signals its bytes to
-    /// `barrier`.
+    /// Loads a box of a tensor, with an L2 cache policy if there is one, and signals its bytes to `barrier`.
     #[track_caller]
     pub fn load_tensor<T: Scalar>(
         &self,
         to: Shared<'_, T>,
-        (map, coordinates): (Value<'_, u64>, &[Value<'_, u32>]),
+        from: TensorBox<'_, '_>,
         barrier: Barrier<'_>,
         policy: Option<CachePolicy<'_>>,
     ) {
-        let coordinates: Vec<Operand> = coordinates.iter().map(|at| at.operand).collect();
-        let (map, dims) = ([map.operand, Operand::Const(0)], coordinates.len());
+        let corner: Vec<Operand> = from.corner.iter().map(|at| at.operand).collect();
         let (policy, last) = CachePolicy::operand(policy);
-        let op = CopyOp::TensorLoad(dims, policy);
-        self.copy_op(op, &[&to.operands(), &map, &barrier.0.operands(), &coordinates, &last]);
+        let (map, op) = ([from.map.operand, Operand::Const(0)], CopyOp::TensorLoad(corner.len(), policy));
+        self.copy_op(op, &[&to.operands(), &map, &barrier.0.operands(), &corner, &last]);
     }
 }

@@ -34,7 +34,7 @@ mod value;
 mod warp;
 
 pub use arith::{Arithmetic, Bits, Compare};
-pub use copies::GlobalToShared;
+pub use copies::{GlobalToShared, TensorBox};
 pub use line::LineGuard;
 pub use matrix::{WgmmaLeft, WgmmaOperands};
 pub use memory::{CachePolicy, Global, Pointer, Shared, Stored};

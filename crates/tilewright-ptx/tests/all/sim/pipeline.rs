@@ -5,7 +5,7 @@ use super::SEEDS;
 use half::bf16;
 use tilewright_ptx::{
     Arg, Barrier, Builder, Elements, Fault, FaultKind, Fence, Kernel, Launch, Major, Memory, Report, Shared,
-    Swizzle, TensorMap, Value, Var, WgmmaLeft, WgmmaOperands,
+    Swizzle, TensorBox, TensorMap, Value, Var, WgmmaLeft, WgmmaOperands,
 };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,8 +80,9 @@ fn produce(k: &Builder, stages: &[Stage<'_>], (a, b): (Value<'_, u64>, Value<'_,
             };
             stage.full.arrive_expecting(bytes);
             let at = [k.constant(tile * 64), k.cta() * 64];
-            k.load_tensor(stage.a, (a, &at), stage.full, None);
-            k.load_tensor(stage.b, (b, &[at[0], k.constant(0)]), stage.full, None);
+            k.load_tensor(stage.a, TensorBox { map: a, corner: &at }, stage.full, None);
+            let corner = &[at[0], k.constant(0)];
+            k.load_tensor(stage.b, TensorBox { map: b, corner }, stage.full, None);
         }
     });
 }

@@ -13,7 +13,7 @@ use crate::attention::{
     body::mma::layout::SplitKvLayout,
     kernel::{BoxCorner, MmaCta, RowFormat, WARPS},
 };
-use tilewright_ptx::{Barrier, Builder, CachePolicy, Fence, Shared, Value, Var};
+use tilewright_ptx::{Barrier, Builder, CachePolicy, Fence, Shared, TensorBox, Value, Var};
 
 /// Boxes of one key that are loaded one after the other: of 1 to 32, the fastest on an H200.
 const ROWS_AT_ONCE: u32 = 2;
@@ -88,8 +88,9 @@ impl<'k> StageBoxes<'k> {
             let corners: Vec<_> = (first..first + at_once).map(|at| corner.of_lane(at)).collect();
             k.when(lane.eq(0), || {
                 for (at, corner) in (first as usize..).zip(&corners) {
-                    let coordinates = [&[zero], &corner[..], &[zero]].concat();
-                    k.load_tensor(unit.plus(at * box_bytes / 4), (map, &coordinates), barrier, Some(policy));
+                    let corner = &[&[zero], &corner[..], &[zero]].concat();
+                    let from = TensorBox { map, corner };
+                    k.load_tensor(unit.plus(at * box_bytes / 4), from, barrier, Some(policy));
                 }
             });
         }
