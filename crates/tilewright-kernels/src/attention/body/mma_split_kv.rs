@@ -143,7 +143,7 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
         let tile = SharedQueries { begin: zero, count: self.layout.rows(), format: layout.q, to: q };
         let queries = LoadedQueries::load(self.current, &self.cta.params.q, tile);
         self.rows.fill(self.cta, self.current, zero, self.layout.rows());
-        self.hooks.fill(self.cta, self.current, zero, self.layout.rows());
+        self.hooks.fill(self.current, zero, self.layout.rows());
         k.when(is_incomplete, || {
             for (first, stage) in first_keys.iter().zip(&stages) {
                 k.when(copied.le(*first), || {
@@ -357,7 +357,7 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
         let item = self.current.load();
         let of_row = row.min(item.qo_len * self.cta.params.group.by - 1);
         let word = visible_mask(self.cta, &item, of_row, self.rows.visible_range(row), keys);
-        let word = self.hooks.visible_mask((self.cta, &item), row, keys, word).low();
+        let word = self.hooks.visible_mask(&item, row, keys, word).low();
         let own = k.lane() >> 2;
         for (to, row) in words.iter().flatten().zip((0..).step_by(8)) {
             to.set(word.of_lane(if row == 0 { own } else { own + row }));

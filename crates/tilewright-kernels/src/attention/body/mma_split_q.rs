@@ -129,7 +129,7 @@ impl<'c, 'k> SplitQBody<'c, 'k> {
         let (first_row, rows) = (self.current.first_row().load(), 64 * self.layout.row_tiles);
         self.page_lookup.prefetch(KvSource::from(&self.current.load()), first);
         self.rows.fill(self.cta, self.current, first_row, rows);
-        self.hooks.fill(self.cta, self.current, first_row, rows);
+        self.hooks.fill(self.current, first_row, rows);
         let (q, to) = (&self.cta.params.q, self.cta.at(self.layout.split_q.q));
         let tile = SharedQueries { begin: first_row, count: rows, format: self.cta.layout.q, to };
         match self.cta.q.size() {
@@ -292,7 +292,7 @@ impl<'c, 'k> SplitQBody<'c, 'k> {
             let row =
                 (self.current.first_row().load() + thread).min(item.qo_len * self.cta.params.group.by - 1);
             let word = visible_mask(self.cta, &item, row, self.rows.visible_range(thread), key_range(first));
-            let word = self.hooks.visible_mask((self.cta, &item), thread, key_range(first), word);
+            let word = self.hooks.visible_mask(&item, thread, key_range(first), word);
             self.visible.at(thread).store(word);
         });
     }

@@ -31,7 +31,7 @@ impl<'k, 'v> RowHooks<'k, 'v> {
             return EpilogueHooks { update: None, output: None };
         }
         let unknown = KnownRequest { request: cta.k.constant(NONE), offset: cta.k.constant(0) };
-        let row = self.query_row(cta, head, unknown, &hooks);
+        let row = self.query_row(head, unknown, &hooks);
         let [update, output] = hooks.map(|hook| self.prepare_row(hook, &row));
         EpilogueHooks { update, output }
     }

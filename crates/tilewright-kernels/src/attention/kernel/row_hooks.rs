@@ -18,7 +18,7 @@ use crate::{
     variant::{BiasedLogits, DeclaredVariant, Hooks, KeyPositions, PartialHook, SoftCapped},
 };
 use tilewright::attention::variant::{Hook, Input};
-use tilewright_ptx::{Builder, Shared, Value};
+use tilewright_ptx::{Shared, Value};
 
 /// The supported hooks, each with the inputs that are not properties of the row.
 const SUPPORTED: [(Hook, &[Input]); 4] = [
@@ -49,7 +49,7 @@ pub(crate) fn shared_bytes(hooks: &Hooks<'_>) -> usize {
 
 /// The hooks of the kernel, if there are any.
 pub(crate) struct RowHooks<'k, 'v> {
-    k: &'k Builder,
+    cta: MmaCta<'k>,
     declared: Option<DeclaredVariant<'k, 'v>>,
     slots: Vec<(Hook, u32)>,
     /// `[slots][128]`
@@ -64,12 +64,12 @@ impl<'k, 'v> RowHooks<'k, 'v> {
         let k = cta.k;
         let live = hooks.filter(|hooks| SUPPORTED.iter().any(|(hook, _)| hooks.is_live(*hook)));
         let Some(hooks) = live else {
-            return Self { k, declared: None, slots: Vec::new(), table: None, blocks };
+            return Self { cta: *cta, declared: None, slots: Vec::new(), table: None, blocks };
         };
         let heads = (cta.params.qo_heads, cta.params.group.quotient(cta.params.qo_heads));
         let slots = slots(hooks);
         let table = (!slots.is_empty()).then(|| k.shared("hooks_of_rows", slots.len() * ROWS, 16));
-        Self { k, declared: Some(hooks.declare(k, heads)), slots, table, blocks }
+        Self { cta: *cta, declared: Some(hooks.declare(k, heads)), slots, table, blocks }
     }
 
     pub(crate) fn is_live(&self, hook: Hook) -> bool {
@@ -92,32 +92,25 @@ impl<'k, 'v> RowHooks<'k, 'v> {
     #[track_caller]
     pub(crate) fn query_row(
         &self,
-        cta: &MmaCta<'k>,
         head: QueryHead<'k>,
         known: KnownRequest<'k>,
         hooks: &[Hook],
     ) -> QueryRow<'k> {
         // skip the lookup if no hook uses the result
         let look_up = self.reads(hooks, Input::Request) || self.reads(hooks, Input::Qo);
-        QueryRow::new(&cta.params, head, known, look_up)
+        QueryRow::new(&self.cta.params, head, known, look_up)
     }
 
     /// Stores the per-row values of the `count` rows from `begin` on, by all threads; valid after a barrier. Rows beyond the
     /// item's last repeat the last.
-    pub(crate) fn fill(
-        &self,
-        cta: &MmaCta<'k>,
-        current: &CurrentItem<'k>,
-        begin: Value<'k, u32>,
-        count: usize,
-    ) {
+    pub(crate) fn fill(&self, current: &CurrentItem<'k>, begin: Value<'k, u32>, count: usize) {
         let (Some(declared), Some(table)) = (&self.declared, self.table) else { return };
-        let (k, thread, item) = (self.k, self.k.thread(), current.load());
+        let (k, thread, item) = (self.cta.k, self.cta.k.thread(), current.load());
         k.when(thread.lt(count as u32), || {
-            let head = cta.query_head(&item, (begin + thread).min(current.rows() - 1));
+            let head = self.cta.query_head(&item, (begin + thread).min(current.rows() - 1));
             let hooks = SUPPORTED.map(|(hook, _)| hook);
             let known = KnownRequest { request: item.request, offset: item.offset };
-            let row = self.query_row(cta, head, known, &hooks);
+            let row = self.query_row(head, known, &hooks);
             for hook in hooks {
                 let partial = declared.prepare(hook, &|input| row.input(input));
                 let stored = |(slot, (_, node)): (usize, (Hook, u32))| {
@@ -176,7 +169,7 @@ impl<'k, 'v> RowHooks<'k, 'v> {
             return None;
         }
         let positions = self.positions(current, keys);
-        let row = row() + (self.k.lane() >> 2);
+        let row = row() + (self.cta.k.lane() >> 2);
         let of_tile = |tile| [0, 8].map(|down| self.resume_row(Hook::Logits, row, 64 * tile + down));
         let rows = (0..scales.len()).flat_map(of_tile).flatten().collect();
         Some(TileLogits { positions, rows, scales: scales.concat() })
@@ -208,7 +201,7 @@ impl<'k, 'v> RowHooks<'k, 'v> {
         masked: Value<'k, bool>,
     ) -> Value<'k, bool> {
         match self.mask_tail() {
-            _ if self.masks_all_tiles() => self.k.constant(true),
+            _ if self.masks_all_tiles() => self.cta.k.constant(true),
             Some(tail) => masked | (keys.first + keys.width.saturating_add(tail)).gt(item().kv_len),
             None => masked,
         }
@@ -217,17 +210,17 @@ impl<'k, 'v> RowHooks<'k, 'v> {
     /// Applies the mask hook to the visible mask `word` of row `row` of the tile.
     pub(crate) fn visible_mask(
         &self,
-        (cta, item): (&MmaCta<'k>, &WorkItemRegs<'k>),
+        item: &WorkItemRegs<'k>,
         row: Value<'k, u32>,
         keys: KeyRange<'k>,
         word: Value<'k, u64>,
     ) -> Value<'k, u64> {
         let Some(hook) = self.resume_row(Hook::Mask, row, 0) else { return word };
-        let k = self.k;
+        let k = self.cta.k;
         // bits are shifted in at the top
         let visible = k.var::<u64>("visible", 0);
         k.repeat((0, keys.width), MASK_BATCH, |at| {
-            let key = |ahead: u32| clamped_key_position(cta, item, keys.first + at + ahead);
+            let key = |ahead: u32| clamped_key_position(&self.cta, item, keys.first + at + ahead);
             let positions: Vec<_> = (0..MASK_BATCH).map(key).collect();
             let mut bits = k.constant(0_u32);
             for (ahead, kv_position) in positions.into_iter().enumerate() {
@@ -245,7 +238,7 @@ impl<'k, 'v> RowHooks<'k, 'v> {
         if !self.reads(&[Hook::Logits], Input::Kv) {
             return KeyPositions::Each(Vec::new());
         }
-        let (item, lane) = (current.load(), self.k.lane());
+        let (item, lane) = (current.load(), self.cta.k.lane());
         let column = (lane & 3) << 1;
         let offsets = (0..keys.width).step_by(8).flat_map(|tile| [tile, tile + 1]);
         if !self.blocks {

@@ -107,7 +107,7 @@ impl<'c, 'k> Consumer<'c, 'k> {
     fn fill_row_values(&self, current: &CurrentItem<'k>) {
         if self.hooks.has_row_values() {
             self.shared.cta.sync();
-            self.hooks.fill(&self.shared.cta, current, self.k.constant(0), super::Q_ROWS);
+            self.hooks.fill(current, self.k.constant(0), super::Q_ROWS);
             self.shared.cta.sync();
         }
     }

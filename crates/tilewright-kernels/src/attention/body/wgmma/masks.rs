@@ -179,7 +179,7 @@ impl<'c, 'k> Consumer<'c, 'k> {
 
     /// Computes the visible masks of this consumer's rows for the KV tile at `first`.
     fn compute_visible(&self, current: &CurrentItem<'k>, first: Value<'k, u32>) {
-        let (k, cta, item) = (self.k, &self.shared.cta, current.load());
+        let (k, item) = (self.k, current.load());
         let parts = self.shared.config.kv_tokens() / 64;
         let (thread, barrier) = (k.thread() & 127, self.number + ONE_CONSUMER);
         // previous masks have been read, and the ranges are written
@@ -193,7 +193,7 @@ impl<'c, 'k> Consumer<'c, 'k> {
             }
             let of_item = MaskedRow { row: row.min(current.rows() - 1), range };
             let word = self.shared.visible_word(&item, of_item, keys, |visible| {
-                self.hooks.visible_mask((cta, &item), row, keys, visible)
+                self.hooks.visible_mask(&item, row, keys, visible)
             });
             self.visible(row, part).store(word.get());
         });
