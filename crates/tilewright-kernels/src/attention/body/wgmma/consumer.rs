@@ -145,12 +145,13 @@ impl<'c, 'k> Consumer<'c, 'k> {
         let (k, first) = (self.k, self.first_tile.get());
         let tile = k.var("tile", end - 1);
         self.start_logits(current, &self.logits);
-        let hook = self.prepare_mask(current, tile.get(), Masked::Any);
+        let mask = self.prepare_mask(current, tile.get(), Masked::Any);
         // loops are chosen by all warps alike
-        let slow = hook.as_ref().filter(|hook| self.has_biases(hook)).map(|_| !Self::allows_biases(current));
+        let has_biases = mask.hook.as_ref().is_some_and(|hook| self.has_biases(hook));
+        let slow = has_biases.then(|| !Self::allows_biases(current));
         k.wgmma_wait(0);
         self.release_products(tile.get());
-        self.mask(current, (tile.get(), &self.logits), Masked::Any, hook.as_ref());
+        self.mask(current, tile.get(), &self.logits, &mask);
         self.softmax(current, || ());
         k.loop_(|| {
             k.break_if(tile.get().eq(first));
@@ -220,12 +221,12 @@ impl<'c, 'k> Consumer<'c, 'k> {
         self.multiply_keys(&self.logits);
         self.multiply_values(current, tile.get(), masked);
         tile.set(tile.get() - 1);
-        let hook = self.prepare_mask(current, tile.get(), masked);
-        let unmasked = hook.as_ref().filter(|_| masked == Masked::No);
+        let mask = self.prepare_mask(current, tile.get(), masked);
+        let unmasked = mask.hook.as_ref().filter(|_| masked == Masked::No);
         let caps = unmasked.and_then(TileLogits::soft_caps);
         k.wgmma_wait(1);
         self.release_products(tile.get());
-        let cap = || self.mask(current, (tile.get(), &self.logits), masked, hook.as_ref());
+        let cap = || self.mask(current, tile.get(), &self.logits, &mask);
         let release = || self.release(self.values);
         let biases = unmasked.filter(|hook| self.has_biases(hook)).and_then(TileLogits::biases);
         // masked logits are infinite, which a polynomial does not keep

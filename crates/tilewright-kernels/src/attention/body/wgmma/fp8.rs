@@ -41,10 +41,10 @@ impl<'c, 'k> Consumer<'c, 'k> {
         let buffers = [&self.logits, &self.next_logits];
         let tile = k.var("tile", end - 1);
         self.start_logits(current, buffers[0]);
-        let hook = self.prepare_mask(current, tile.get(), Masked::Any);
+        let mask = self.prepare_mask(current, tile.get(), Masked::Any);
         k.wgmma_wait(0);
         self.release_products(tile.get());
-        self.mask(current, (tile.get(), buffers[0]), Masked::Any, hook.as_ref());
+        self.mask(current, tile.get(), buffers[0], &mask);
         let maxima = self.maxima(buffers[0]);
         self.state.max.iter().zip(maxima).for_each(|(to, max)| to.set(max));
         k.loop_(|| {
@@ -93,10 +93,10 @@ impl<'c, 'k> Consumer<'c, 'k> {
         self.fp8_weights(current, logits);
         self.add_values(current, tile.get(), masked, logits);
         tile.set(tile.get() - 1);
-        let hook = self.prepare_mask(current, tile.get(), masked);
+        let mask = self.prepare_mask(current, tile.get(), masked);
         k.wgmma_wait(1);
         self.release_products(tile.get());
-        self.mask(current, (tile.get(), next), masked, hook.as_ref());
+        self.mask(current, tile.get(), next, &mask);
         let scales = self.logit_scales(current);
         let last = self.state.max.map(|max| max.get());
         let own = [0, 1].map(|half| row_max(next, half));

@@ -26,6 +26,13 @@ pub(super) enum Masked {
     Any,
 }
 
+/// The mask of a tile, prepared while its logits are computed.
+pub(super) struct PreparedMask<'k, 'c> {
+    masked: Masked,
+    /// The logits hook, if there is one.
+    pub(super) hook: Option<TileLogits<'k, 'c>>,
+}
+
 impl Masked {
     /// Whether a tile needs a mask.
     #[track_caller]
@@ -87,7 +94,7 @@ impl<'c, 'k> Consumer<'c, 'k> {
         current: &CurrentItem<'k>,
         tile: Value<'k, u32>,
         masked: Masked,
-    ) -> Option<TileLogits<'k, 'c>> {
+    ) -> PreparedMask<'k, 'c> {
         let (k, first) = (self.k, self.first_key(tile));
         if self.shared.config.any_mask && self.masks.is_none() {
             let by_words = masked.holds(self, tile) & self.is_masked_by_words(current);
@@ -95,7 +102,8 @@ impl<'c, 'k> Consumer<'c, 'k> {
         }
         let keys = KeyRange { first, width: self.shared.config.kv_tokens() as u32 };
         let row = || (self.number << 6) + (((k.thread() >> 5) & 3) << 4);
-        self.hooks.load_logits(current, keys, &row, &[self.of_rows(current.product_scale)])
+        let hook = self.hooks.load_logits(current, keys, &row, &[self.of_rows(current.product_scale)]);
+        PreparedMask { masked, hook }
     }
 
     fn is_masked_by_words(&self, current: &CurrentItem<'k>) -> Value<'k, bool> {
@@ -103,17 +111,17 @@ impl<'c, 'k> Consumer<'c, 'k> {
         by_words | self.k.constant(self.hooks.is_live(Hook::Mask))
     }
 
-    /// Applies the logits hook, and the mask in a tile that needs it, after [`Self::prepare_mask`].
+    /// Applies the logits hook, and the mask in a tile that needs it.
     pub(super) fn mask(
         &self,
         current: &CurrentItem<'k>,
-        (tile, logits): (Value<'k, u32>, &Vec<AccFragment<'k>>),
-        masked: Masked,
-        hook: Option<&TileLogits<'k, 'c>>,
+        tile: Value<'k, u32>,
+        logits: &Vec<AccFragment<'k>>,
+        prepared: &PreparedMask<'k, 'c>,
     ) {
         let (k, first) = (self.k, self.first_key(tile));
-        hook.iter().for_each(|hook| hook.apply(std::slice::from_ref(logits)));
-        k.when(masked.holds(self, tile), || {
+        prepared.hook.iter().for_each(|hook| hook.apply(std::slice::from_ref(logits)));
+        k.when(prepared.masked.holds(self, tile), || {
             if !self.shared.config.any_mask {
                 return self.mask_by_range(first, logits);
             }
