@@ -130,7 +130,7 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
         let ahead = self.layout.stages_ahead() as u32;
         let first_keys: Vec<_> = (0..ahead).map(|stage| self.first_key(k.constant(stage))).collect();
         let last_key = self.first_key(k.constant(ahead));
-        let copied = cursors.begin(&item, self.first_key(zero), self.stride());
+        let copied = cursors.begin(&item, self.first_key(zero), self.layout.stride());
         let is_incomplete = copied.lt(last_key);
         // all pages are requested at once
         let another = |_| cursors.pending.another(k, self.layout.stage_keys, layout.stored_k);
@@ -161,11 +161,6 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
         self.cta.fetch_merges(self.current);
         self.rows.compute_unmasked_range(self.cta, self.current);
         self.operands.load_queries()
-    }
-
-    /// Keys between the stages of a warp.
-    fn stride(&self) -> u32 {
-        (WARPS * self.layout.stage_keys) as u32
     }
 
     /// Starts the copies of a stage, or of its keys, and calls `look_up` before: assemblers do not move loads from shared memory
@@ -232,10 +227,7 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
 
     /// Looks up the stage after the pending ones.
     fn look_up(&self) {
-        let in_group = self.warp * self.layout.stage_keys as u32;
-        let max_rows = [self.layout.rows(), self.layout.rows_in_free_units()];
-        let steps = (self.stride(), in_group, max_rows);
-        self.cursors.look_up((self.cta, self.current), &self.lookup, steps);
+        self.cursors.look_up(self.layout, self.current, self.warp, &self.lookup);
     }
 
     /// Advances a cursor by the units that are copied together.

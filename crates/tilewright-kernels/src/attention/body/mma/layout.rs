@@ -80,6 +80,11 @@ impl SplitKvLayout {
         MAX_SPLIT_KV_ROWS * self.row_tiles
     }
 
+    /// Keys between the stages of a warp.
+    pub(crate) fn stride(&self) -> u32 {
+        (WARPS * self.stage_keys) as u32
+    }
+
     /// Bytes from the states to the offsets that follow them.
     pub(crate) const STATES_BYTES: usize = WARPS * MAX_SPLIT_KV_ROWS * 8;
 

@@ -76,22 +76,23 @@ impl<'k> RingCursors<'k> {
         KvSource { start, end, head }
     }
 
-    /// Looks up the next stage, which is the first one of the next item after the last one of an item. Items have at most
-    /// `rows` rows, and those of more than `in_free_units` end with an empty ring.
+    /// Looks up the next stage, which is the first one of the next item after the last one of an item. Items of more rows than free
+    /// units store end with an empty ring.
     pub(super) fn look_up(
         &self,
-        (cta, current): (&MmaCta<'k>, &CurrentItem<'k>),
+        layout: &SplitKvLayout,
+        current: &CurrentItem<'k>,
+        warp: Value<'k, u32>,
         lookup: &StageLookup<'k>,
-        (stride, in_group, [rows, in_free_units]): (u32, Value<'k, u32>, [usize; 2]),
     ) {
+        let (cta, in_group) = (&current.cta, warp * layout.stage_keys as u32);
         let is_last = self.first_key.get().ge(self.source().end) & self.is_next.get().eq(0);
         cta.k.when(is_last, || {
             let next = WorkItemRegs::load_shared(cta.k, current.next_words());
-            let few_rows = (next.qo_len * cta.params.group.by).le(rows as u32);
-            let fits = if in_free_units < MAX_SPLIT_KV_ROWS {
-                few_rows & current.rows().le(in_free_units as u32)
-            } else {
-                few_rows
+            let few_rows = (next.qo_len * cta.params.group.by).le(layout.rows() as u32);
+            let fits = match layout.rows_in_free_units() {
+                MAX_SPLIT_KV_ROWS.. => few_rows,
+                most => few_rows & current.rows().le(most as u32),
             };
             cta.k.when(fits & current.has_next(), || {
                 self.is_next.set(1);
@@ -101,6 +102,6 @@ impl<'k> RingCursors<'k> {
             });
         });
         lookup.request(self.source(), self.first_key.get(), self.pending);
-        self.first_key.set(self.first_key.get() + stride);
+        self.first_key.set(self.first_key.get() + layout.stride());
     }
 }
