@@ -110,7 +110,7 @@ impl<'k> StageOperands<'k> {
         let (kv, arch, format) = (self.cta.kv, self.cta.arch, self.cta.layout.stored_k);
         logits.iter().flatten().flatten().for_each(|sum| sum.set(0.0));
         for (step, block) in pairs_of_chunks(format, self.layout.stage_keys / 16) {
-            let chunks = self.chunk_pair((keys, format), step, (block, false));
+            let chunks = self.chunk_pair(keys.plus(4 * block * format.stride), format, step, false);
             for (words, step) in chunks.iter().zip(step..) {
                 let left: Vec<_> = (0..logits.len()).map(|tile| left(tile, step)).collect();
                 for (word, at) in words.iter().zip(2 * block..) {
@@ -126,16 +126,17 @@ impl<'k> StageOperands<'k> {
         }
     }
 
-    /// The words of chunk `chunk` of 16 bytes, and of the next if there is one: each of keys 0 to 7 and 8 to 15 of a block of 16.
+    /// The words of chunk `chunk` of 16 bytes, and of the next if there is one: each of rows 0 to 7 and 8 to 15 from `rows` on.
     fn chunk_pair(
         &self,
-        (rows, format): (Shared<'k, u32>, RowFormat),
+        rows: Shared<'k, u32>,
+        format: RowFormat,
         chunk: usize,
-        (block, transposed): (usize, bool),
+        transposed: bool,
     ) -> Vec<[Value<'k, u32>; 2]> {
         let (k, lane) = (self.cta.k, self.cta.k.lane());
         let at = (lane & 15) * format.stride as u32 + ((lane >> 4) << 4);
-        let at = rows.byte(at).plus((block * 16 * format.stride + chunk * 16) / 4);
+        let at = rows.byte(at).plus(4 * chunk);
         if chunk + 1 < format.chunks {
             let [a, b, c, d] = k.load_matrix::<4, _>(at, transposed);
             return vec![[a, b], [c, d]];
@@ -155,7 +156,7 @@ impl<'k> StageOperands<'k> {
         }
         let (kv, arch, format) = (self.cta.kv, self.cta.arch, self.cta.layout.stored_v);
         for (chunk, block) in pairs_of_chunks(format, self.layout.stage_keys / 16) {
-            let chunks = self.chunk_pair((values, format), chunk, (block, true));
+            let chunks = self.chunk_pair(values.plus(4 * block * format.stride), format, chunk, true);
             for (words, chunk) in chunks.iter().zip(chunk..) {
                 let [low, high] = words.map(|word| f16_pairs(kv, arch, word, Pairs::Alternate));
                 for parity in 0..2 {
