@@ -152,36 +152,6 @@ pub(crate) fn store_tile<'k>(
     }
 }
 
-/// Writes four adjacent elements of a row of an item, from element `4 chunk` on, and the LSE with the first chunk; `values` are
-/// not yet normalized.
-pub(crate) fn store_chunk<'k>(
-    current: &CurrentItem<'k>,
-    hooks: &RowHooks<'k, '_>,
-    (row, chunk): (Value<'k, u32>, Value<'k, u32>),
-    values: [Value<'k, f32>; 4],
-    stats: SoftmaxStats<'k>,
-) {
-    let (cta, k, item) = (&current.cta, current.cta.k, current.load());
-    let v_scale = page_scales::item_scale(cta, cta.params.v_scale, item.kv_head);
-    k.when_else(
-        item.partial.ne(NONE),
-        || {
-            let (o, stats_of_row) = partial_row(cta, &item, row);
-            o.at(chunk << 2).store_vector(values.map(|sum| sum * v_scale));
-            k.when(chunk.eq(0), || stats_of_row.store_vector(stats.of_partial_state()));
-        },
-        || {
-            let head = cta.query_head(&item, row);
-            let epilogue = hooks.epilogue(|| row, 0);
-            let stats = epilogue.apply_update(stats);
-            let factor = stats.normalizer * v_scale;
-            let values = epilogue.apply_output(|| chunk << 2, values.map(|sum| sum * factor));
-            store_vec4(cta, output_row(cta, head), chunk, values);
-            k.when(chunk.eq(0), || store_lse(cta, head, stats.lse));
-        },
-    );
-}
-
 /// Adds weighted values; those of an empty state must not contribute, even if they are NaN.
 pub(crate) fn add_weighted<'k>(
     sums: &[Var<'k, f32>; 4],

@@ -4,8 +4,13 @@ use super::{SplitKvBody, SplitKvLayout};
 use crate::{
     attention::{
         body::MAX_SPLIT_KV_ROWS,
+        items::NONE,
         kernel::{
-            RowTile, SoftmaxStats, WARPS, epilogue::store_chunk, page_scales, partition::divide, softmax,
+            RowTile, SoftmaxStats, WARPS,
+            epilogue::{output_row, partial_row, store_lse, store_vec4},
+            page_scales,
+            partition::divide,
+            softmax,
         },
     },
     tile::reduce,
@@ -62,8 +67,38 @@ impl<'k> SplitKvBody<'_, 'k> {
             let (row, chunk) = divide(at, chunks);
             let (values, stats) = self.reduce_warps(states, row, chunk);
             let row = if begin == 0 { row } else { row + begin };
-            store_chunk(self.current, self.hooks, (row, chunk), values, stats);
+            self.store_chunk(row, chunk, values, stats);
         });
+    }
+
+    /// Writes four adjacent elements of a row of the item, from element `4 chunk` on, and the LSE with the first chunk; `values` are
+    /// not yet normalized.
+    fn store_chunk(
+        &self,
+        row: Value<'k, u32>,
+        chunk: Value<'k, u32>,
+        values: [Value<'k, f32>; 4],
+        stats: SoftmaxStats<'k>,
+    ) {
+        let (cta, k, item) = (self.cta, self.k, self.current.load());
+        let v_scale = page_scales::item_scale(cta, cta.params.v_scale, item.kv_head);
+        k.when_else(
+            item.partial.ne(NONE),
+            || {
+                let (o, stats_of_row) = partial_row(cta, &item, row);
+                o.at(chunk << 2).store_vector(values.map(|sum| sum * v_scale));
+                k.when(chunk.eq(0), || stats_of_row.store_vector(stats.of_partial_state()));
+            },
+            || {
+                let head = cta.query_head(&item, row);
+                let epilogue = self.hooks.epilogue(|| row, 0);
+                let stats = epilogue.apply_update(stats);
+                let factor = stats.normalizer * v_scale;
+                let values = epilogue.apply_output(|| chunk << 2, values.map(|sum| sum * factor));
+                store_vec4(cta, output_row(cta, head), chunk, values);
+                k.when(chunk.eq(0), || store_lse(cta, head, stats.lse));
+            },
+        );
     }
 
     /// The byte offset of a warp's O in its ring.
