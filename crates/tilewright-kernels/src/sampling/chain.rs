@@ -66,6 +66,7 @@ struct ChainState<'k> {
 /// Draft at one position.
 #[derive(Clone, Copy)]
 struct Draft<'k, D> {
+    exists: Value<'k, bool>,
     row: RowReader<'k, D>,
     /// Drafted token.
     token: Value<'k, u32>,
@@ -142,8 +143,8 @@ impl<'k, D: Number, T: Number> Chain<'k, D, T> {
             let mass = k.var("draft_mass", 0.0_f64);
             k.when(has_draft, || mass.set(self.draft_mass(&row)));
             k.break_if(state.stopped.get());
-            let draft = Draft { row, token: token.reinterpret(), mass: mass.get() };
-            self.verify(has_draft, &draft);
+            let draft = Draft { exists: has_draft, row, token: token.reinterpret(), mass: mass.get() };
+            self.verify(&draft);
             k.break_if(state.stopped.get() | !has_draft);
             state.position.set(position + 1);
         });
@@ -177,7 +178,7 @@ impl<'k, D: Number, T: Number> Chain<'k, D, T> {
 
     /// Verifies the drafted token against the target row, or draws the token after the last draft.
     #[track_caller]
-    fn verify(&self, has_draft: Value<'k, bool>, draft: &Draft<'k, D>) {
+    fn verify(&self, draft: &Draft<'k, D>) {
         let (k, state, cta) = (self.cta.k, &self.state, self.cta);
         let position = state.position.get();
         let row =
@@ -189,15 +190,13 @@ impl<'k, D: Number, T: Number> Chain<'k, D, T> {
             let kept = weights.apply_filters();
             let [test, draw] = self.request.stream.pair(k, position);
             let accepted = k.var("is_kept", false);
-            k.when(has_draft, || accepted.set(self.is_accepted(draft, &weights, &kept, test)));
+            k.when(draft.exists, || accepted.set(self.is_accepted(draft, &weights, &kept, test)));
             let one = accepted.get().select(1_u32, 0_u32);
             state.accepted.set(state.accepted.get() + one);
             k.when(state.open.get(), || {
                 state.emitted.set(state.emitted.get() + one);
                 let token = k.var("emitted_token", draft.token);
-                k.when(!accepted.get(), || {
-                    token.set(self.draw_replacement(has_draft, draft, (&weights, &kept), draw));
-                });
+                k.when(!accepted.get(), || token.set(self.draw_replacement(draft, &weights, &kept, draw)));
                 k.sync_threads(); // after the initialization to -1
                 k.when(k.thread().eq(0), || self.tokens.at(position).store(token.get().reinterpret::<i32>()));
             });
@@ -235,9 +234,9 @@ impl<'k, D: Number, T: Number> Chain<'k, D, T> {
     #[track_caller]
     fn draw_replacement(
         &self,
-        has_draft: Value<'k, bool>,
         draft: &Draft<'k, D>,
-        (weights, kept): (&Weights<'k, T>, &KeptSet<'k>),
+        weights: &Weights<'k, T>,
+        kept: &KeptSet<'k>,
         draw: Value<'k, u64>,
     ) -> Value<'k, u32> {
         let k = self.cta.k;
@@ -254,12 +253,12 @@ impl<'k, D: Number, T: Number> Chain<'k, D, T> {
             found.get()
         };
         let (total, token) = (k.var("excess", 0_u64), k.var("token", 0_u32));
-        k.when(has_draft, || total.set(weights.candidates.sum(&value, &mass)));
+        k.when(draft.exists, || total.set(weights.candidates.sum(&value, &mass)));
         k.when_else(
             total.get().ne(0),
             || token.set(weights.candidates.first(&value, &mass, fraction_of(draw, total.get()) + 1)),
             || {
-                k.when(has_draft, || _ = weights.mass_of(kept)); // the last sum, for the draw
+                k.when(draft.exists, || _ = weights.mass_of(kept)); // the last sum, for the draw
                 token.set(weights.draw(kept, draw));
             },
         );
