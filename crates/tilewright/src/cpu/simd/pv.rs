@@ -1,6 +1,6 @@
 //! The P·V product `o += weights · values`, restricted to the visible keys of each row.
 
-use super::{Matrix, ProductShape, RhsMatrix, Simd, Task, tile};
+use super::{Matrix, MatrixProduct, ProductShape, RhsMatrix, Simd, Task, tile::multiply_add};
 use std::ops::Range;
 
 /// `o += weights · values` over the visible keys of each row.
@@ -63,7 +63,8 @@ impl<B: RhsMatrix> Task for PvTask<'_, B> {
                         let (weights, o) =
                             (Matrix { ptr, ..weights }, Matrix { ptr: o.ptr.add(first * o.stride), ..o });
                         let shape = ProductShape { rows, columns: dim, depth: run.len() };
-                        tile::multiply_add(simd, shape, weights, values.skip(run.start), o);
+                        let b = values.skip(run.start);
+                        multiply_add(simd, MatrixProduct { shape, a: weights, b, c: o });
                     }
                 }
             }

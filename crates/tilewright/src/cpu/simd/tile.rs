@@ -124,7 +124,8 @@ macro_rules! kv_rows {
 }
 kv_rows!(f32, load; f16, load_f16; bf16, load_bf16; E4m3, load_e4m3, load_four_e4m3; E5m2, load_e5m2; i8, load_i8);
 
-/// `c += a · b`, compiled as a separate function (see [`Simd::vectorize`]).
+/// `c += a · b`.
+#[derive(Clone, Copy)]
 pub(super) struct MatrixProduct<B> {
     pub(super) shape: ProductShape,
     pub(super) a: Matrix<*const f32>,
@@ -133,7 +134,7 @@ pub(super) struct MatrixProduct<B> {
 }
 
 impl<B: RhsMatrix> MatrixProduct<B> {
-    /// Runs the product.
+    /// Runs the product as a separate function (see [`Simd::vectorize`]).
     ///
     /// # Safety
     /// Same as [`multiply_add`].
@@ -151,9 +152,8 @@ impl<B: RhsMatrix> Task for ProductTask<B> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let MatrixProduct { shape, a, b, c } = self.0;
         // SAFETY: the contract of `MatrixProduct::run`.
-        unsafe { multiply_add(simd, shape, a, b, c) };
+        unsafe { multiply_add(simd, self.0) };
     }
 }
 
@@ -163,24 +163,18 @@ impl<B: RhsMatrix> Task for ProductTask<B> {
 /// With `columns` rounded up to whole registers: `a` is readable as `[rows, depth]`, `b` as `[depth, columns]`, `c`
 /// readable and writable as `[rows, columns]`, and `c` overlaps neither; `rows <= S::TILE_ROWS`.
 #[inline(always)]
-pub(crate) unsafe fn multiply_add<S: Simd, B: RhsMatrix>(
-    simd: S,
-    shape: ProductShape,
-    a: Matrix<*const f32>,
-    b: B,
-    c: Matrix<*mut f32>,
-) {
+pub(super) unsafe fn multiply_add<S: Simd, B: RhsMatrix>(simd: S, product: MatrixProduct<B>) {
     // SAFETY: the caller guarantees `a`, `b` and `c` in `shape`; each arm processes `rows` rows.
     unsafe {
-        match shape.rows {
+        match product.shape.rows {
             0 => {}
-            1 => strip::<S, B, 1>(simd, shape, a, b, c),
-            2 => strip::<S, B, 2>(simd, shape, a, b, c),
-            3 => strip::<S, B, 3>(simd, shape, a, b, c),
-            4 => strip::<S, B, 4>(simd, shape, a, b, c),
+            1 => strip::<S, B, 1>(simd, product),
+            2 => strip::<S, B, 2>(simd, product),
+            3 => strip::<S, B, 3>(simd, product),
+            4 => strip::<S, B, 4>(simd, product),
             // constant conditions: a set with shorter strips has no code for these
-            5 if const { S::TILE_ROWS >= 5 } => strip::<S, B, 5>(simd, shape, a, b, c),
-            6 if const { S::TILE_ROWS >= 6 } => strip::<S, B, 6>(simd, shape, a, b, c),
+            5 if const { S::TILE_ROWS >= 5 } => strip::<S, B, 5>(simd, product),
+            6 if const { S::TILE_ROWS >= 6 } => strip::<S, B, 6>(simd, product),
             _ => unreachable!("at most `TILE_ROWS` rows"),
         }
     }
@@ -189,27 +183,20 @@ pub(crate) unsafe fn multiply_add<S: Simd, B: RhsMatrix>(
 /// # Safety
 /// Same as [`multiply_add`].
 #[inline(always)]
-unsafe fn strip<S: Simd, B: RhsMatrix, const ROWS: usize>(
-    simd: S,
-    ProductShape { columns, depth, .. }: ProductShape,
-    a: Matrix<*const f32>,
-    b: B,
-    c: Matrix<*mut f32>,
-) {
+unsafe fn strip<S: Simd, B: RhsMatrix, const ROWS: usize>(simd: S, product: MatrixProduct<B>) {
     let mut column = 0;
-    while column < columns {
-        let registers = (columns - column).div_ceil(S::LANES);
-        let c = Matrix { ptr: c.ptr.wrapping_add(column), ..c };
+    while column < product.shape.columns {
+        let registers = (product.shape.columns - column).div_ceil(S::LANES);
         // SAFETY: the columns from `column` on, rounded up to whole registers, are in the caller's shapes.
         unsafe {
             if const { S::TILE_COLUMNS == 4 } && registers >= 4 {
-                block::<S, B, ROWS, 4>(simd, depth, a, (b, column), c);
+                block::<S, B, ROWS, 4>(simd, product, column);
                 column += 4 * S::LANES;
             } else if registers >= 2 {
-                block::<S, B, ROWS, 2>(simd, depth, a, (b, column), c);
+                block::<S, B, ROWS, 2>(simd, product, column);
                 column += 2 * S::LANES;
             } else {
-                block::<S, B, ROWS, 1>(simd, depth, a, (b, column), c);
+                block::<S, B, ROWS, 1>(simd, product, column);
                 column += S::LANES;
             }
         }
@@ -217,15 +204,14 @@ unsafe fn strip<S: Simd, B: RhsMatrix, const ROWS: usize>(
 }
 
 /// # Safety
-/// Same as [`multiply_add`], for `ROWS` rows and `COLUMNS` registers from column `first` of `b` on.
+/// Same as [`multiply_add`], for `ROWS` rows and `COLUMNS` registers from column `first` on.
 #[inline(always)]
 unsafe fn block<S: Simd, B: RhsMatrix, const ROWS: usize, const COLUMNS: usize>(
     simd: S,
-    depth: usize,
-    a: Matrix<*const f32>,
-    (b, first): (B, usize),
-    c: Matrix<*mut f32>,
+    MatrixProduct { shape, a, b, c }: MatrixProduct<B>,
+    first: usize,
 ) {
+    let c = Matrix { ptr: c.ptr.wrapping_add(first), ..c };
     // SAFETY: the caller guarantees `ROWS` rows, `depth` and `COLUMNS` registers; all offsets are within them.
     unsafe {
         let mut sum = [[simd.splat(0.0); COLUMNS]; ROWS];
@@ -234,7 +220,7 @@ unsafe fn block<S: Simd, B: RhsMatrix, const ROWS: usize, const COLUMNS: usize>(
                 *register = simd.load(c.ptr.add(r * c.stride + v * S::LANES));
             }
         }
-        for k in 0..depth {
+        for k in 0..shape.depth {
             let right: [S::V; COLUMNS] = b.load_row(simd, k, first);
             for (r, row) in sum.iter_mut().enumerate() {
                 let left = simd.splat(*a.ptr.add(r * a.stride + k));

@@ -1,7 +1,9 @@
 //! Attention over bf16 tiles of keys and values: strips of 32 rows, with the products of [`bf16`](super::super::bf16).
 
 use super::{KvTile, QueryTile, RowStrip, f32_attend::rescale};
-use crate::cpu::simd::{ALIGN, Bf16Mma, KV_TOKENS, Matrix, ProductShape, STRIP, Simd, bf16::DEPTH};
+use crate::cpu::simd::{
+    ALIGN, Bf16Mma, KV_TOKENS, Matrix, ProductShape, PvProduct, STRIP, Simd, bf16::DEPTH,
+};
 use half::bf16;
 
 impl QueryTile<'_, '_> {
@@ -117,7 +119,7 @@ impl QueryTile<'_, '_> {
         visible: &[u64],
         keys: &KvTile<'_>,
     ) {
-        let layout = &self.ctx.layout;
+        let (layout, dim) = (&self.ctx.layout, self.ctx.params.plan.problem.head_dim().vo);
         let base = self.scratch.as_mut_ptr();
         for (r, visible) in visible.chunks(1).enumerate() {
             // SAFETY: matrices have the shapes of `ScratchLayout`.
@@ -125,7 +127,7 @@ impl QueryTile<'_, '_> {
                 let weights = base.add(layout.logits + r * KV_TOKENS).cast_const();
                 let weights = Matrix { ptr: weights, stride: KV_TOKENS };
                 let o = Matrix { ptr: base.add(layout.o + (first + r) * layout.vo), stride: layout.vo };
-                self.accumulate_pv_from_cache(simd, (visible, keys), weights, o);
+                self.accumulate_pv_from_cache(simd, PvProduct { visible, dim, weights, values: keys, o });
             }
         }
     }

@@ -118,15 +118,12 @@ impl QueryTile<'_, '_> {
     pub(super) unsafe fn accumulate_pv_from_cache<S: Simd>(
         &self,
         simd: S,
-        (visible, keys): (&[u64], &KvTile<'_>),
-        weights: Matrix<*const f32>,
-        o: Matrix<*mut f32>,
+        PvProduct { visible, dim, weights, values: tile, o }: PvProduct<'_, &KvTile<'_>>,
     ) {
-        let (ctx, location) = (self.ctx, keys.location);
-        let (dim, offsets) = (ctx.params.plan.problem.head_dim().vo, &location.v[..location.tokens]);
+        let offsets = &tile.location.v[..tile.location.tokens];
         // SAFETY: the caller guarantees weights and `o` in the shapes of `PvProduct`; `KvRows::new` checks the values.
         unsafe {
-            each_data!(ctx.heads_from(keys.head).1, Data, v => {
+            each_data!(self.ctx.heads_from(tile.head).1, Data, v => {
                 PvProduct { visible, dim, weights, values: KvRows::new(v, offsets, dim), o }.run(simd);
             });
         }
@@ -147,7 +144,8 @@ impl QueryTile<'_, '_> {
                     let mut part = [0; 6];
                     let tokens = 0xffff << (16 * quarter);
                     part.iter_mut().zip(visible).for_each(|(part, visible)| *part = visible & tokens);
-                    self.accumulate_pv_from_cache(simd, (&part[..visible.len()], keys), weights, o);
+                    let visible = &part[..visible.len()];
+                    self.accumulate_pv_from_cache(simd, PvProduct { visible, dim, weights, values: keys, o });
                 }
             } else {
                 let values = Matrix { ptr: base.add(layout.values).cast_const(), stride: layout.vo };
