@@ -2,7 +2,8 @@
 
 use super::{KvTile, QueryTile, RowStrip, f32_attend::rescale};
 use crate::cpu::simd::{
-    ALIGN, Bf16Mma, KV_TOKENS, Matrix, ProductShape, PvProduct, STRIP, Simd, bf16::DEPTH,
+    ALIGN, Bf16Mma, KV_TOKENS, Matrix, ProductShape, PvProduct, STRIP, Simd,
+    bf16::{DEPTH, DataRows},
 };
 use half::bf16;
 
@@ -18,14 +19,15 @@ impl QueryTile<'_, '_> {
             self.prefetch_next_tile(simd, keys, first / ALIGN);
             let to = self.scratch[layout.keys + first..layout.values].as_mut_ptr();
             let to = Matrix { ptr: to, stride: KV_TOKENS };
+            let rows = DataRows { data: k, offsets: &now.k[tokens], width: dim.qk };
             // SAFETY: scratch holds [head_dim_qk, 64] f32 for keys; pairs take half of it.
-            unsafe { mma.transpose_keys(simd, (k, &now.k[tokens], dim.qk), to) };
+            unsafe { mma.transpose_keys(simd, rows, to) };
         }
-        let offsets = &now.v[..now.tokens];
+        let rows = DataRows { data: v, offsets: &now.v[..now.tokens], width: dim.vo };
         let values = &mut self.scratch[layout.values..][..KV_TOKENS * layout.vo];
         let to = Matrix { ptr: values.as_mut_ptr(), stride: layout.vo };
         // SAFETY: scratch holds [64, head_dim_vo] f32 for values, rows padded to whole registers.
-        unsafe { mma.interleave_values(v, offsets, dim.vo, to) }
+        unsafe { mma.interleave_values(rows, to) }
     }
 
     /// Updates the state of all rows of a KV head with a tile of keys.

@@ -59,6 +59,14 @@ pub(super) const STRIP: usize = 32;
 /// Depth of one step: depths are multiples of it.
 pub(super) const DEPTH: usize = 32;
 
+/// Rows of `width` elements at `offsets`.
+#[derive(Clone, Copy)]
+pub(super) struct DataRows<'a> {
+    pub(super) data: Data<'a>,
+    pub(super) offsets: &'a [usize],
+    pub(super) width: usize,
+}
+
 /// The bf16 multiply instructions of the machine. A value proves that it has them.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Bf16Mma {
@@ -125,16 +133,14 @@ impl Bf16Mma {
         }
     }
 
-    /// Writes values as B: `[32, width]` pairs of the rows at `offsets`, padded with 0 to a multiple of [`DEPTH`] rows. Returns
-    /// the mask of non-finite rows, which are written as 0: masked keys have weight 0, and 0 · infinity would be NaN.
+    /// Writes values as B: `[32, width]` pairs of the rows, padded with 0 to a multiple of [`DEPTH`] rows. Returns the mask of
+    /// non-finite rows, which are written as 0: masked keys have weight 0, and 0 · infinity would be NaN.
     ///
     /// # Safety
     /// `to` is writable in that shape, without other references; `width` is supported for `data` (see [`is_supported`]).
     pub(super) unsafe fn interleave_values(
         self,
-        data: Data<'_>,
-        offsets: &[usize],
-        width: usize,
+        DataRows { data, offsets, width }: DataRows<'_>,
         to: Matrix<*mut f32>,
     ) -> u64 {
         // SAFETY: the caller guarantees `to` as `[32, width]` pairs and a supported `width`.
@@ -177,7 +183,7 @@ impl Bf16Mma {
         nonfinite
     }
 
-    /// Writes at most 16 keys as columns of B: `to[c][i]` is the `c`-th pair of the row at `offsets[i]`.
+    /// Writes at most 16 keys as columns of B: `to[c][i]` is the `c`-th pair of row `i`.
     ///
     /// # Safety
     /// `to` is writable as `[width / 2, 16]`, without other references; `width` is supported for `data` (see [`is_supported`]).
@@ -185,7 +191,7 @@ impl Bf16Mma {
     pub(super) unsafe fn transpose_keys<S: Simd>(
         self,
         simd: S,
-        (data, offsets, width): (Data<'_>, &[usize], usize),
+        DataRows { data, offsets, width }: DataRows<'_>,
         to: Matrix<*mut f32>,
     ) {
         let avx512 = self.avx512();
