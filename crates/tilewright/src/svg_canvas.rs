@@ -35,6 +35,15 @@ pub enum Anchor {
     End,
 }
 
+/// A position.
+#[derive(Debug, Clone, Copy)]
+pub struct Point {
+    /// Distance from the left.
+    pub x: f64,
+    /// Distance from the top.
+    pub y: f64,
+}
+
 /// A rectangle.
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs, reason = "the attributes of `rect`")]
@@ -73,16 +82,16 @@ impl Canvas {
     }
 
     /// A line of a class.
-    pub fn line(&mut self, from: (f64, f64), to: (f64, f64), class: &str) {
-        let ((x, y), (to_x, to_y)) = (from, to);
+    pub fn line(&mut self, from: Point, to: Point, class: &str) {
         let _ = writeln!(
             self.shapes,
-            "<line class=\"{class}\" x1=\"{x:.2}\" y1=\"{y:.2}\" x2=\"{to_x:.2}\" y2=\"{to_y:.2}\"/>"
+            "<line class=\"{class}\" x1=\"{:.2}\" y1=\"{:.2}\" x2=\"{:.2}\" y2=\"{:.2}\"/>",
+            from.x, from.y, to.x, to.y
         );
     }
 
     /// Text with its baseline at `y` and further attributes.
-    pub fn text(&mut self, (x, y): (f64, f64), anchor: Anchor, attributes: &str, text: &str) {
+    pub fn text(&mut self, Point { x, y }: Point, anchor: Anchor, attributes: &str, text: &str) {
         let anchor = match anchor {
             Anchor::Start => "start",
             Anchor::Middle => "middle",

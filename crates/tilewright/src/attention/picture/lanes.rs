@@ -2,7 +2,7 @@
 
 use super::{LANES, LEFT, Picture, range_label, short_heads};
 use crate::attention::WorkItem;
-use crate::svg_canvas::{Anchor, Area, Canvas, colour, ink, text_width};
+use crate::svg_canvas::{Anchor, Area, Canvas, Point, colour, ink, text_width};
 
 /// Maximum ticks of the axis.
 const TICKS: usize = 10;
@@ -31,20 +31,21 @@ impl Picture<'_> {
             }
             if w % label_stride == 0 {
                 let baseline = y + pitch / 2.0 + 4.0;
-                canvas.text((LEFT - 8.0, baseline), Anchor::End, "", &w.to_string());
-                let right = LEFT + LANES + 8.0;
-                canvas.text((right, baseline), Anchor::Start, "class=\"quiet\"", &cost.to_string());
+                canvas.text(Point { x: LEFT - 8.0, y: baseline }, Anchor::End, "", &w.to_string());
+                let right = Point { x: LEFT + LANES + 8.0, y: baseline };
+                canvas.text(right, Anchor::Start, "class=\"quiet\"", &cost.to_string());
             }
         }
         let mean = LEFT + costs.iter().sum::<usize>() as f64 / workers as f64 * scale;
-        canvas.line((mean, top - 6.0), (mean, bottom + 4.0), "mean");
+        canvas.line(Point { x: mean, y: top - 6.0 }, Point { x: mean, y: bottom + 4.0 }, "mean");
 
-        canvas.text((LEFT + LANES + 8.0, top - 6.0), Anchor::Start, "class=\"quiet\"", "cost");
+        canvas.text(Point { x: LEFT + LANES + 8.0, y: top - 6.0 }, Anchor::Start, "class=\"quiet\"", "cost");
         let middle = (top + bottom) / 2.0;
         let turned = format!("class=\"quiet\" transform=\"rotate(-90 24 {middle:.2})\"");
-        canvas.text((24.0, middle), Anchor::Middle, &turned, "worker");
+        canvas.text(Point { x: 24.0, y: middle }, Anchor::Middle, &turned, "worker");
         let name = self.tiling.cost_formula();
-        canvas.text((LEFT + LANES / 2.0, bottom + 40.0), Anchor::Middle, "class=\"quiet\"", &name);
+        let below = Point { x: LEFT + LANES / 2.0, y: bottom + 40.0 };
+        canvas.text(below, Anchor::Middle, "class=\"quiet\"", &name);
         bottom + 40.0
     }
 
@@ -75,7 +76,7 @@ impl Picture<'_> {
         let label_width = area.width - overhead - 8.0;
         let fitting = labels.iter().find(|label| text_width(label) <= label_width && area.height >= 13.0);
         if let Some(label) = fitting {
-            let middle = (area.x + overhead + 6.0, area.y + area.height / 2.0 + 4.0);
+            let middle = Point { x: area.x + overhead + 6.0, y: area.y + area.height / 2.0 + 4.0 };
             // hatching lightens the item
             let ink = if partial.is_some() { ink(0xffffff) } else { ink(fill) };
             canvas.text(middle, Anchor::Start, &format!("{ink} pointer-events=\"none\""), label);
@@ -89,7 +90,7 @@ fn draw_axis(canvas: &mut Canvas, busiest: usize, scale: f64, top: f64, bottom: 
     let step = steps.into_iter().find(|step| busiest / step <= TICKS).unwrap_or(busiest);
     for tick in (0..=busiest).step_by(step) {
         let x = LEFT + tick as f64 * scale;
-        canvas.line((x, top - 6.0), (x, bottom + 4.0), "grid");
-        canvas.text((x, bottom + 18.0), Anchor::Middle, "class=\"quiet\"", &tick.to_string());
+        canvas.line(Point { x, y: top - 6.0 }, Point { x, y: bottom + 4.0 }, "grid");
+        canvas.text(Point { x, y: bottom + 18.0 }, Anchor::Middle, "class=\"quiet\"", &tick.to_string());
     }
 }

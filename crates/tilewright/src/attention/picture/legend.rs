@@ -1,7 +1,7 @@
 //! Title and legend: colors of requests and meaning of the marks.
 
 use super::{LEFT, Picture, WIDTH, counted};
-use crate::svg_canvas::{Anchor, Area, Canvas, colour, text_width};
+use crate::svg_canvas::{Anchor, Area, Canvas, Point, colour, text_width};
 
 /// Maximum listed requests; the rest is only counted.
 const MAX_LISTED: usize = 20;
@@ -19,8 +19,8 @@ impl Picture<'_> {
             counted(schedule.num_workers(), "worker"),
             counted(schedule.merges.len(), "merge")
         );
-        canvas.text((18.0, 34.0), Anchor::Start, "class=\"title\"", &title);
-        canvas.text((18.0, 56.0), Anchor::Start, "class=\"quiet\"", &self.subtitle);
+        canvas.text(Point { x: 18.0, y: 34.0 }, Anchor::Start, "class=\"title\"", &title);
+        canvas.text(Point { x: 18.0, y: 56.0 }, Anchor::Start, "class=\"quiet\"", &self.subtitle);
 
         let mut row = LegendCursor { x: LEFT, y: 74.0 };
         for (r, request) in self.segments.iter().enumerate().take(MAX_LISTED) {
@@ -47,7 +47,7 @@ impl Picture<'_> {
         }
         let chip = row.chip("mean of the workers");
         let middle = chip.y + CHIP / 2.0;
-        canvas.line((chip.x - 6.0, middle), (chip.x + CHIP, middle), "mean");
+        canvas.line(Point { x: chip.x - 6.0, y: middle }, Point { x: chip.x + CHIP, y: middle }, "mean");
         row.label(canvas, "mean of the workers");
         row.y + CHIP
     }
@@ -73,7 +73,7 @@ impl LegendCursor {
     }
 
     fn label(&mut self, canvas: &mut Canvas, label: &str) {
-        canvas.text((self.x + CHIP + 6.0, self.y + 11.0), Anchor::Start, "", label);
+        canvas.text(Point { x: self.x + CHIP + 6.0, y: self.y + 11.0 }, Anchor::Start, "", label);
         self.x += CHIP + 6.0 + text_width(label) + 14.0;
     }
 }

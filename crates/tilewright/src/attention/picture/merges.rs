@@ -2,7 +2,7 @@
 
 use super::{LANES, LEFT, Picture, range_label, short_heads};
 use crate::attention::Merge;
-use crate::svg_canvas::{Anchor, Area, Canvas, colour};
+use crate::svg_canvas::{Anchor, Area, Canvas, Point, colour};
 
 const COLUMNS: usize = 3;
 const CHIP: f64 = 13.0;
@@ -16,7 +16,7 @@ impl Picture<'_> {
             0 => "No merges: every work item writes its output itself",
             _ => "Merges, when all work items are done",
         };
-        canvas.text((LEFT, top), Anchor::Start, "class=\"heading\"", heading);
+        canvas.text(Point { x: LEFT, y: top }, Anchor::Start, "class=\"heading\"", heading);
         for (at, merge) in merges.iter().enumerate() {
             let x = LEFT + (at % COLUMNS) as f64 * LANES / COLUMNS as f64;
             let y = top + 14.0 + (at / COLUMNS) as f64 * LINE;
@@ -24,7 +24,7 @@ impl Picture<'_> {
             let (request, label) = self.describe(merge);
             canvas.rect(chip, "merge", colour(request), &label);
             canvas.cover(chip, "partial");
-            canvas.text((x + CHIP + 6.0, y + 11.0), Anchor::Start, "", &label);
+            canvas.text(Point { x: x + CHIP + 6.0, y: y + 11.0 }, Anchor::Start, "", &label);
         }
         top + 14.0 + merges.len().div_ceil(COLUMNS) as f64 * LINE
     }
