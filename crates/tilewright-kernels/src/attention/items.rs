@@ -141,6 +141,8 @@ record! {
     source_end: u32,
     /// Items that arrive; 0 if a launch of its own performs the merge.
     arrivals: u32,
+    /// 1 if the sources are two items that arrive, have the rows of the merge, and arrive at no other merge; otherwise 0.
+    is_pair: u32,
 }
 
 record! {

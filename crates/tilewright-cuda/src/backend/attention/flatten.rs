@@ -201,16 +201,23 @@ pub(super) fn write(plan: &Plan, layout: &PlanLayout, words: &mut [u32]) {
         &mut rest[from(offsets.requests)][..RequestRows::WORDS * offsets.num_requests as usize],
         plan,
     );
+    // without levels an item is a source of at most one merge, of the same rows, and sources are in the order of items
+    let has_levels = !schedule.sources.is_sorted_by(|a, b| a < b);
     let merges = rest[from(offsets.merges)].as_chunks_mut().0.iter_mut();
     for (to, merge) in merges.zip(&schedule.merges) {
-        *to = device_merge(schedule, merge).to_words();
+        *to = device_merge(schedule, merge, has_levels).to_words();
     }
     let sources = rest[from(offsets.sources)].as_chunks_mut().0.iter_mut();
     for (to, &source) in sources.zip(&schedule.sources) {
         let item = &schedule.items[source as usize];
         *to = MergeSource { partial: item.partial.unwrap_or(NONE), qo_begin: item.qo.start }.to_words();
     }
-    write_merge_deps(&mut rest[from(offsets.merge_deps)][..schedule.sources.len()], items, schedule);
+    write_merge_deps(
+        &mut rest[from(offsets.merge_deps)][..schedule.sources.len()],
+        items,
+        schedule,
+        has_levels,
+    );
 }
 
 /// Writes the requests, then fills unused entries so that no row belongs to them.
@@ -223,14 +230,16 @@ fn write_requests(to: &mut [u32], plan: &Plan) {
     unused.fill(NONE);
 }
 
-fn device_merge(schedule: &Schedule, merge: &Merge) -> MergeItem {
+fn device_merge(schedule: &Schedule, merge: &Merge, has_levels: bool) -> MergeItem {
+    let arrivals = schedule.arrivals(merge).len() as u32;
     MergeItem {
         kv_head: merge.kv_heads.start,
         qo_begin: merge.qo.start,
         qo_len: merge.qo.len() as u32,
         source_begin: merge.sources.start,
         source_end: merge.sources.end,
-        arrivals: schedule.arrivals(merge).len() as u32,
+        arrivals,
+        is_pair: u32::from(arrivals == 2 && !has_levels),
     }
 }
 
@@ -238,10 +247,9 @@ fn device_merge(schedule: &Schedule, merge: &Merge) -> MergeItem {
 const MERGE_DEPS: std::ops::Range<usize> = 11..13;
 
 /// Writes the merges that depend on each item, and the bounds of each item's list of them.
-fn write_merge_deps(merge_deps: &mut [u32], items: &mut [u32], schedule: &Schedule) {
+fn write_merge_deps(merge_deps: &mut [u32], items: &mut [u32], schedule: &Schedule, has_levels: bool) {
     let items = items.as_chunks_mut::<{ WorkItem::WORDS }>().0;
-    // without levels an item is a source of at most one merge, and sources are in the order of items
-    if schedule.sources.is_sorted_by(|a, b| a < b) {
+    if !has_levels {
         let with_arrivals = |(_, merge): &(usize, &Merge)| !schedule.arrivals(merge).is_empty();
         for (number, merge) in schedule.merges.iter().enumerate().filter(with_arrivals) {
             for source in merge.sources.clone() {

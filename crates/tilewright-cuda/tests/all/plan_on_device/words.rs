@@ -52,7 +52,8 @@ impl Arrays {
             let (source_begin, source_end) = (merge.sources.start, merge.sources.end);
             let (qo_begin, qo_len) = (merge.qo.start, merge.qo.len() as u32);
             let (kv_head, arrivals) = (merge.kv_heads.start, source_end - source_begin);
-            MergeItem { kv_head, qo_begin, qo_len, source_begin, source_end, arrivals }.to_words()
+            let is_pair = u32::from(arrivals == 2);
+            MergeItem { kv_head, qo_begin, qo_len, source_begin, source_end, arrivals, is_pair }.to_words()
         });
         let sources = schedule.sources.iter().flat_map(|&source| {
             let item = &schedule.items[source as usize];

@@ -2,7 +2,11 @@
 
 use super::{
     CtaLayout, QueryHead, RowHooks, SWIZZLE_ALIGN, ThreadGroup,
-    merge::{arrival, partial_states},
+    merge::{
+        arrival,
+        pair::{self, PairPart},
+        partial_states,
+    },
     page_scales,
 };
 use crate::{
@@ -244,9 +248,19 @@ impl<'k> MmaCta<'k> {
         arrival::arrive_and_merge(
             self,
             || current.load(),
-            self.at(self.layout.control + COMPLETED_OFFSET),
+            self.completed_word(),
             |merge, source| partial_states::merge(self, hooks, merge, source),
         );
+    }
+
+    /// Claims the merge of an item, if it is that of a pair; then [`arrive_and_merge`](Self::arrive_and_merge) is not called.
+    pub(crate) fn claim_pair(&self, item: &WorkItemRegs<'k>) -> PairPart<'k> {
+        pair::claim(self, item, self.completed_word())
+    }
+
+    #[track_caller]
+    fn completed_word(&self) -> Shared<'k, u32> {
+        self.at(self.layout.control + COMPLETED_OFFSET)
     }
 
     /// Shared memory at a byte offset of the layout.

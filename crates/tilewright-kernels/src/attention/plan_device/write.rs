@@ -77,9 +77,9 @@ impl<'k> FirstItem<'k> {
         };
         piece.write(k, p);
         k.when(is_cut, || {
-            let zero = k.constant(0_u32);
-            let sources = num_cuts + 1;
-            let words = [head, q_tile.begin, q_tile.rows, source, source + sources, sources, zero, zero];
+            let (sources, is_pair) = (num_cuts + 1, num_cuts.eq(1).select::<u32>(1, 0));
+            let words =
+                [head, q_tile.begin, q_tile.rows, source, source + sources, sources, is_pair, k.constant(0)];
             store(p.merges.at(at_first.units * MergeItem::WORDS as u32), &words);
         });
     }

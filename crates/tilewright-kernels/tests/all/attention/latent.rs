@@ -1,7 +1,10 @@
 //! Latent attention: keys in two parts, the first of which is the values. Both bodies compute the same scenarios.
 
-use super::{CAUSAL, Case, FULL, SPOILED, Scales, check};
-use tilewright::{Dtype, HeadDim};
+use super::{CAUSAL, Case, FULL, SPOILED, Scales, World, check};
+use tilewright::{
+    Dtype, HeadDim,
+    attention::variant::{ExpressionVariant, Plain},
+};
 use tilewright_kernels::attention::{
     Body, KvLayout, UNLIMITED,
     body::{Bodies, mla_wgmma::MlaWgmmaConfig},
@@ -294,4 +297,23 @@ fn latent_outputs_of_e4m3() {
     // a merge that is left to the kernel of large merges
     let large = MLA_WGMMA.case(64, &[(1, 64 * 9)]).with(|case| case.fp8_outputs = true);
     check(&large.with(|case| (case.piece, case.workers) = (64, 7)));
+}
+
+/// Merges of two states, by the last CTA to claim them: the bits do not depend on the order of claims.
+#[test]
+fn pairs_of_states() {
+    let plain = ExpressionVariant::of(&Plain).expect("it does nothing");
+    // CTAs end at about the same time, as pieces are equally long; the last of three requests has a shorter one
+    for (heads, qo, seeds) in [(64, 1, 16), (9, 3, 2), (100, 1, 4)] {
+        let case = MLA_WGMMA.case(heads, &[(qo, 384), (qo, 384), (1, 290)]);
+        let case = case.with(|case| (case.piece, case.workers) = (192, 6));
+        check(&case);
+        let world = World::new(&case, &plain);
+        assert!(world.schedule().merges.iter().filter(|merge| merge.is_pair == 1).count() > 1);
+        for (items, kernel) in case.kernels(&plain) {
+            let kernel = kernel.expect("a supported configuration");
+            let bits = |seed| world.run(items, &kernel, seed).expect("no fault").o;
+            assert!((1..seeds).all(|seed| bits(seed) == bits(0)), "{heads} heads");
+        }
+    }
 }

@@ -76,6 +76,7 @@ impl Merge {
             source_begin: OTHERS as u32,
             source_end: end as u32,
             arrivals: self.sources as u32,
+            is_pair: 0,
         };
         PlanArrays {
             merges: memory.alloc_from(&merge.to_words()),

@@ -103,10 +103,22 @@ impl Schedule {
                 row = end;
             }
         }
+        self.mark_pairs(&waiting);
         for (item, waiting) in self.items.iter_mut().zip(waiting) {
             item.merge_deps_begin = self.merge_deps.len() as u32;
             self.merge_deps.extend(waiting);
             item.merge_deps_end = self.merge_deps.len() as u32;
+        }
+    }
+
+    /// Marks the merges of two items that arrive nowhere else.
+    fn mark_pairs(&mut self, waiting: &[Vec<u32>]) {
+        for (number, merge) in (0..).zip(&mut self.merges) {
+            let has_rows = |item: &WorkItem| (item.qo_begin, item.qo_len) == (merge.qo_begin, merge.qo_len);
+            let arrive = self.items.iter().zip(waiting).filter(|(_, merges)| merges.contains(&number));
+            let is_pair = merge.arrivals == 2
+                && arrive.clone().all(|(item, merges)| merges.len() == 1 && has_rows(item));
+            merge.is_pair = u32::from(is_pair);
         }
     }
 
@@ -119,7 +131,16 @@ impl Schedule {
         self.sources.extend(sources.iter().map(source));
         let source_end = self.sources.len() as u32;
         let (qo_begin, qo_len) = (rows.start, rows.end - rows.start);
-        self.merges.push(MergeItem { kv_head, qo_begin, qo_len, source_begin, source_end, arrivals });
+        let is_pair = 0;
+        self.merges.push(MergeItem {
+            kv_head,
+            qo_begin,
+            qo_len,
+            source_begin,
+            source_end,
+            arrivals,
+            is_pair,
+        });
     }
 
     /// Copies the plan, entries of the page table and mask bits to memory.

@@ -228,7 +228,7 @@ impl World {
     }
 
     /// Pieces of all keys of each segment.
-    fn schedule(&self) -> Schedule {
+    pub(crate) fn schedule(&self) -> Schedule {
         let case = &self.case;
         let cut = Cut {
             rows: case.q_rows(&self.variant),

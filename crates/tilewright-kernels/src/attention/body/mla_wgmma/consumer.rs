@@ -79,9 +79,13 @@ impl<'c, 'k> MlaConsumer<'c, 'k> {
             // weights overwrite the queries that are in registers
             shared.cta.sync();
             self.attend(&current);
-            self.store(&current);
+            let pair = self.store(&current);
             release_from_warp(k, shared.queries.empty(n));
-            shared.cta.arrive_and_merge(&current, self.hooks);
+            k.when_else(
+                pair.is_pair(),
+                || k.when(pair.is_first, || pair.arrive(&shared.cta)),
+                || shared.cta.arrive_and_merge(&current, self.hooks),
+            );
             release_from_warp(k, shared.items.empty(n));
             items.set(n + 1);
         });

@@ -1,15 +1,17 @@
 //! Epilogue of a consumer: adds the sums of both consumers and writes its half of the outputs or partial states.
 //!
 //! Rows are staged in the memory of the queries, 16 per warp, so that they are written in adjacent pieces of 16 bytes. A partial
-//! state has 32 bits per element and takes two passes.
+//! state has 32 bits per element and takes two passes. That of a [pair](crate::attention::kernel::merge::pair) is not staged: both
+//! CTAs have its elements in the same registers.
 
 use super::{CONSUMERS, Q_ROWS, config::PANEL, consumer::MlaConsumer};
 use crate::{
     attention::{
-        items::NONE,
+        items::{NONE, WorkItemRegs},
         kernel::{
             cta::CurrentItem,
             epilogue::{SoftmaxStats, output_row, partial_row, store_lse},
+            merge::pair::{PairPart, PairWeights},
             page_scales,
             partition::{ThreadGroup, ThreadPartition},
         },
@@ -17,7 +19,7 @@ use crate::{
     tile::{SharedTile, reduce},
 };
 use half::bf16;
-use tilewright_ptx::build::{Builder, Global, Shared, Value};
+use tilewright_ptx::build::{Builder, Global, Shared, Value, Var};
 
 /// Rows per warp.
 const ROWS: u32 = 16;
@@ -31,22 +33,29 @@ struct ScaledStats<'k> {
     factor: Value<'k, f32>,
 }
 
+/// The state of the rows of one half of the fragments, which the merge of a pair replaces.
+struct RowState<'k> {
+    max: Var<'k, f32>,
+    sum: Var<'k, f32>,
+    /// The factor of the accumulators, without the normalizer.
+    factor: Var<'k, f32>,
+}
+
+impl<'k> RowState<'k> {
+    fn scaled(&self) -> ScaledStats<'k> {
+        ScaledStats { stats: SoftmaxStats::new(self.max.get(), self.sum.get()), factor: self.factor.get() }
+    }
+}
+
 impl<'k> MlaConsumer<'_, 'k> {
-    /// Writes this consumer's elements of the rows of an item.
-    pub(super) fn store(&self, current: &CurrentItem<'k>) {
+    /// Writes this consumer's elements of the rows of an item; returns the CTA's part in the merge of a pair.
+    pub(super) fn store(&self, current: &CurrentItem<'k>) -> PairPart<'k> {
         let (k, cta, item) = (self.k, &self.shared.cta, current.load());
         // all consumer threads have written their sums and read the queries
-        cta.sync();
-        let own = self.sums(k.thread()).load_vector::<4>();
-        let others = self.sums(k.thread() ^ (CONSUMERS / 2)).load_vector::<4>();
-        let v_scale = page_scales::accumulator_scale(cta, item.kv_head);
-        let halves = [0, 1].map(|half| {
-            let sum = reduce::quad_sum(own[half] + others[half]);
-            let error = reduce::quad_sum(own[2 + half] + others[2 + half]);
-            let rounding = (sum * (sum + error).recip()).unless(sum.eq(0.0), 1.0);
-            let stats = SoftmaxStats::new(self.state.max[half].get() * current.scale, sum);
-            ScaledStats { stats, factor: rounding * v_scale }
-        });
+        let pair = cta.claim_pair(&item);
+        let states = self.states(current);
+        k.when(pair.is_last, || self.add_first(current, &pair, &states));
+        let halves = states.map(|state| state.scaled());
         // lane r has row r of 16
         let (lane, rows) = (k.lane(), current.rows());
         let row = self.shared.first_row() + self.first_row() + (lane & (ROWS - 1));
@@ -59,16 +68,19 @@ impl<'k> MlaConsumer<'_, 'k> {
         let writes_stats = exists & self.number.eq(0);
         let half = self.shared.config.half() as u32;
         k.when_else(
-            item.partial.ne(NONE),
+            item.partial.ne(NONE) & !pair.is_last,
             || {
                 let (o, stats) = partial_row(cta, &item, row);
                 let [max, sum] = [0, 1].map(|at| of_row(&|of| of.of_partial_state()[at]));
                 k.when(writes_stats, || stats.store_vector([max, sum]));
-                for pass in 0..2 {
-                    self.stage_pairs(&halves, pass);
-                    let first = self.number * half + pass as u32 * (half / 2);
-                    self.write(o.at(first).address(), exist);
-                }
+                let staged = || {
+                    for pass in 0..2 {
+                        self.stage_pairs(&halves, pass);
+                        let first = self.number * half + pass as u32 * (half / 2);
+                        self.write(o.at(first).address(), exist);
+                    }
+                };
+                k.when_else(pair.is_first, || self.store_fragments(current, &halves), staged);
             },
             || {
                 let (head, lse) = (cta.query_head(&item, row), of_row(&|of| of.lse));
@@ -80,6 +92,83 @@ impl<'k> MlaConsumer<'_, 'k> {
                 self.write(output_row(cta, head).at(self.number * (half / 2)).address(), exist);
             },
         );
+        pair
+    }
+
+    /// The state of this CTA's rows, with the sums of both consumers.
+    fn states(&self, current: &CurrentItem<'k>) -> [RowState<'k>; 2] {
+        let (k, cta) = (self.k, &self.shared.cta);
+        let own = self.sums(k.thread()).load_vector::<4>();
+        let others = self.sums(k.thread() ^ (CONSUMERS / 2)).load_vector::<4>();
+        let v_scale = page_scales::accumulator_scale(cta, current.load().kv_head);
+        [0, 1].map(|half| {
+            let sum = reduce::quad_sum(own[half] + others[half]);
+            let error = reduce::quad_sum(own[2 + half] + others[2 + half]);
+            let rounding = (sum * (sum + error).recip()).unless(sum.eq(0.0), 1.0);
+            RowState {
+                max: k.var("max", self.state.max[half].get() * current.scale),
+                sum: k.var("sum", sum),
+                factor: k.var("factor", rounding * v_scale),
+            }
+        })
+    }
+
+    /// This thread's row of a half of the fragments.
+    fn row_of_half(&self, half: usize) -> Value<'k, u32> {
+        self.shared.first_row() + self.first_row() + (self.lane() >> 2) + 8 * half as u32
+    }
+
+    /// Offset of this thread's first vector in a row of a stored state of a pair, which has the four elements of two fragments.
+    fn first_vector(&self) -> Value<'k, u32> {
+        self.number * self.shared.config.half() as u32 + ((self.lane() & 3) << 2)
+    }
+
+    /// All vectors of this thread.
+    fn vectors(&self, first: Global<'k, f32>) -> impl Iterator<Item = Global<'k, f32>> {
+        (0..self.state.o.len() / 2).map(move |at| first.plus(16 * at))
+    }
+
+    /// Stores the state of the first of a pair.
+    fn store_fragments(&self, current: &CurrentItem<'k>, halves: &[ScaledStats<'k>; 2]) {
+        for (half, rows) in halves.iter().enumerate() {
+            let (row, first) = (self.row_of_half(half), self.first_vector());
+            self.k.when(row.lt(current.rows()), || {
+                let (o, _) = partial_row(&self.shared.cta, &current.load(), row);
+                for (at, to) in self.vectors(o.at(first)).enumerate() {
+                    let [first, second] = [0, 1].map(|i| self.pair(2 * at + i, half, rows.factor));
+                    to.store_vector([first[0], first[1], second[0], second[1]]);
+                }
+            });
+        }
+        self.k.sync_warp();
+    }
+
+    /// Adds the state of the first of a pair to that of the last.
+    fn add_first(&self, current: &CurrentItem<'k>, pair: &PairPart<'k>, states: &[RowState<'k>; 2]) {
+        let (k, item) = (self.k, current.load());
+        let first = WorkItemRegs { partial: pair.wait(&self.shared.cta, &item), ..item };
+        for (half, state) in states.iter().enumerate() {
+            let (row, last_row) = (self.row_of_half(half), current.rows() - 1);
+            // the branch keeps the assembler from computing both halves at once, for lack of registers
+            k.when(k.any(row.le(last_row)), || self.add_half(&first, row.min(last_row), half, state));
+        }
+    }
+
+    /// Adds the state of a row of a half of the fragments.
+    fn add_half(&self, first: &WorkItemRegs<'k>, row: Value<'k, u32>, half: usize, state: &RowState<'k>) {
+        let (o, stats) = partial_row(&self.shared.cta, first, row);
+        let merged = PairWeights::new(&state.scaled().stats, stats.load_vector());
+        let [own_weight, weight] = merged.weights;
+        let vectors: Vec<_> = self.vectors(o.at(self.first_vector())).map(Global::load_vector::<4>).collect();
+        for (at, values) in vectors.into_iter().enumerate() {
+            for (i, value) in values.into_iter().enumerate() {
+                let o = self.state.o[2 * at + i / 2][2 * half + i % 2];
+                o.set(o.get() * state.factor.get() * own_weight + value * weight);
+            }
+        }
+        state.max.set(merged.max);
+        state.sum.set(merged.sum);
+        state.factor.set(self.k.constant(1.0));
     }
 
     /// Chunks of 16 bytes that are staged per row.

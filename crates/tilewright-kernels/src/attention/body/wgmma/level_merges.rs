@@ -61,7 +61,7 @@ pub fn level_merges(
 
 /// A merge in registers, and its first 32 sources.
 struct LoadedMerge<'k> {
-    words: [Var<'k, u32>; 6],
+    words: [Var<'k, u32>; 7],
     source: LaneSource<'k>,
 }
 
@@ -71,17 +71,17 @@ impl<'k> LoadedMerge<'k> {
     }
 
     fn item(&self) -> MergeItemRegs<'k> {
-        let [kv_head, qo_begin, qo_len, source_begin, source_end, arrivals] =
+        let [kv_head, qo_begin, qo_len, source_begin, source_end, arrivals, is_pair] =
             self.words.map(|word| word.get());
-        MergeItemRegs { kv_head, qo_begin, qo_len, source_begin, source_end, arrivals }
+        MergeItemRegs { kv_head, qo_begin, qo_len, source_begin, source_end, arrivals, is_pair }
     }
 
     /// Loads the merge of a head, counted over all merges.
     fn load(&self, cta: &MmaCta<'k>, head: Value<'k, u32>) {
         let number = cta.params.group.quotient(head);
         let item = MergeItemRegs::load(cta.k, cta.params.plan.merges, number);
-        let MergeItemRegs { kv_head, qo_begin, qo_len, source_begin, source_end, arrivals } = item;
-        let words = [kv_head, qo_begin, qo_len, source_begin, source_end, arrivals];
+        let MergeItemRegs { kv_head, qo_begin, qo_len, source_begin, source_end, arrivals, is_pair } = item;
+        let words = [kv_head, qo_begin, qo_len, source_begin, source_end, arrivals, is_pair];
         self.words.iter().zip(words).for_each(|(to, word)| to.set(word));
         self.source.load(cta, &item, source_begin);
     }

@@ -12,7 +12,7 @@ use crate::attention::{
     params::AttentionParamRegs,
 };
 use tilewright_ptx::{
-    build::{Shared, Value, Var},
+    build::{Global, Shared, Value, Var},
     isa::memory::{AtomicOp, Order, Scope},
 };
 
@@ -27,7 +27,7 @@ pub fn max_fused_states(dim: usize) -> usize {
 }
 
 /// The word of a record that holds the number of its merge.
-const NUMBER: usize = 6;
+const NUMBER: usize = 7;
 
 /// This lane's state among the 32 of a merge from `first` on; that of the last source in lanes beyond it.
 #[derive(Debug, Clone, Copy)]
@@ -82,7 +82,7 @@ fn fetch_record<'k>(cta: &MmaCta<'k>, number: Value<'k, u32>) {
     let merge = MergeItemRegs::load(k, cta.params.plan.merges, number);
     let record = record(cta, k.thread());
     record.store_vector([merge.kv_head, merge.qo_begin, merge.qo_len, merge.source_begin]);
-    record.plus(4).store_vector([merge.source_end, merge.arrivals, number, k.constant(0)]);
+    record.plus(4).store_vector([merge.source_end, merge.arrivals, merge.is_pair, number]);
 }
 
 /// Arrives at the merges that depend on an item, and calls `merge` with each that it completes and its first 32 sources. The first
@@ -136,7 +136,7 @@ pub(crate) fn arrive_and_merge<'k>(
 }
 
 /// The `at`th fetched record.
-fn record<'k>(cta: &MmaCta<'k>, at: Value<'k, u32>) -> Shared<'k, u32> {
+pub(super) fn record<'k>(cta: &MmaCta<'k>, at: Value<'k, u32>) -> Shared<'k, u32> {
     cta.at::<u32>(cta.layout.merges).at(at * MergeItem::WORDS as u32)
 }
 
@@ -144,8 +144,13 @@ fn record<'k>(cta: &MmaCta<'k>, at: Value<'k, u32>) -> Shared<'k, u32> {
 fn arrive<'k>(cta: &MmaCta<'k>, record: Shared<'k, u32>) -> Value<'k, bool> {
     let merge = MergeItemRegs::load_shared(cta.k, record);
     let last = merge.arrivals * cta.ctas_per_item - 1;
-    let counter = cta.params.plan.arrival_counters.at(record.plus(NUMBER).load());
-    counter.atomic(AtomicOp::Inc, last, (Order::AcqRel, Scope::Gpu)).eq(last)
+    counter(cta, record).atomic(AtomicOp::Inc, last, (Order::AcqRel, Scope::Gpu)).eq(last)
+}
+
+/// The arrival counter of a merge.
+#[track_caller]
+pub(super) fn counter<'k>(cta: &MmaCta<'k>, record: Shared<'k, u32>) -> Global<'k, u32> {
+    cta.params.plan.arrival_counters.at(record.plus(NUMBER).load())
 }
 
 /// Whether a merge is left to another kernel; appends it to the list if it is complete.

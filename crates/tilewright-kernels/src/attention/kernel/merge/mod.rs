@@ -10,9 +10,11 @@
 //!
 //! 1. `arrival`: work items count up the merges that depend on them.
 //! 2. `partial_states`: the CTA that completes a merge reduces its f32 partial states in plan order.
-//! 3. `states`: the merge operators, whose states have any strides and the dtype of outputs.
+//! 3. `pair`: a body that keeps a state in registers merges two without storing both.
+//! 4. `states`: the merge operators, whose states have any strides and the dtype of outputs.
 
 pub(crate) mod arrival;
+pub(crate) mod pair;
 pub(crate) mod partial_states;
 mod states;
 
