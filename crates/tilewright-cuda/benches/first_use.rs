@@ -1,5 +1,5 @@
-//! Time to the first batch: from process start to a verified decode step, with a cold cache, a warm cache, and a user-defined
-//! variant. Each case runs in a process of its own. Skipped without a GPU.
+//! Time to the first batch: from process start to a verified decode step or batch of prompts, with a cold cache, a warm cache, and a
+//! user-defined variant. Each case runs in a process of its own. Skipped without a GPU.
 //!
 //! A warm start mostly consists of context creation by the driver. `CUDA_DEVICE_MAX_CONNECTIONS=1` makes it create fewer queues,
 //! enough for an engine with one stream: the case `warm with 1 connection`.
@@ -32,7 +32,7 @@ const DIM: usize = 128;
 const PAGE: usize = 16;
 /// A case with the minimum number of driver queues.
 const ONE_CONNECTION: &str = "warm with 1 connection";
-/// Keys of each request.
+/// Keys of each request, and the rows of prompts.
 const LENS: [usize; 3] = [1, 50, 200];
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
@@ -58,6 +58,9 @@ struct Arguments {
     /// Uses the user-defined variant with this parameter.
     #[arg(long, hide = true)]
     slope: Option<f32>,
+    /// Requests are prompts, without keys before them.
+    #[arg(long, hide = true)]
+    prompts: bool,
     /// Passed by cargo.
     #[arg(long, hide = true)]
     bench: bool,
@@ -88,8 +91,8 @@ fn main() -> Outcome<()> {
     }
     if let Some(folder) = &arguments.child {
         return match arguments.slope {
-            Some(slope) => child(arguments.started, folder.clone(), Faded(slope)),
-            None => child(arguments.started, folder.clone(), Plain),
+            Some(slope) => child(&arguments, folder.clone(), Faded(slope)),
+            None => child(&arguments, folder.clone(), Plain),
         };
     }
     let printed = Command::new(std::env::current_exe()?).arg("--print-gpu").output()?;
@@ -108,7 +111,7 @@ fn main() -> Outcome<()> {
         "# device: {name}\n# command: cargo bench -p tilewright-cuda --bench first_use -- --rounds {}\n\
          # milliseconds from the start of a process to the output of its first batch on the host, and what of that is the\n\
          # driver's context, the kernels and the plan, making inputs and bringing them, run; the driver's own cache of machine\n\
-         # code is off; alone on the GPU, or beside another process that has it open\n\
+         # code is in the folder of each case; alone on the GPU, or beside another process that has it open\n\
          process,case,first_output,context,kernel,inputs,run\n{lines}",
         arguments.rounds
     );
@@ -120,17 +123,17 @@ fn main() -> Outcome<()> {
 }
 
 fn cases(arguments: &Arguments, (folder, beside): (&Path, &str), lines: &mut String) -> Outcome<()> {
-    for case in ["cold", "warm", ONE_CONNECTION, "variant"] {
+    for case in ["cold", "warm", ONE_CONNECTION, "variant", "cold prompts", "warm prompts"] {
         let mut rounds = Vec::new();
         for round in 0..=arguments.rounds {
             let kept = match case {
-                "cold" => folder.join(format!("cold {beside} {round}")),
+                "cold" | "cold prompts" => folder.join(format!("{case} {beside} {round}")),
                 _ => folder.join("warm"),
             };
             // each value is a different kernel
             let number = round + if beside == "alone" { 1 } else { 1001 };
             let slope = (case == "variant").then_some(0.001 * number as f32);
-            let times = process((&kept, case == ONE_CONNECTION), slope)?;
+            let times = process(&kept, case, slope)?;
             // the first process fills the cache, and the page cache of the binary
             if round > 0 {
                 rounds.push(times);
@@ -144,14 +147,18 @@ fn cases(arguments: &Arguments, (folder, beside): (&Path, &str), lines: &mut Str
 }
 
 /// Runs a process. Returns milliseconds: to its first output, and for context, kernels and plan, inputs, and run.
-fn process((folder, one_connection): (&Path, bool), slope: Option<f32>) -> Outcome<[f64; 5]> {
+fn process(folder: &Path, case: &str, slope: Option<f32>) -> Outcome<[f64; 5]> {
     let mut command = Command::new(std::env::current_exe()?);
-    command.arg("--child").arg(folder).env("CUDA_CACHE_DISABLE", "1");
-    if one_connection {
+    // the driver keeps kernels of prompts on Hopper, which are passed to it as PTX
+    command.arg("--child").arg(folder).env("CUDA_CACHE_PATH", folder.join("driver"));
+    if case == ONE_CONNECTION {
         command.env("CUDA_DEVICE_MAX_CONNECTIONS", "1");
     }
     if let Some(slope) = slope {
         command.args(["--slope", &slope.to_string()]);
+    }
+    if case.ends_with("prompts") {
+        command.arg("--prompts");
     }
     let output = command.arg("--started").arg(now()?.to_string()).output()?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -175,7 +182,7 @@ fn now() -> Outcome<u128> {
     Ok(SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_nanos())
 }
 
-fn child<V: Variant + Clone>(started: u128, folder: PathBuf, variant: V) -> Outcome<()> {
+fn child<V: Variant + Clone>(arguments: &Arguments, folder: PathBuf, variant: V) -> Outcome<()> {
     let start = Instant::now();
     let context = Context::open(0)?;
     let device = Device::new(context.stream()?, Arc::new(Cache::open(Settings::in_folder(folder))?));
@@ -185,7 +192,11 @@ fn child<V: Variant + Clone>(started: u128, folder: PathBuf, variant: V) -> Outc
     let attention = Attention::with_variant(problem, variant.clone(), gpu.clone())?;
     let pages: Vec<usize> = LENS.iter().map(|len| len.div_ceil(PAGE)).collect();
     let total: usize = pages.iter().sum();
-    let qo_indptr = [0, 1, 2, 3];
+    let mut qo_indptr = vec![0];
+    for len in LENS {
+        qo_indptr.push(qo_indptr[qo_indptr.len() - 1] + if arguments.prompts { len as i32 } else { 1 });
+    }
+    let num_rows = qo_indptr[LENS.len()] as usize;
     let mut indptr = vec![0];
     pages.iter().for_each(|pages| indptr.push(indptr[indptr.len() - 1] + *pages as i32));
     let indices: Vec<i32> = (0..total as i32).rev().collect();
@@ -194,10 +205,10 @@ fn child<V: Variant + Clone>(started: u128, folder: PathBuf, variant: V) -> Outc
     let plan = attention.plan(&batch)?; // loads the kernels
     let built = start.elapsed();
 
-    let q = numbers(LENS.len() * HEADS.qo * DIM, 0);
+    let q = numbers(num_rows * HEADS.qo * DIM, 0);
     let cache = numbers(2 * total * PAGE * HEADS.kv * DIM, 7);
     let (k, v) = cache.split_at(cache.len() / 2);
-    let (rows, shape) = ([LENS.len(), HEADS.qo, DIM], [total, PAGE, HEADS.kv, DIM]);
+    let (rows, shape) = ([num_rows, HEADS.qo, DIM], [total, PAGE, HEADS.kv, DIM]);
 
     let [q_there, k_there, v_there] = [&q[..], k, v].map(|values| gpu.upload(bytemuck::cast_slice(values)));
     let (q_there, k_there, v_there) = (q_there?, k_there?, v_there?);
@@ -210,7 +221,7 @@ fn child<V: Variant + Clone>(started: u128, folder: PathBuf, variant: V) -> Outc
     attention.run(&plan, q_there.view(Dtype::Bf16, 0, &rows)?, kv, out)?;
     let mut found = vec![bf16::NAN; q.len()];
     gpu.machine().read(o_there.address(), bytemuck::cast_slice_mut(&mut found))?;
-    let (ran, first_output) = (start.elapsed() - before, now()? - started);
+    let (ran, first_output) = (start.elapsed() - before, now()? - arguments.started);
 
     let expected = on_the_host(problem, variant, &batch, (&q, k, v), (&rows, &shape))?;
     for (at, (found, expected)) in found.iter().zip(&expected).enumerate() {
