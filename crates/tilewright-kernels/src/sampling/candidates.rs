@@ -4,10 +4,10 @@
 //! suffices; otherwise they read the row again.
 
 use super::{
-    CtaCollectives, MAX_CTAS, MassFn, Number, RELAXED, RowReader,
+    CtaCollectives, MAX_CTAS, MassFn, Number, RowReader,
     mass::{key, of_key},
 };
-use tilewright_ptx::{AtomicOp, Shared, Value, Var};
+use tilewright_ptx::{AtomicOp, Order, Scope, Shared, Value, Var};
 
 pub(super) const LIST_CAPACITY: u32 = 2048;
 
@@ -81,7 +81,7 @@ impl<'k> CandidateList<'k> {
         let one = |element: &ListedElement<'k>| element.is_listed.select(1_u32, 0_u32);
         let count = elements[1..].iter().fold(one(&elements[0]), |sum, element| sum + one(element));
         k.when(count.ne(0), || {
-            let at = k.var("at", self.added().atomic(AtomicOp::AddU32, count, RELAXED));
+            let at = k.var("at", self.added().atomic(AtomicOp::AddU32, count, Order::Relaxed, Scope::Cta));
             let capacity = part_capacity(cta);
             let part = cta.rank() * capacity;
             for element in elements {

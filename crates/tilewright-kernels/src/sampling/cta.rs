@@ -35,8 +35,6 @@ pub(super) const MAX_CTAS: usize = 8;
 /// Maximum threads per row: the groups of its warps can be ranked.
 pub(super) const MAX_ROW_THREADS: u32 = 8192;
 
-pub(super) const RELAXED: (Order, Scope) = (Order::Relaxed, Scope::Cta);
-
 /// The threads of a row and the shared memory of their collectives.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CtaCollectives<'k> {
@@ -261,7 +259,7 @@ impl<'k> CtaCollectives<'k> {
     /// Adds to the mass of a warp's range in the copy of this CTA.
     #[track_caller]
     pub(super) fn add_to_range(&self, warp: Value<'k, u32>, mass: Value<'k, u64>) {
-        self.copies(self.range_masses).at(warp).reduce(AtomicOp::AddU64, mass, RELAXED);
+        self.copies(self.range_masses).at(warp).reduce(AtomicOp::AddU64, mass, Order::Relaxed, Scope::Cta);
     }
 
     /// Sum of the masses of all ranges.

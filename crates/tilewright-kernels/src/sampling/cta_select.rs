@@ -1,7 +1,7 @@
 //! Radix select, and histograms of masses in buckets.
 
-use super::cta::{CtaCollectives, RELAXED};
-use tilewright_ptx::{AtomicOp, Value};
+use super::cta::CtaCollectives;
+use tilewright_ptx::{AtomicOp, Order, Scope, Value};
 
 impl<'k> CtaCollectives<'k> {
     /// Radix select: the largest key such that keys at or above it have a total mass of at least `target`, and the
@@ -79,11 +79,13 @@ impl<'k> CtaCollectives<'k> {
     fn add(&self, bucket: Value<'k, u32>, mass: Value<'k, u64>) {
         let k = self.k;
         if mass.known() == Some(1) {
-            return self.low.at(bucket).reduce(AtomicOp::AddU32, 1_u32, RELAXED);
+            return self.low.at(bucket).reduce(AtomicOp::AddU32, 1_u32, Order::Relaxed, Scope::Cta);
         }
-        let old = self.low.at(bucket).atomic(AtomicOp::AddU32, mass.low(), RELAXED);
+        let old = self.low.at(bucket).atomic(AtomicOp::AddU32, mass.low(), Order::Relaxed, Scope::Cta);
         let carried = mass.high() + (old + mass.low()).lt(old).select(1_u32, 0_u32);
-        k.when(carried.ne(0), || self.high.at(bucket).reduce(AtomicOp::AddU32, carried, RELAXED));
+        k.when(carried.ne(0), || {
+            self.high.at(bucket).reduce(AtomicOp::AddU32, carried, Order::Relaxed, Scope::Cta);
+        });
     }
 
     /// The top bucket of this thread, and those below it in order.

@@ -67,7 +67,7 @@ pub use sample::{RowCtas, SampleConfig, SampleParams, cta_threads, sample};
 pub use top_k::{LAST_FIRST, SORTED, top_k, top_k_mask, top_k_transform};
 
 use candidates::{CandidateList, Candidates, LIST_CAPACITY, ListedElement, NARROW_BITS, ValueFn};
-use cta::{CtaCollectives, MAX_CTAS, MAX_RANKED, MAX_ROW_THREADS, RELAXED};
+use cta::{CtaCollectives, MAX_CTAS, MAX_RANKED, MAX_ROW_THREADS};
 use cta_sum::CtaSum;
 use list_limits::{ListLimits, RowMasses};
 use mass::{ExpAccuracy, MassFn, MassScale, ProductScale, ScaledExp};

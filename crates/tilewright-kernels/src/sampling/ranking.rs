@@ -4,10 +4,8 @@
 //! from the rest. The elements between two boundaries fit into shared memory; each computes its rank by counting the
 //! elements before it.
 
-use super::{
-    Candidates, CtaCollectives, LIST_CAPACITY, ListedElement, Number, RELAXED, RowStats, ValueFn, mass::key,
-};
-use tilewright_ptx::{AtomicOp, Shared, Value, Var};
+use super::{Candidates, CtaCollectives, LIST_CAPACITY, ListedElement, Number, RowStats, ValueFn, mass::key};
+use tilewright_ptx::{AtomicOp, Order, Scope, Shared, Value, Var};
 
 /// Elements per ranking window.
 const WINDOW: u32 = 1024;
@@ -196,7 +194,7 @@ impl<'k> RankWindow<'k> {
         k.when(k.thread().eq(0), || self.count.store(0_u32));
         k.sync_threads();
         fill(&|entry| {
-            let at = self.count.atomic(AtomicOp::AddU32, 1_u32, RELAXED);
+            let at = self.count.atomic(AtomicOp::AddU32, 1_u32, Order::Relaxed, Scope::Cta);
             self.entries.at(at).store(entry);
         });
         k.sync_threads();

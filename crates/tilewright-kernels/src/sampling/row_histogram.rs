@@ -9,10 +9,10 @@
 //! they show another threshold takes the slower path of `row_filters`. So does a row with elements above the buckets.
 
 use super::{
-    CtaCollectives, MassScale, Number, RELAXED, RowKind, RowReader, RowStats, SamplingRequest, WeightRule,
+    CtaCollectives, MassScale, Number, RowKind, RowReader, RowStats, SamplingRequest, WeightRule,
     mass::{key, of_key, part_of},
 };
-use tilewright_ptx::{AtomicOp, Shared, Value, Var};
+use tilewright_ptx::{AtomicOp, Order, Scope, Shared, Value, Var};
 
 /// Octaves of weight that the buckets of a row cover.
 const OCTAVES: u32 = 44;
@@ -176,7 +176,7 @@ impl<'k> RowHistogram<'k> {
         let step = 2_f32.powi(-22);
         let share = self.position(x).mul_add_saturated(self.factor, self.offset.get());
         let bucket = share.mul_add(Self::last(&self.cta) * step, 2.0).reinterpret::<u32>();
-        self.counts.at(bucket).reduce(AtomicOp::AddU32, 1_u32, RELAXED);
+        self.counts.at(bucket).reduce(AtomicOp::AddU32, 1_u32, Order::Relaxed, Scope::Cta);
     }
 
     /// The scores around the end of top-k, or of top-p of all elements. The row is counted.

@@ -8,10 +8,10 @@
 //! Ties of top-k are kept; other rules take the general path of `weights`.
 
 use super::{
-    Candidates, CtaCollectives, MAX_RANKED, Number, RELAXED, Weights,
+    Candidates, CtaCollectives, MAX_RANKED, Number, Weights,
     mass::{fraction_of, part_of},
 };
-use tilewright_ptx::{AtomicOp, Shared, Value, Var};
+use tilewright_ptx::{AtomicOp, Order, Scope, Shared, Value, Var};
 
 /// Maximum lanes per entry; a power of two.
 const MAX_LANES: u32 = 8;
@@ -244,8 +244,8 @@ impl<'k, T: Number> Weights<'k, T> {
 /// Stores a sum; several threads may store the same one.
 #[track_caller]
 fn publish<'k>(to: Shared<'k, u32>, sum: Value<'k, u64>) {
-    to.reduce(AtomicOp::Or, sum.low(), RELAXED);
-    to.at(1).reduce(AtomicOp::Or, sum.high(), RELAXED);
+    to.reduce(AtomicOp::Or, sum.low(), Order::Relaxed, Scope::Cta);
+    to.at(1).reduce(AtomicOp::Or, sum.high(), Order::Relaxed, Scope::Cta);
 }
 
 #[track_caller]

@@ -209,22 +209,19 @@ impl<'k, T: Stored, A: Scalar> Pointer<'k, T, A> {
         self,
         op: AtomicOp,
         value: impl IntoOperand<T>,
-        (order, scope): (Order, Scope),
+        order: Order,
+        scope: Scope,
     ) -> Value<'k, T> {
-        let operands = [&self.operands()[..], &[value.into_operand()]].concat();
-        let [old] =
-            self.builder().effect(Op::Memory(MemoryOp::Atomic(self.space, op, order, scope)), &operands);
+        let op = Op::Memory(MemoryOp::Atomic(self.space, op, order, scope));
+        let [old] = self.builder().effect(op, &[&self.operands()[..], &[value.into_operand()]].concat());
         old
     }
 
     /// Applies `op` to the element.
     #[track_caller]
-    pub fn reduce(self, op: AtomicOp, value: impl IntoOperand<T>, (order, scope): (Order, Scope)) {
-        self.emit(
-            MemoryOp::Reduce(self.space, op, order, scope),
-            &[value.into_operand()],
-            std::panic::Location::caller(),
-        );
+    pub fn reduce(self, op: AtomicOp, value: impl IntoOperand<T>, order: Order, scope: Scope) {
+        let op = MemoryOp::Reduce(self.space, op, order, scope);
+        self.emit(op, &[value.into_operand()], std::panic::Location::caller());
     }
 }
 

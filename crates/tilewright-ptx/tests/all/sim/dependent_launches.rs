@@ -91,7 +91,7 @@ fn writes_before_the_wait() {
 fn atomics_before_the_wait() {
     let count = kernel(32, |k| {
         let counter = k.global::<u32>("counter");
-        counter.atomic(AtomicOp::AddU32, 1, (Order::Relaxed, Scope::Gpu));
+        counter.atomic(AtomicOp::AddU32, 1, Order::Relaxed, Scope::Gpu);
         k.wait_for_prerequisites();
     });
     let mut memory = Memory::new();

@@ -87,10 +87,10 @@ fn bytes_are_zero_extended() {
 fn atomics_of_all_threads() {
     let kernel = kernel(128, |k| {
         let out = k.global::<u32>("out");
-        let old = out.at(0).atomic(AtomicOp::AddU32, 1, (Order::Relaxed, Scope::Gpu));
-        out.at(1).reduce(AtomicOp::MaxU32, old, (Order::Relaxed, Scope::Gpu));
-        out.at(2).reduce(AtomicOp::Xor, old, (Order::Relaxed, Scope::Gpu));
-        out.at(3).reduce(AtomicOp::Inc, 255, (Order::Relaxed, Scope::Gpu));
+        let old = out.at(0).atomic(AtomicOp::AddU32, 1, Order::Relaxed, Scope::Gpu);
+        out.at(1).reduce(AtomicOp::MaxU32, old, Order::Relaxed, Scope::Gpu);
+        out.at(2).reduce(AtomicOp::Xor, old, Order::Relaxed, Scope::Gpu);
+        out.at(3).reduce(AtomicOp::Inc, 255, Order::Relaxed, Scope::Gpu);
     });
     assert_output(&kernel, 3, &[0; 4], &[384, 383, (0..384).fold(0, |all, i| all ^ i), 128]);
 }
@@ -99,7 +99,7 @@ fn atomics_of_all_threads() {
 fn seeds_change_the_order_of_atomics() {
     let kernel = kernel(32, |k| {
         let out = k.global::<u32>("out");
-        out.at(0).atomic(AtomicOp::Exch, k.thread(), (Order::Relaxed, Scope::Gpu));
+        out.at(0).atomic(AtomicOp::Exch, k.thread(), Order::Relaxed, Scope::Gpu);
     });
     let mut last: Vec<u32> = (0..SEEDS)
         .map(|seed| run(&kernel, 1, &[0], seed).unwrap_or_else(|fault| panic!("{fault}")).0[0])

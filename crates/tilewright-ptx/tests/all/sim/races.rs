@@ -185,7 +185,7 @@ fn flags_between_ctas() {
     });
     assert_output(&fences, 2, &[0; 9], &expected);
     let atomic = kernel(32, |k| {
-        let raise = |flag: Global<'_, u32>| flag.reduce(AtomicOp::AddU32, 1, (Order::Release, gpu));
+        let raise = |flag: Global<'_, u32>| flag.reduce(AtomicOp::AddU32, 1, Order::Release, gpu);
         flag(k, raise, acquire, false);
     });
     assert_output(&atomic, 2, &[0; 9], &expected);

@@ -61,7 +61,7 @@ pub fn large_merges(name: &str, config: &MlaWgmmaConfig) -> Result<Kernel, Inval
         k.sync_threads();
         k.when(k.thread().eq(0), || {
             let last = k.ctas() - 1;
-            let before = list.plus(1).atomic(AtomicOp::Inc, last, (Order::AcqRel, Scope::Gpu));
+            let before = list.plus(1).atomic(AtomicOp::Inc, last, Order::AcqRel, Scope::Gpu);
             k.when(before.eq(last), || list.store(0_u32));
         });
     })

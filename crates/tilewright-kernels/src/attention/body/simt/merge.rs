@@ -26,7 +26,7 @@ impl<'k> SimtCta<'k, '_> {
             let counter = params.plan.arrival_counters.at_wide(index.to_u64());
             k.when(k.thread().eq(0), || {
                 // acquire-release: orders this CTA's writes before the count, and those of the others before the merge
-                let before = counter.atomic(AtomicOp::AddU32, 1, (Order::AcqRel, Scope::Gpu));
+                let before = counter.atomic(AtomicOp::AddU32, 1, Order::AcqRel, Scope::Gpu);
                 let last = (before + 1).eq(merge.arrivals);
                 k.when(last, || counter.store(0));
                 self.word.store(last.select(1, 0));

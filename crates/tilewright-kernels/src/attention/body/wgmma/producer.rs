@@ -231,9 +231,8 @@ impl<'c, 'k> Producer<'c, 'k> {
 
     /// Draws a run. The number is used when the next item is loaded, so nothing waits for it.
     fn draw(&self) {
-        let order = (Order::Relaxed, Scope::Gpu);
         self.k.when(self.k.lane().eq(0), || {
-            self.drawn.set(self.shared.ticket.atomic(AtomicOp::AddU32, 1_u32, order));
+            self.drawn.set(self.shared.ticket.atomic(AtomicOp::AddU32, 1_u32, Order::Relaxed, Scope::Gpu));
         });
     }
 

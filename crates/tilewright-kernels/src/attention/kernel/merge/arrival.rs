@@ -144,7 +144,7 @@ pub(super) fn record<'k>(cta: &MmaCta<'k>, at: Value<'k, u32>) -> Shared<'k, u32
 fn arrive<'k>(cta: &MmaCta<'k>, record: Shared<'k, u32>) -> Value<'k, bool> {
     let merge = MergeItemRegs::load_shared(cta.k, record);
     let last = merge.arrivals * cta.ctas_per_item - 1;
-    counter(cta, record).atomic(AtomicOp::Inc, last, (Order::AcqRel, Scope::Gpu)).eq(last)
+    counter(cta, record).atomic(AtomicOp::Inc, last, Order::AcqRel, Scope::Gpu).eq(last)
 }
 
 /// The arrival counter of a merge.
@@ -164,7 +164,7 @@ fn append_if_large<'k>(
     let states = merge.qo_len * cta.params.group.by * (merge.source_end - merge.source_begin);
     let is_large = states.gt(max_fused_states(cta.layout.v.dim) as u32);
     cta.k.when(is_complete & is_large, || {
-        let at = list.atomic(AtomicOp::AddU32, 1_u32, (Order::Relaxed, Scope::Gpu));
+        let at = list.atomic(AtomicOp::AddU32, 1_u32, Order::Relaxed, Scope::Gpu);
         list.plus(LARGE_MERGES_HEADER).at(at).store(record.plus(NUMBER).load());
     });
     is_large

@@ -49,7 +49,7 @@ pub(crate) fn claim<'k>(cta: &MmaCta<'k>, item: &WorkItemRegs<'k>, word: Shared<
     });
     k.when(is_pair.get() & k.thread().eq(0), || {
         let add = k.constant(CLAIM) << shift(cta);
-        let before = counter(cta, record).atomic(AtomicOp::AddU32, add, (Order::Relaxed, Scope::Gpu));
+        let before = counter(cta, record).atomic(AtomicOp::AddU32, add, Order::Relaxed, Scope::Gpu);
         word.store(of_cta(cta, before));
     });
     cta.sync();
@@ -71,7 +71,7 @@ impl<'k> PairPart<'k> {
         cta.sync();
         k.when(k.thread().eq(0), || {
             let add = k.constant(ARRIVAL) << shift(cta);
-            counter(cta, self.record).reduce(AtomicOp::AddU32, add, (Order::Release, Scope::Gpu));
+            counter(cta, self.record).reduce(AtomicOp::AddU32, add, Order::Release, Scope::Gpu);
         });
     }
 
@@ -88,7 +88,7 @@ impl<'k> PairPart<'k> {
                 k.break_if(count.eq(COMPLETE));
             });
             let add = k.constant(0) - (k.constant(COMPLETE) << shift(cta));
-            counter.reduce(AtomicOp::AddU32, add, (Order::Relaxed, Scope::Gpu));
+            counter.reduce(AtomicOp::AddU32, add, Order::Relaxed, Scope::Gpu);
         });
         cta.sync();
         other
