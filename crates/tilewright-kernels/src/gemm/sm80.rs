@@ -93,7 +93,7 @@ impl<'k> Sm80Cta<'k> {
     fn new(k: &'k Builder, config: Sm80Config, args: GemmArgs<'k>) -> Self {
         let (tile, warp_tile) = (config.tile(), config.warp());
         // only the element size matters: f16 and bf16 share this layout
-        let shared = |name| SharedTile::<bf16>::new(k, name, (tile, DEPTH), STAGES);
+        let shared = |name| SharedTile::<bf16>::new(k, name, tile, DEPTH, STAGES);
         let operand = |name, matrix, rows, cta: Value<'k, u32>| MatrixOperand {
             matrix,
             rows,

@@ -112,8 +112,8 @@ impl<'k> Sm90Cta<'k> {
                 (args.features + (columns - 1)) / columns,
             ),
             steps: ((args.inputs + (DEPTH - 1) as u32) / DEPTH as u32).named("steps"),
-            x: SharedTile::new(k, "x_tile", (TILE_ROWS, DEPTH), stages),
-            weight: SharedTile::new(k, "weight_tile", (config.tile_columns, DEPTH), stages),
+            x: SharedTile::new(k, "x_tile", TILE_ROWS, DEPTH, stages),
+            weight: SharedTile::new(k, "weight_tile", config.tile_columns, DEPTH, stages),
             ring: Ring::new(k, "ring", stages),
         }
     }

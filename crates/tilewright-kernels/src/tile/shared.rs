@@ -33,7 +33,7 @@ pub struct SharedTile<'k, T = bf16> {
 impl<'k, T: Stored> SharedTile<'k, T> {
     /// Allocates `stages` consecutive tiles `[rows, columns]`; `rows` is a multiple of 8, `columns` of 64.
     #[track_caller]
-    pub fn new(k: &'k Builder, name: &str, (rows, columns): (usize, usize), stages: usize) -> Self {
+    pub fn new(k: &'k Builder, name: &str, rows: usize, columns: usize, stages: usize) -> Self {
         const { assert!(size_of::<T>() == 2, "elements of 16 bits") };
         Self { memory: k.shared(name, stages * rows * columns, 1024), rows, columns, policy: None }
     }

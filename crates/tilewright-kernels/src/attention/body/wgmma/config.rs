@@ -89,12 +89,6 @@ impl WgmmaConfig {
         if self.is_fp8() { self.head_dim.qk.div_ceil(32) } else { self.qk() / 16 }
     }
 
-    /// Rows and columns of 16 bits of the tiles of values that `wgmma` reads: transposed if they have 8 bits.
-    pub(super) fn value_tile(&self) -> (usize, usize) {
-        let keys = self.kv_tokens();
-        if self.is_fp8() { (self.vo(), keys / 2) } else { (keys, self.vo()) }
-    }
-
     /// The dtype to which softmax weights are rounded: that of 8-bit products, or `others`.
     pub(crate) fn weights(&self, others: Dtype) -> Dtype {
         if self.is_fp8() { self.q } else { others }

@@ -253,6 +253,9 @@ impl<'k> WgmmaCta<'k> {
         layout.bytes = arena.bytes;
         let cta = MmaCta::new(k, (THREADS, ARCH), [config.q, config.o, config.kv, config.out], false, layout);
         let (keys, stages) = (config.kv_tokens(), config.stages());
+        let tiles = |name: &str, rows, columns, stages| {
+            (SharedTile::new(k, name, rows, columns, stages), Ring::new(k, name, stages))
+        };
         let [runs, started, ctas] = ["runs", "started", "ctas"].map(|name| k.param::<u32>(name));
         Self {
             k,
@@ -266,16 +269,15 @@ impl<'k> WgmmaCta<'k> {
             ticket: k.global("ticket"),
             box_shift: k.param("box_shift"),
             maps: ["k_map", "v_map"].map(|name| k.tensor_map(name)),
-            q: SharedTile::new(k, "q_tile", (Q_ROWS, config.qk()), 1),
-            keys: (SharedTile::new(k, "keys", (keys, config.qk()), stages), Ring::new(k, "keys", stages)),
-            values: (
-                SharedTile::new(k, "values", config.value_tile(), stages),
-                Ring::new(k, "values", stages),
-            ),
-            row_major: config.is_fp8().then(|| {
-                let (shape, stages) = ((keys, config.columns(config.head_dim.vo)), ROW_MAJOR_STAGES);
-                (SharedTile::new(k, "row_major", shape, stages), Ring::new(k, "row_major", stages))
-            }),
+            q: SharedTile::new(k, "q_tile", Q_ROWS, config.qk(), 1),
+            keys: tiles("keys", keys, config.qk(), stages),
+            values: match config.is_fp8() {
+                true => tiles("values", config.vo(), keys / 2, stages),
+                false => tiles("values", keys, config.vo(), stages),
+            },
+            row_major: config
+                .is_fp8()
+                .then(|| tiles("row_major", keys, config.columns(config.head_dim.vo), ROW_MAJOR_STAGES)),
             masks: masks_ahead.then(|| Ring::new(k, "masks", config::MASK_STAGES)),
             items: SlotBarriers::new(k, "item", 1),
             queries: SlotBarriers::new(k, "queries", 0),
