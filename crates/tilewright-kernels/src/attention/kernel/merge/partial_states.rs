@@ -220,18 +220,18 @@ impl<'k> PartialStates<'_, 'k> {
         let states = self.batch(begin);
         let ahead = self.load(&states.rows(k.constant(0), self.ahead()));
         let stats: [Value<'k, f32>; 2] = states.stats.load_vector();
-        let max = k.var("max", stats[0]);
+        let reduced = Reduced { sums, sum, max: k.var("max", stats[0]) };
         k.repeat_rolled((begin + 32, end), 32, |first| {
-            max.set(max.get().max(self.batch(first).stats.load()));
+            reduced.max.set(reduced.max.get().max(self.batch(first).stats.load()));
         });
-        max.set(finite_max(reduce::warp_max(max.get())));
-        self.add_states(&states, (stats, max.get()), ahead, (&sums, sum));
+        reduced.max.set(finite_max(reduce::warp_max(reduced.max.get())));
+        self.add_states(&states, stats, ahead, &reduced);
         k.repeat((begin + 32, end), 32, |first| {
             let states = self.batch(first);
             let ahead = self.load(&states.rows(k.constant(0), self.ahead()));
-            self.add_states(&states, (states.stats.load_vector(), max.get()), ahead, (&sums, sum));
+            self.add_states(&states, states.stats.load_vector(), ahead, &reduced);
         });
-        Reduced { sums, sum, max }
+        reduced
     }
 
     /// States whose values are loaded together with the statistics.
@@ -239,20 +239,20 @@ impl<'k> PartialStates<'_, 'k> {
         AHEAD.min(REGISTERS_AHEAD / (4 * self.chunks_of_lane().len()))
     }
 
-    /// Adds the states of up to 32 sources; `ahead` has the values of the first.
+    /// Adds the states of up to 32 sources, with weights relative to the maximum in `to`; `ahead` has the values of the first.
     fn add_states(
         &self,
         states: &LaneStates<'k>,
-        ([max_of_state, sum_of_state], max): ([Value<'k, f32>; 2], Value<'k, f32>),
+        [max_of_state, sum_of_state]: [Value<'k, f32>; 2],
         ahead: Vec<Vec<[Value<'k, f32>; 4]>>,
-        (sums, sum): (&[[Var<'k, f32>; 4]], Var<'k, f32>),
+        to: &Reduced<'k>,
     ) {
         let (k, first) = (self.cta.k, ahead.len());
-        let weight = (max_of_state - max).exp2().unless(!states.exists, 0.0);
+        let weight = (max_of_state - to.max.get()).exp2().unless(!states.exists, 0.0);
         let weighted_sum = (weight * sum_of_state).unless(!states.exists, 0.0);
-        sum.set(sum.get() + reduce::warp_sum(weighted_sum));
-        self.add(&ahead, |at| weight.of_lane(k.constant(at)), sums);
-        let batch = self.in_flight / (4 * sums.len());
+        to.sum.set(to.sum.get() + reduce::warp_sum(weighted_sum));
+        self.add(&ahead, |at| weight.of_lane(k.constant(at)), &to.sums);
+        let batch = self.in_flight / (4 * to.sums.len());
         let count = (self.merge.source_end - states.first).min(32);
         let weight_of = |at: Value<'k, u32>| {
             let weight = weight.of_lane(at);
@@ -261,7 +261,7 @@ impl<'k> PartialStates<'_, 'k> {
         };
         k.repeat((first as u32, count), batch as u32, |at| {
             let loaded = self.load(&states.rows(at, batch));
-            self.add(&loaded, |ahead| weight_of(at + ahead), sums);
+            self.add(&loaded, |ahead| weight_of(at + ahead), &to.sums);
         });
     }
 
