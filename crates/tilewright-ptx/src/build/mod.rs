@@ -89,6 +89,11 @@ impl Builder {
         self.0.borrow_mut().kernel.ctas_per_sm = ctas;
     }
 
+    /// The number of threads per CTA.
+    pub fn threads_per_cta(&self) -> u32 {
+        self.0.borrow().kernel.threads
+    }
+
     /// A scalar parameter.
     #[track_caller]
     pub fn param<T: Scalar>(&self, name: &str) -> Value<'_, T> {

@@ -37,8 +37,7 @@ impl Builder {
     /// Barrier of all threads of the CTA.
     #[track_caller]
     pub fn sync_threads(&self) {
-        let threads = self.0.borrow().kernel.threads;
-        self.sync_named(0, threads);
+        self.sync_named(0, self.threads_per_cta());
     }
 
     /// Waits until `threads` threads arrived at named barrier `id` (0 to 15; [`Builder::sync_threads`] uses 0).

@@ -93,7 +93,7 @@ impl<'k> MmaCta<'k> {
     /// Declares parameters and shared memory; `mla` as in [`AttentionParamRegs::declare`].
     pub(crate) fn new(
         k: &'k Builder,
-        (threads, arch): (u32, u32),
+        arch: u32,
         [q, o, kv, out]: [Dtype; 4],
         mla: bool,
         layout: CtaLayout,
@@ -106,7 +106,7 @@ impl<'k> MmaCta<'k> {
             k,
             layout,
             elements,
-            threads: threads as usize,
+            threads: k.threads_per_cta() as usize,
             params,
             q,
             kv,

@@ -38,8 +38,7 @@ pub fn attention(name: &str, config: &MlaConfig) -> Result<Kernel, Invalid> {
     };
     Builder::kernel(name, THREADS, |k| {
         k.ctas_per_sm(1);
-        let arch = config.device.arch;
-        let cta = MmaCta::new(k, (THREADS, arch), config.dtypes(), true, layout.cta);
+        let cta = MmaCta::new(k, config.device.arch, config.dtypes(), true, layout.cta);
         let hooks = RowHooks::new(&cta, None, false);
         cta.run(&hooks, |current| {
             let single_group = || body::run((&cta, current, &hooks), &layout, layout.single_group);

@@ -40,7 +40,7 @@ pub fn large_merges(name: &str, config: &MlaWgmmaConfig) -> Result<Kernel, Inval
     Builder::kernel(name, THREADS, |k| {
         let (q, v) = (RowFormat::new(config.head_dim.qk, 2), RowFormat::new(config.head_dim.vo, 2));
         let (layout, _) = CtaLayout::new(q, v, [q, v]);
-        let cta = MmaCta::new(k, (THREADS, ARCH), config.dtypes(), true, layout);
+        let cta = MmaCta::new(k, ARCH, config.dtypes(), true, layout);
         let hooks = RowHooks::new(&cta, None, false);
         let list = MlaWgmmaParamRegs::declare(k, ()).large_merges;
         k.wait_for_prerequisites();

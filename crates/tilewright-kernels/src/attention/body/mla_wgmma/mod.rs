@@ -148,7 +148,7 @@ impl<'k> MlaWgmmaCta<'k> {
         let (mut layout, mut taken) = CtaLayout::new(q, v, [q, v]);
         let arena = config.arena(&mut taken);
         layout.bytes = arena.bytes;
-        let cta = MmaCta::new(k, (THREADS, ARCH), config.dtypes(), true, layout)
+        let cta = MmaCta::new(k, ARCH, config.dtypes(), true, layout)
             .with_threads(CONSUMERS, BOTH_CONSUMERS)
             .with_ctas_per_item(config.ctas_per_item() as u32);
         let params = MlaWgmmaParamRegs::declare(k, ());

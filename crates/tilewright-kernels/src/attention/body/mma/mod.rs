@@ -83,13 +83,8 @@ pub fn attention(name: &str, config: &MmaConfig, variant: &ExpressionVariant) ->
     };
     Builder::kernel(name, THREADS, |k| {
         k.ctas_per_sm(config.ctas_with_budget(tile_budget));
-        let cta = MmaCta::new(
-            k,
-            (THREADS, config.device.arch),
-            [config.q, config.o, config.kv, config.out],
-            false,
-            layout.cta,
-        );
+        let dtypes = [config.q, config.o, config.kv, config.out];
+        let cta = MmaCta::new(k, config.device.arch, dtypes, false, layout.cta);
         let cta = cta.with_wait(config.can_follow_runs().then(|| k.param::<u32>("wait")));
         let hooks = RowHooks::new(&cta, Some(hooks), true);
         let boxes = config.bodies.box_keys().map(|_| StageBoxes::new(&cta, &layout.split_kv));

@@ -38,7 +38,7 @@ pub fn level_merges(
         let (q, v) = (RowFormat::new(config.head_dim.qk, 2), RowFormat::new(config.head_dim.vo, 2));
         let (layout, _) = CtaLayout::new(q, v, [q, v]);
         let dtypes = [config.q, config.o, config.kv, config.out];
-        let cta = MmaCta::new(k, (THREADS, ARCH), dtypes, false, layout);
+        let cta = MmaCta::new(k, ARCH, dtypes, false, layout);
         let merges = k.param::<u32>("num_merges");
         let hooks = RowHooks::new(&cta, Some(&hooks), false);
         let heads = merges * cta.params.group.by;

@@ -251,7 +251,7 @@ impl<'k> WgmmaCta<'k> {
         let (mut layout, mut taken) = CtaLayout::new(q, v, stored);
         let arena = config.arena(&mut taken);
         layout.bytes = arena.bytes;
-        let cta = MmaCta::new(k, (THREADS, ARCH), [config.q, config.o, config.kv, config.out], false, layout);
+        let cta = MmaCta::new(k, ARCH, [config.q, config.o, config.kv, config.out], false, layout);
         let (keys, stages) = (config.kv_tokens(), config.stages());
         let tiles = |name: &str, rows, columns, stages| {
             (SharedTile::new(k, name, rows, columns, stages), Ring::new(k, name, stages))
