@@ -13,7 +13,7 @@ use crate::attention::{
         layout::{CtaLayout, RowFormat},
         merge::{
             arrival::LARGE_MERGES_HEADER,
-            partial_states::{Exchange, merge_slices},
+            partial_states::{Exchange, MergeCtas, merge_slices},
         },
         row_hooks::RowHooks,
     },
@@ -48,14 +48,15 @@ pub fn large_merges(name: &str, config: &MlaWgmmaConfig) -> Result<Kernel, Inval
         let count = list.load();
         let ctas_per_merge = (k.ctas() / count.max(1)).max(1);
         let groups = k.ctas() / ctas_per_merge;
-        let (group, cta_of_group) = (k.cta() / ctas_per_merge, k.cta() % ctas_per_merge);
+        let group = k.cta() / ctas_per_merge;
+        let ctas = MergeCtas { count: ctas_per_merge, own: k.cta() % ctas_per_merge };
         let exchange = Exchange::new(&cta);
         // the last CTAs may be too few for a group
         let end = count.unless(group.ge(groups), 0_u32);
         k.repeat((group, end), groups, |at| {
             let index = list.plus(LARGE_MERGES_HEADER).at(at).load();
             let merge = MergeItemRegs::load(k, cta.params.plan.merges, index);
-            merge_slices(&cta, &hooks, merge, (&exchange, cta_of_group, ctas_per_merge));
+            merge_slices(&cta, &hooks, merge, &exchange, &ctas);
         });
         // all threads have read the list
         k.sync_threads();

@@ -73,14 +73,20 @@ fn is_single_batch<'k>(merge: &MergeItemRegs<'k>) -> Value<'k, bool> {
     (merge.source_end - merge.source_begin).le(32)
 }
 
-/// Merges some of the slices of all rows, 128 elements each; `number` and `ctas` are the number of this CTA and the count of those that
-/// merge. A warp merges up to 32 states of a slice alone; more are divided among the warps of a CTA, since the latency of each load
-/// is longer than the exchange of sums.
+/// The count of CTAs that share a merge, and the number of this CTA among them.
+pub(crate) struct MergeCtas<'k> {
+    pub(crate) count: Value<'k, u32>,
+    pub(crate) own: Value<'k, u32>,
+}
+
+/// Merges some of the slices of all rows, 128 elements each. A warp merges up to 32 states of a slice alone; more are divided among the
+/// warps of a CTA, since the latency of each load is longer than the exchange of sums.
 pub(crate) fn merge_slices<'k>(
     cta: &MmaCta<'k>,
     hooks: &RowHooks<'k, '_>,
     merge: MergeItemRegs<'k>,
-    (exchange, number, ctas): (&Exchange<'k>, Value<'k, u32>, Value<'k, u32>),
+    exchange: &Exchange<'k>,
+    ctas: &MergeCtas<'k>,
 ) {
     let (k, warp, warps) = (cta.k, cta.k.thread() >> 5, (cta.threads / 32) as u32);
     let slices = (cta.layout.v.dim / 4).div_ceil(32);
@@ -91,9 +97,9 @@ pub(crate) fn merge_slices<'k>(
     let begin = merge.source_begin + (warp * of_warp).unless(!is_divided, 0);
     let [begin, end] = [begin, begin + of_warp].map(|at| at.min(merge.source_end));
     let part = MergeItemRegs { source_begin: begin, source_end: end, ..merge };
-    let first = is_divided.select(number, number * warps + warp);
+    let first = is_divided.select(ctas.own, ctas.own * warps + warp);
     let source = LaneSource::declare(cta);
-    k.repeat((first, count), is_divided.select(ctas, ctas * warps), |at| {
+    k.repeat((first, count), is_divided.select(ctas.count, ctas.count * warps), |at| {
         let (row, slice) = divide(at, slices);
         let (token, in_group) = cta.params.group.divide(row);
         let (token, is_single_batch) = (merge.qo_begin + token, of_warp.le(32));
