@@ -159,7 +159,7 @@ impl<'k> MlaConsumer<'_, 'k> {
         let (o, stats) = partial_row(&self.shared.cta, first, row);
         let merged = PairWeights::new(&state.scaled().stats, stats.load_vector());
         let [own_weight, weight] = merged.weights;
-        let vectors: Vec<_> = self.vectors(o.at(self.first_vector())).map(Global::load_vector::<4>).collect();
+        let vectors: Vec<_> = self.vectors(o.at(self.first_vector())).map(|o| o.load_vector::<4>()).collect();
         for (at, values) in vectors.into_iter().enumerate() {
             for (i, value) in values.into_iter().enumerate() {
                 let o = self.state.o[2 * at + i / 2][2 * half + i % 2];
