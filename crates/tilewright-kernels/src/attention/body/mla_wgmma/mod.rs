@@ -20,7 +20,7 @@
 //! 3. Consumer `c` releases half `c` of each tile, after both consumers have read it: the leader's S(0) comes before P(0), and the
 //!    follower's S(1) before P(1).
 //! 4. Non-finite values of masked tiles are treated as in `kernel::nonfinite`.
-//! 5. Two states of the same rows are merged from registers and memory ([`pair`](crate::attention::kernel::merge::pair)).
+//! 5. Two states of the same rows are merged from registers and memory (`kernel::merge::pair`).
 //! 6. Any other merge of more than 256 KiB of states is left to a second kernel, [`large_merges`].
 //!
 //! Grid: `[workers * ctas_per_item, 1, 1]`. The CTAs of a worker execute its items side by side, each 64 rows, so that keys come
