@@ -75,7 +75,7 @@ impl<'k> MlaConsumer<'_, 'k> {
                 k.when(writes_stats, || stats.store_vector([max, sum]));
                 let staged = || {
                     for pass in 0..2 {
-                        self.stage_pairs(&halves, pass);
+                        self.stage_state(&halves, pass);
                         let first = self.number * half + pass as u32 * (half / 2);
                         self.write(o.at(first).address(), exist);
                     }
@@ -135,7 +135,7 @@ impl<'k> MlaConsumer<'_, 'k> {
             self.k.when(row.lt(current.rows()), || {
                 let (o, _) = partial_row(&self.shared.cta, &current.load(), row);
                 for (at, to) in self.vectors(o.at(first)).enumerate() {
-                    let [first, second] = [0, 1].map(|i| self.pair(2 * at + i, half, rows.factor));
+                    let [first, second] = [0, 1].map(|i| self.two_elements(2 * at + i, half, rows.factor));
                     to.store_vector([first[0], first[1], second[0], second[1]]);
                 }
             });
@@ -177,7 +177,7 @@ impl<'k> MlaConsumer<'_, 'k> {
     }
 
     /// This thread's two elements of a fragment of a row.
-    fn pair(&self, fragment: usize, half: usize, factor: Value<'k, f32>) -> [Value<'k, f32>; 2] {
+    fn two_elements(&self, fragment: usize, half: usize, factor: Value<'k, f32>) -> [Value<'k, f32>; 2] {
         [0, 1].map(|i| self.state.o[fragment][2 * half + i].get() * factor)
     }
 
@@ -190,7 +190,7 @@ impl<'k> MlaConsumer<'_, 'k> {
         let tile = self.staging_tile();
         for fragment in (0..self.state.o.len()).step_by(2) {
             let words = [0, 1, 2, 3].map(|at| {
-                let [low, high] = self.pair(fragment + at / 2, at % 2, factors[at % 2]);
+                let [low, high] = self.two_elements(fragment + at / 2, at % 2, factors[at % 2]);
                 self.shared.cta.round_pair(low, high)
             });
             k.store_matrix::<4, _>(staged(tile, row, chunk, fragment), words, false);
@@ -207,7 +207,7 @@ impl<'k> MlaConsumer<'_, 'k> {
             let row = Global::<u16>::new(k.pack32(low, high)).at(column >> 1);
             k.when(((exist >> number) & 1).ne(0), || {
                 for at in 0..self.state.o.len() {
-                    let [first, second] = self.pair(at, half, factor);
+                    let [first, second] = self.two_elements(at, half, factor);
                     row.plus(4 * at).store(cta.round_to_e4m3(first, second));
                 }
             });
@@ -215,14 +215,14 @@ impl<'k> MlaConsumer<'_, 'k> {
     }
 
     /// Stages half of the elements of partial states, in f32.
-    fn stage_pairs(&self, halves: &[ScaledStats<'k>; 2], pass: usize) {
+    fn stage_state(&self, halves: &[ScaledStats<'k>; 2], pass: usize) {
         let lane = self.lane();
         let (tile, fragments) = (self.staging_tile(), self.state.o.len() / 2);
         for (half, rows) in halves.iter().enumerate() {
             let row = self.first_row() + (lane >> 2) + 8 * half as u32;
             for at in 0..fragments {
                 let to = staged(tile, row, (lane & 3) >> 1, 2 * at).cast::<f32>().at((lane & 1) << 1);
-                to.store_vector(self.pair(pass * fragments + at, half, rows.factor));
+                to.store_vector(self.two_elements(pass * fragments + at, half, rows.factor));
             }
         }
     }
