@@ -126,9 +126,9 @@ fn cases(arguments: &Arguments, (folder, beside): (&Path, &str), lines: &mut Str
     for case in ["cold", "warm", ONE_CONNECTION, "variant", "cold prompts", "warm prompts"] {
         let mut rounds = Vec::new();
         for round in 0..=arguments.rounds {
-            let kept = match case {
-                "cold" | "cold prompts" => folder.join(format!("{case} {beside} {round}")),
-                _ => folder.join("warm"),
+            let kept = match case.starts_with("cold") {
+                true => folder.join(format!("{case} {beside} {round}")),
+                false => folder.join("warm"),
             };
             // each value is a different kernel
             let number = round + if beside == "alone" { 1 } else { 1001 };
