@@ -117,7 +117,7 @@ fn edits(inst: &Inst) -> Vec<Edit> {
     if is_sync(inst.op) {
         edits.push(edit(Kind::RemoveSync, None));
     }
-    if matches!(inst.op, Op::Sync(SyncOp::Mbarrier(MbarrierOp::TryWait))) {
+    if let Op::Sync(SyncOp::Mbarrier(MbarrierOp::TryWait | MbarrierOp::TryWaitInCluster)) = inst.op {
         let operands = vec![Operand::Const(1)];
         edits
             .push(edit(Kind::RemoveSync, Some(Inst { op: Op::Move(Class::Pred), operands, ..inst.clone() })));
@@ -147,7 +147,12 @@ fn is_sync(op: Op) -> bool {
                 | SyncOp::ClusterArriveRelaxed
                 | SyncOp::ClusterWait
                 | SyncOp::WaitForPrerequisites
-                | SyncOp::Mbarrier(MbarrierOp::Arrive | MbarrierOp::ArriveExpect)
+                | SyncOp::Mbarrier(
+                    MbarrierOp::Arrive
+                        | MbarrierOp::ArriveInCluster
+                        | MbarrierOp::ReleaseInCluster
+                        | MbarrierOp::ArriveExpect
+                )
         ),
         Op::Warp(op) => op == WarpOp::Sync,
         Op::Copy(op) => matches!(op, CopyOp::AsyncCommit | CopyOp::AsyncWait(_) | CopyOp::AsyncArrive),
@@ -186,7 +191,11 @@ fn is_write(op: Op) -> bool {
         Op::Matrix(op) => matches!(op, MatrixOp::Store(..)),
         Op::Copy(op) => matches!(
             op,
-            CopyOp::Async(..) | CopyOp::AsyncUnless(..) | CopyOp::BulkLoad | CopyOp::TensorLoad(..)
+            CopyOp::Async(..)
+                | CopyOp::AsyncUnless(..)
+                | CopyOp::BulkLoad
+                | CopyOp::TensorLoad(..)
+                | CopyOp::TensorMulticast(..)
         ),
         _ => false,
     }

@@ -100,6 +100,21 @@ impl Builder {
         self.copy_op(CopyOp::BulkLoad, &operands);
     }
 
+    /// Loads a box of a tensor into the shared memory of each of `ctas` CTAs of the cluster, at the same address, and signals its bytes
+    /// to `barrier` of each.
+    #[track_caller]
+    pub fn load_tensor_multicast<T: Scalar>(
+        &self,
+        to: Shared<'_, T>,
+        from: TensorBox<'_, '_>,
+        barrier: Barrier<'_>,
+        ctas: u32,
+    ) {
+        let corner: Vec<Operand> = from.corner.iter().map(|at| at.operand).collect();
+        let (map, op) = ([from.map.operand, Operand::Const(0)], CopyOp::TensorMulticast(corner.len(), ctas));
+        self.copy_op(op, &[&to.operands(), &map, &barrier.0.operands(), &corner]);
+    }
+
     /// Loads a box of a tensor, with an L2 cache policy if there is one, and signals its bytes to `barrier`.
     #[track_caller]
     pub fn load_tensor<T: Scalar>(

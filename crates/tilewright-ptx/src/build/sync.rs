@@ -190,6 +190,22 @@ impl<'k> Barrier<'k> {
         self.emit(MbarrierOp::Arrive, &[]);
     }
 
+    /// Arrives once at the same mbarrier of another CTA of the cluster. Copies that are started after a wait there do not overtake earlier
+    /// reads of this thread.
+    #[track_caller]
+    pub fn arrive_in_cta(self, rank: impl IntoOperand<u32>) {
+        let _line = self.0.builder().at_line(Location::caller());
+        Self(self.0.of_cta(rank)).emit(MbarrierOp::ArriveInCluster, &[]);
+    }
+
+    /// Arrives likewise. Earlier writes of this thread are visible to threads that [wait](Self::wait_in_cluster) there. The arrival waits
+    /// for these writes, which may take a microsecond.
+    #[track_caller]
+    pub fn release_in_cta(self, rank: impl IntoOperand<u32>) {
+        let _line = self.0.builder().at_line(Location::caller());
+        Self(self.0.of_cta(rank)).emit(MbarrierOp::ReleaseInCluster, &[]);
+    }
+
     /// Arrives once and adds `bytes` to the phase's expected transaction count.
     #[track_caller]
     pub fn arrive_expecting(self, bytes: impl IntoOperand<u32>) {
@@ -201,8 +217,13 @@ impl<'k> Barrier<'k> {
     #[track_caller]
     pub fn is_over(self, parity: impl IntoOperand<u32>) -> Value<'k, bool> {
         let _line = self.0.builder().at_line(Location::caller());
-        let operands = [&self.0.operands()[..], &[parity.into_operand()]].concat();
-        let [over] = self.0.builder().effect(Op::Sync(SyncOp::Mbarrier(MbarrierOp::TryWait)), &operands);
+        self.try_wait(MbarrierOp::TryWait, parity.into_operand())
+    }
+
+    #[track_caller]
+    fn try_wait(self, op: MbarrierOp, parity: Operand) -> Value<'k, bool> {
+        let operands = [&self.0.operands()[..], &[parity]].concat();
+        let [over] = self.0.builder().effect(Op::Sync(SyncOp::Mbarrier(op)), &operands);
         over
     }
 
@@ -212,5 +233,13 @@ impl<'k> Barrier<'k> {
         let _line = self.0.builder().at_line(Location::caller());
         let k = self.0.builder();
         k.loop_(|| k.break_if(self.is_over(Value::<u32>::new(k, parity.into_operand()))));
+    }
+
+    /// Waits likewise. Writes of the cluster's threads before their [arrivals](Self::release_in_cta) are visible.
+    #[track_caller]
+    pub fn wait_in_cluster(self, parity: impl IntoOperand<u32>) {
+        let _line = self.0.builder().at_line(Location::caller());
+        let (k, parity) = (self.0.builder(), parity.into_operand());
+        k.loop_(|| k.break_if(self.try_wait(MbarrierOp::TryWaitInCluster, parity)));
     }
 }

@@ -72,8 +72,16 @@ fn sync() -> Vec<SyncOp> {
     use Special::{ClusterRank, Cta, GlobalTimer, Grid, Lane, Thread};
     let axes = (0..3).flat_map(|axis| [Thread(axis), Cta(axis), Grid(axis)]);
     let specials = axes.chain([Lane, ClusterRank, GlobalTimer]).map(SyncOp::Special);
-    let mbarriers = [MbarrierOp::Init, MbarrierOp::Arrive, MbarrierOp::ArriveExpect, MbarrierOp::TryWait]
-        .map(SyncOp::Mbarrier);
+    let mbarriers = [
+        MbarrierOp::Init,
+        MbarrierOp::Arrive,
+        MbarrierOp::ArriveInCluster,
+        MbarrierOp::ReleaseInCluster,
+        MbarrierOp::ArriveExpect,
+        MbarrierOp::TryWait,
+        MbarrierOp::TryWaitInCluster,
+    ]
+    .map(SyncOp::Mbarrier);
     let fences = SCOPES.into_iter().flat_map(|scope| [Fence::AcqRel(scope), Fence::SeqCst(scope)]);
     let fences =
         fences.chain([Fence::ProxyAsyncShared, Fence::ProxyAsync, Fence::MbarrierInit]).map(SyncOp::Fence);
@@ -102,7 +110,7 @@ fn copies() -> Vec<CopyOp> {
         all.extend([1, 2, 3, 4, 5].map(|dims| CopyOp::TensorLoad(dims, policy)));
     }
     all.extend([CopyOp::AsyncCommit, CopyOp::AsyncWait(1), CopyOp::AsyncArrive]);
-    all.push(CopyOp::BulkLoad);
+    all.extend([CopyOp::BulkLoad, CopyOp::TensorMulticast(4, 2)]);
     all
 }
 

@@ -36,6 +36,9 @@ pub enum CopyOp {
     /// Loads a box of a tensor with this many dimensions into shared memory. Operands: `[shared + offset]`, `[map + offset]`,
     /// `[mbarrier + offset]`, coordinates, innermost first.
     TensorLoad(usize, Policy),
+    /// Like `TensorLoad`, into the shared memory of each of this many CTAs of the cluster, at the same address, with an mbarrier of
+    /// each at the same address.
+    TensorMulticast(usize, u32),
 }
 
 impl Policy {
@@ -87,6 +90,14 @@ impl CopyOp {
                 let spelling = format!("cp.async.bulk.tensor.{form} $0, [$#2, $*6:{}], $4{last}", 6 + dims);
                 let coordinates = vec![Value(B32); dims];
                 let operands = [shared, global, shared].into_iter().chain(coordinates).chain(operand);
+                Form::new(spelling, "8.0", "sm_90").operands(operands)
+            }
+            Self::TensorMulticast(dims, ctas) => {
+                let form =
+                    format!("{dims}d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster");
+                let (end, mask) = (6 + dims, (1_u32 << ctas) - 1);
+                let spelling = format!("cp.async.bulk.tensor.{form} $0, [$#2, $*6:{end}], $4, {mask}");
+                let operands = [shared, global, shared].into_iter().chain(vec![Value(B32); dims]);
                 Form::new(spelling, "8.0", "sm_90").operands(operands)
             }
         }

@@ -45,10 +45,16 @@ pub enum MbarrierOp {
     Init,
     /// Arrives once.
     Arrive,
+    /// Arrives once at an mbarrier of any CTA of the cluster.
+    ArriveInCluster,
+    /// Like `ArriveInCluster`, and releases memory to the cluster. It waits for the thread's earlier accesses.
+    ReleaseInCluster,
     /// Arrives once and adds to the expected transaction bytes; operands `[a + offset]`, bytes.
     ArriveExpect,
     /// Returns whether the phase with a parity has completed; operands `[a + offset]`, parity (0 or 1). May suspend the thread.
     TryWait,
+    /// Like `TryWait`, and acquires memory that CTAs of the cluster released.
+    TryWaitInCluster,
 }
 
 /// A memory or proxy fence.
@@ -151,11 +157,23 @@ impl MbarrierOp {
                 Form::new("mbarrier.init.shared.b64 $0, $2", "7.0", "sm_80").operands([at, Value(B32)])
             }
             Self::Arrive => Form::new("mbarrier.arrive.shared.b64 _, $0", "7.1", "sm_80").operands([at]),
+            Self::ArriveInCluster => {
+                Form::new("mbarrier.arrive.shared::cluster.b64 _, $0", "8.0", "sm_90").operands([at])
+            }
+            Self::ReleaseInCluster => {
+                Form::new("mbarrier.arrive.release.cluster.shared::cluster.b64 _, $0", "8.0", "sm_90")
+                    .operands([at])
+            }
             Self::ArriveExpect => Form::new("mbarrier.arrive.expect_tx.shared.b64 _, $0, $2", "8.0", "sm_90")
                 .operands([at, Value(B32)]),
             Self::TryWait => Form::new("mbarrier.try_wait.parity.shared.b64 $d, $0, $2", "7.8", "sm_90")
                 .results([Pred])
                 .operands([at, Value(B32)]),
+            Self::TryWaitInCluster => {
+                Form::new("mbarrier.try_wait.parity.acquire.cluster.shared.b64 $d, $0, $2", "8.0", "sm_90")
+                    .results([Pred])
+                    .operands([at, Value(B32)])
+            }
         }
     }
 }

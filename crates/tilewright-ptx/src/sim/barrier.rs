@@ -211,7 +211,7 @@ impl Exec<'_, '_> {
                 let message = format!("CTA {} of a cluster of {size}", ranks[lane]);
                 return Err((FaultKind::BadArgument, message));
             }
-            out[lane] = addresses[lane] & 0xff_ffff | (ranks[lane] + 1) << 24;
+            out[lane] = super::bulk::in_cta(addresses[lane], ranks[lane]);
         }
         Ok(out)
     }

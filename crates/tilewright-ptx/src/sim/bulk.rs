@@ -52,22 +52,42 @@ impl Exec<'_, '_> {
         for lane in self.active() {
             let bytes = self.operand(operands, 4)[lane];
             let chunks = self.bulk_chunks(shared[lane], global[lane], bytes, lane)?;
-            let barrier = self.find_mbarrier(barriers[lane], lane)?;
+            let barrier = self.find_mbarrier(barriers[lane], false, lane)?;
             self.start_load(chunks, barrier, lane)?;
         }
         Ok(())
     }
 
-    pub(super) fn tensor_load(&mut self, operands: Range, dims: usize) -> Result<(), FaultCause> {
+    /// A load into this CTA, or into each of `ctas` CTAs of the cluster.
+    pub(super) fn tensor_load(
+        &mut self,
+        operands: Range,
+        dims: usize,
+        ctas: Option<u32>,
+    ) -> Result<(), FaultCause> {
         let (shared, maps) = (self.addresses(operands, 0, false), self.addresses(operands, 2, true));
         let barriers = self.addresses(operands, 4, false);
         for lane in self.active() {
             let map = self.tensor_map(maps[lane])?;
-            let barrier = self.find_mbarrier(barriers[lane], lane)?;
             let coordinate = |at| (self.operand(operands, 6 + at)[lane] as u32).cast_signed();
             let coordinates: Vec<i32> = (0..dims).map(coordinate).collect();
-            let chunks = self.box_chunks(&map, &coordinates, shared[lane], lane)?;
-            self.start_load(chunks, barrier, lane)?;
+            let Some(ctas) = ctas else {
+                let barrier = self.find_mbarrier(barriers[lane], false, lane)?;
+                let chunks = self.box_chunks(&map, &coordinates, shared[lane], lane)?;
+                self.start_load(chunks, barrier, lane)?;
+                continue;
+            };
+            let size = self.cluster.ctas.len();
+            if ctas as usize != size {
+                let message = format!("a copy to {ctas} CTAs of a cluster of {size}");
+                return Err((FaultKind::BadArgument, message));
+            }
+            for rank in 0..u64::from(ctas) {
+                let [to, barrier] = [shared[lane], barriers[lane]].map(|address| in_cta(address, rank));
+                let barrier = self.find_mbarrier(barrier, true, lane)?;
+                let chunks = self.box_chunks(&map, &coordinates, to, lane)?;
+                self.start_load(chunks, barrier, lane)?;
+            }
         }
         Ok(())
     }
@@ -86,7 +106,7 @@ impl Exec<'_, '_> {
             let message = format!("a copy of {dims} dimensions of a tensor of {tensor_dims}");
             return Err((FaultKind::BadArgument, message));
         }
-        if !shared.is_multiple_of(u64::from(TensorMap::SHARED_ALIGN)) {
+        if !(shared & 0xff_ffff).is_multiple_of(u64::from(TensorMap::SHARED_ALIGN)) {
             let message = format!("a box at {shared:#x}: expected a multiple of {}", TensorMap::SHARED_ALIGN);
             return Err((FaultKind::Misaligned, message));
         }
@@ -183,6 +203,11 @@ impl Exec<'_, '_> {
             }
         }
     }
+}
+
+/// A shared address in the CTA of a rank.
+pub(super) fn in_cta(address: u64, rank: u64) -> u64 {
+    address & 0xff_ffff | (rank + 1) << 24
 }
 
 /// The fault of a missing proxy fence.

@@ -20,7 +20,8 @@ impl Exec<'_, '_> {
             CopyOp::AsyncWait(left) => return self.async_wait(left),
             CopyOp::AsyncArrive => self.async_arrive(operands)?,
             CopyOp::BulkLoad => self.bulk_load(operands)?,
-            CopyOp::TensorLoad(dims, _) => self.tensor_load(operands, dims)?,
+            CopyOp::TensorLoad(dims, _) => self.tensor_load(operands, dims, None)?,
+            CopyOp::TensorMulticast(dims, ctas) => self.tensor_load(operands, dims, Some(ctas))?,
         }
         Ok(Next::Advance)
     }
@@ -113,7 +114,7 @@ impl Exec<'_, '_> {
         let addresses = self.addresses(operands, 0, false);
         let agent = self.cluster.agent(Agent::Copies(self.rank, self.warp.index));
         for lane in self.active() {
-            let barrier = self.find_mbarrier(addresses[lane], lane)?;
+            let barrier = self.find_mbarrier(addresses[lane], false, lane)?;
             // later copies belong to another batch
             let batch = self.warp.copies[lane].open;
             self.warp.copies[lane].open += 1;

@@ -100,9 +100,9 @@ impl Exec<'_, '_> {
     pub(super) fn mbarrier(&mut self, op: Op, results: Range, operands: Range) -> Result<Next, FaultCause> {
         let addresses = self.addresses(operands, 0, false);
         match op {
-            Op::TryWait => return self.wait_phase(&addresses, results, operands),
+            Op::TryWait | Op::TryWaitInCluster => return self.wait_phase(&addresses, results, operands),
             Op::Init => self.init(&addresses, operands)?,
-            Op::Arrive | Op::ArriveExpect => {
+            Op::Arrive | Op::ArriveInCluster | Op::ReleaseInCluster | Op::ArriveExpect => {
                 for lane in self.active() {
                     let bytes = match op {
                         Op::ArriveExpect => self.operand(operands, 2)[lane] as u32,
@@ -150,7 +150,12 @@ impl Exec<'_, '_> {
     }
 
     /// The rank and offset of a valid mbarrier. Its initialization must happen before the lane's access.
-    pub(super) fn find_mbarrier(&mut self, address: u64, lane: usize) -> Result<(usize, u32), FaultCause> {
+    pub(super) fn find_mbarrier(
+        &mut self,
+        address: u64,
+        in_cluster: bool,
+        lane: usize,
+    ) -> Result<(usize, u32), FaultCause> {
         self.faulting_lanes = 1 << lane;
         if !address.is_multiple_of(8) {
             return Err((
@@ -159,7 +164,7 @@ impl Exec<'_, '_> {
             ));
         }
         let MemoryLocation::Shared(rank, offset) =
-            self.cluster.locate_shared(self.rank, address as u32, 8, false)?
+            self.cluster.locate_shared(self.rank, address as u32, 8, in_cluster)?
         else {
             return Err((FaultKind::NotAnMbarrier, "an mbarrier outside of shared memory".to_owned()));
         };
@@ -184,7 +189,8 @@ impl Exec<'_, '_> {
     }
 
     fn arrive(&mut self, op: Op, address: u64, bytes: u32, lane: usize) -> Result<(), FaultCause> {
-        let (rank, offset) = self.find_mbarrier(address, lane)?;
+        let (rank, offset) =
+            self.find_mbarrier(address, matches!(op, Op::ArriveInCluster | Op::ReleaseInCluster), lane)?;
         let (cluster, first, pc) = (self.cluster.id, self.first() as usize, self.pc);
         let Some(barrier) = self.cluster.ctas[rank].mbarriers.get_mut(&offset) else { return Ok(()) };
         if op == Op::ArriveExpect {
@@ -228,7 +234,7 @@ impl Exec<'_, '_> {
                 .fold(0, |same, other| same | 1 << other)
                 & left;
             left &= !same;
-            let (rank, offset) = self.find_mbarrier(addresses[lane], lane)?;
+            let (rank, offset) = self.find_mbarrier(addresses[lane], false, lane)?;
             let Some(barrier) = self.cluster.ctas[rank].mbarriers.get(&offset) else { continue };
             let (phase, done) = (barrier.phase, Rc::clone(&barrier.done));
             let is_over = phase & 1 != parities[lane];
