@@ -54,11 +54,13 @@ fn many_rows() -> Vec<KernelEntry> {
         kv,
         head_dim: HeadDim { qk, vo },
         any_mask: false,
+        pairs: false,
     };
     let (bf16, f16, e4m3) = ([Dtype::Bf16; 3], [Dtype::F16; 3], Dtype::E4m3);
     let (llama, deepseek) = (config((128, 128), bf16), config((192, 128), bf16));
     let fp8 = config((128, 128), [e4m3, Dtype::Bf16, e4m3]);
     let any_mask = |config| WgmmaConfig { any_mask: true, ..config };
+    let pairs = |config| WgmmaConfig { pairs: true, ..config };
     let of = |config| entry_of(AttentionKernel::Runs(config), plain());
     let hooked = |variant| entry_of(AttentionKernel::Runs(llama), recorded(variant));
     vec![
@@ -74,6 +76,9 @@ fn many_rows() -> Vec<KernelEntry> {
         of(deepseek),
         of(any_mask(deepseek)),
         of(config((256, 256), bf16)),
+        of(pairs(llama)),
+        of(pairs(deepseek)),
+        of(pairs(config((256, 256), bf16))),
         entry_of(AttentionKernel::LevelMerges(llama), plain()),
         entry_of(AttentionKernel::LevelMerges(deepseek), plain()),
     ]

@@ -198,6 +198,7 @@ impl ChoiceInput<'_> {
             kv: problem.dtype_kv(),
             head_dim: problem.head_dim(),
             any_mask,
+            pairs: false,
         }
     }
 

@@ -34,6 +34,8 @@ pub enum Part {
     ManyRows,
     /// Runs with any mask.
     ManyRowsAnyMask,
+    /// Runs that pairs of CTAs execute.
+    ManyRowsPairs,
     /// Merges of rows with keys in runs and in other items.
     LevelMerges,
     /// Large merges of `mla_wgmma`.
@@ -44,7 +46,7 @@ pub enum Part {
 
 impl Part {
     /// All parts.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::SplitKv,
         Self::SplitKvBoxes,
         Self::SplitKvRows,
@@ -52,6 +54,7 @@ impl Part {
         Self::Both,
         Self::ManyRows,
         Self::ManyRowsAnyMask,
+        Self::ManyRowsPairs,
         Self::LevelMerges,
         Self::LargeMerges,
         Self::Unaligned,
@@ -101,7 +104,9 @@ impl OperatorKernels {
             Part::SplitKvBoxes => few_rows(Bodies::SplitKvBoxes),
             Part::SplitKvRows => few_rows(Bodies::SplitKvRows),
             Part::SplitKvPairs => few_rows(Bodies::SplitKvPairs),
-            Part::ManyRows | Part::ManyRowsAnyMask => self.many_rows(part).map(AttentionKernel::Runs),
+            Part::ManyRows | Part::ManyRowsAnyMask | Part::ManyRowsPairs => {
+                self.many_rows(part).map(AttentionKernel::Runs)
+            }
             Part::LevelMerges => self.many_rows(Part::ManyRows).map(AttentionKernel::LevelMerges),
             Part::LargeMerges => match self.choice.kernel {
                 KernelConfig::MlaWgmma(config) => {
@@ -117,7 +122,9 @@ impl OperatorKernels {
     /// The configuration of a kernel for runs.
     pub fn many_rows(&self, part: Part) -> Option<WgmmaConfig> {
         let config = self.choice.many_rows?;
-        Some(WgmmaConfig { any_mask: config.any_mask || part == Part::ManyRowsAnyMask, ..config })
+        let any_mask = config.any_mask || part == Part::ManyRowsAnyMask;
+        let pairs = part == Part::ManyRowsPairs;
+        (!pairs || config.can_pair()).then_some(WgmmaConfig { any_mask, pairs, ..config })
     }
 
     /// All kernels, each once.
@@ -169,7 +176,8 @@ impl AttentionKernel {
             }
             Self::Runs(config) => {
                 let shape = shape([config.q, config.o, config.out, config.kv], config.head_dim);
-                format!("{shape}_wgmma{}", if config.any_mask { "_masks" } else { "" })
+                let masks = if config.any_mask { "_masks" } else { "" };
+                format!("{shape}_wgmma{}{masks}", if config.pairs { "_pairs" } else { "" })
             }
             Self::LevelMerges(config) => {
                 let shape = shape([config.q, config.o, config.out, config.kv], config.head_dim);

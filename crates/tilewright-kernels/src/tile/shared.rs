@@ -99,6 +99,23 @@ impl<'k, T: Stored> SharedTile<'k, T> {
         }
     }
 
+    /// [`SharedTile::load`] to the tile of each of `ctas` CTAs of the cluster, with the barrier of each.
+    #[track_caller]
+    pub fn load_multicast(
+        self,
+        map: Value<'k, u64>,
+        corner: &[Value<'k, u32>],
+        barrier: Barrier<'k>,
+        ctas: u32,
+    ) {
+        let k = map.builder();
+        let _line = k.at_line(Location::caller());
+        for panel in 0..self.columns / PANEL {
+            let corner = &[&[k.constant((panel * PANEL) as u32)], corner].concat();
+            k.load_tensor_multicast(self.panel(panel), TensorBox { map, corner }, barrier, ctas);
+        }
+    }
+
     fn panel(self, panel: usize) -> Shared<'k, T> {
         self.memory.plus(panel * PANEL * self.rows)
     }

@@ -21,6 +21,8 @@ pub struct Explanation {
     pub items: usize,
     /// Those that are [runs](super::Schedule::runs).
     pub runs: usize,
+    /// Whether two CTAs execute each of these together.
+    pub has_paired_runs: bool,
     /// [`super::Plan::part_of_runs`].
     pub part_of_runs: Option<f64>,
     /// Merges of split units.
@@ -70,7 +72,7 @@ impl fmt::Display for Explanation {
             self.flops as f64 / 1e9
         )?;
         let prefixes = self.prefixes.iter().map(ToString::to_string);
-        let runs = describe_runs(self.runs, self.part_of_runs);
+        let runs = describe_runs(self.runs, self.has_paired_runs, self.part_of_runs);
         runs.into_iter().chain(prefixes).try_for_each(|line| writeln!(f, "  {line}"))?;
         write!(f, "  workspace {:.3} MB", self.workspace_bytes as f64 / 1e6)
     }

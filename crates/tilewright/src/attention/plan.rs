@@ -173,6 +173,7 @@ impl Plan {
             rows: self.num_rows(),
             items: schedule.items.len(),
             runs: schedule.runs().len(),
+            has_paired_runs: schedule.has_paired_runs,
             part_of_runs: self.part_of_runs(),
             merges: schedule.merges.len(),
             workers: schedule.num_workers(),

@@ -84,6 +84,9 @@ pub struct ManyRows {
     pub workers: usize,
     /// Keys of one KV head whose keys and values stay in the device's cache together.
     pub resident_keys: usize,
+    /// Minimum KV tiles per run, on average, from which two workers execute each run of twice the rows together, in batches without
+    /// other items. They read keys and values from the device's cache once. `usize::MAX` if the device cannot.
+    pub pair_tiles: usize,
     /// Cost of a level of shared keys, whose launch precedes that of the other keys, in KV tiles of one row per worker of these.
     pub level_overhead: usize,
 }
@@ -188,6 +191,8 @@ pub struct Schedule {
     pub sources: Vec<u32>,
     /// Partial rows in the workspace.
     pub partial_rows: usize,
+    /// Whether two workers execute each run together: [`ManyRows::pair_tiles`].
+    pub has_paired_runs: bool,
 }
 
 /// Inputs of a schedule.
@@ -249,6 +254,7 @@ impl Schedule {
         self.merges.clear();
         self.sources.clear();
         self.partial_rows = 0;
+        self.has_paired_runs = false;
     }
 
     /// Assigns all further items to `worker` or a later one.

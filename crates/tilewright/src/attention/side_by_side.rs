@@ -50,10 +50,12 @@ impl Plan {
     }
 }
 
-/// Names runs, if there are any, and their part of the SMs.
-pub(super) fn describe_runs(runs: usize, part: Option<f64>) -> Option<String> {
+/// Names runs, if there are any, whether workers execute them in pairs, and their part of the SMs.
+pub(super) fn describe_runs(runs: usize, are_paired: bool, part: Option<f64>) -> Option<String> {
+    let pairs = if are_paired { ", each executed by two CTAs" } else { "" };
     let begin = part.map(|part| format!(", which begin on {:.0} % of the SMs", 100.0 * part));
-    let text = || format!("{} of segments of many rows{}", counted(runs, "item"), begin.unwrap_or_default());
+    let text =
+        || format!("{} of segments of many rows{pairs}{}", counted(runs, "item"), begin.unwrap_or_default());
     (runs > 0).then(text)
 }
 

@@ -43,6 +43,8 @@ pub(super) struct PlanLayout {
 pub(super) struct DeviceRuns {
     /// Number of runs.
     pub(super) count: u32,
+    /// Whether two CTAs execute each run together.
+    pub(super) is_paired: bool,
     /// The arrays of the plan, with the runs as workers.
     pub(super) as_workers: PlanArrays,
     /// The arrays of the plan, with workers of [a few](items_per_worker) of the other items.
@@ -93,6 +95,7 @@ impl PlanLayout {
         let workers = workers_beside(plan);
         (count > 0).then(|| DeviceRuns {
             count: count as u32,
+            is_paired: schedule.has_paired_runs,
             as_workers: PlanArrays { worker_indptr: bounds + 4 * workers as u64, ..arrays },
             beside: PlanArrays { worker_indptr: bounds, ..arrays },
             workers_beside: workers as u32,

@@ -101,6 +101,7 @@ const LEVEL_OVERHEAD: usize = 8;
 /// The granularity of `wgmma`. A section of keys and values leaves room in the L2 cache for other data.
 fn many_rows_tiling(limits: &Limits, problem: &Problem, config: &WgmmaConfig) -> ManyRows {
     const RESIDENT_BYTES: usize = 16 << 20;
+    const PAIR_KEYS: usize = 1 << 9;
     let dim = problem.head_dim();
     ManyRows {
         min_rows: MAX_SPLIT_KV_ROWS + 1,
@@ -109,6 +110,7 @@ fn many_rows_tiling(limits: &Limits, problem: &Problem, config: &WgmmaConfig) ->
         workers: limits.multiprocessors as usize,
         level_overhead: LEVEL_OVERHEAD,
         resident_keys: RESIDENT_BYTES / (problem.dtype_kv().size() * (dim.qk + dim.vo)),
+        pair_tiles: if config.can_pair() { PAIR_KEYS / config.kv_tokens() } else { usize::MAX },
     }
 }
 
@@ -140,7 +142,12 @@ impl<M: Machine> AttentionKernels<M> {
     /// Loads every kernel that a run of a plan can need.
     pub(super) fn load_for(&self, gpu: &Gpu<M>, plan: &DevicePlan) -> Result<()> {
         let has_any_mask = plan.layout == KvLayout::Blocks || plan.args.mask_bits != 0;
-        let of_runs = if has_any_mask { Part::ManyRowsAnyMask } else { Part::ManyRows };
+        let is_paired = plan.runs.as_ref().is_some_and(|runs| runs.is_paired);
+        let of_runs = match has_any_mask {
+            _ if is_paired => Part::ManyRowsPairs,
+            true => Part::ManyRowsAnyMask,
+            false => Part::ManyRows,
+        };
         let parts = [
             plan.items.map(|kind| self.part_of(kind)),
             plan.runs.as_ref().map(|_| of_runs),

@@ -179,8 +179,14 @@ impl<M: Machine> RunContext<'_, M> {
     }
 
     /// The kernel for runs, and its configuration; `None` if they are executed like items of workers.
-    fn select_many_rows(&self, params: &AttentionParams) -> Result<Option<(M::Function, WgmmaConfig)>> {
-        let parts = [Part::ManyRows, Part::ManyRowsAnyMask].into_iter();
+    fn select_many_rows(
+        &self,
+        is_paired: bool,
+        params: &AttentionParams,
+    ) -> Result<Option<(M::Function, WgmmaConfig)>> {
+        let parts: &[Part] =
+            if is_paired { &[Part::ManyRowsPairs] } else { &[Part::ManyRows, Part::ManyRowsAnyMask] };
+        let parts = parts.iter().copied();
         let mut configs = parts.filter_map(|part| Some((part, self.kernels.parts.many_rows(part)?)));
         let selected = configs.find(|(_, config)| config.accepts(params));
         selected.map(|(part, config)| Ok((self.loaded(part)?, config))).transpose()
@@ -239,26 +245,29 @@ impl<M: Machine> RunContext<'_, M> {
     /// The kernel that draws runs, with its arguments for a launch of its own; `None` if each run is executed like the items of a
     /// worker.
     fn many_rows(&self, runs: &DeviceRuns, params: &AttentionParams) -> Result<Option<RunLaunch<M>>> {
-        let selected = self.select_many_rows(params)?;
+        let selected = self.select_many_rows(runs.is_paired, params)?;
         Ok(selected.map(|(function, config)| {
             let box_rows = config.box_rows(params);
             let maps = self.kv(params).map(|(tensor, view)| tensor_map(tensor, &view, params, box_rows));
-            let ctas = runs.count.min(self.gpu.limits.multiprocessors);
+            // of pairs, one number counts two CTAs
+            let ctas = runs.count.min(self.gpu.limits.multiprocessors / config.ctas());
             let ticket = runs.ticket;
             let run_params =
                 RunParams { runs: runs.count, started: ctas, ctas, is_second: false, ticket, box_rows, maps };
             let params =
                 AttentionParams { plan: PlanArrays { items: runs.items, ..params.plan }, ..params.clone() };
-            RunLaunch { function, run_params, params }
+            RunLaunch { function, ctas_per_run: config.ctas(), run_params, params }
         }))
     }
 
     /// Launches runs.
     fn launch_runs(&self, runs: &DeviceRuns, params: &AttentionParams) -> Result<()> {
-        let Some(RunLaunch { function, run_params, params }) = self.many_rows(runs, params)? else {
+        let Some(RunLaunch { function, ctas_per_run, run_params, params }) = self.many_rows(runs, params)?
+        else {
             return self.launch_as_workers(runs, params);
         };
-        self.gpu.machine.launch(&function, [run_params.ctas, 1, 1], &run_params.args(&params))
+        let grid = [run_params.ctas * ctas_per_run, 1, 1];
+        self.gpu.machine.launch(&function, grid, &run_params.args(&params))
     }
 
     /// Launches each run like the items of a worker.
@@ -272,7 +281,8 @@ impl<M: Machine> RunContext<'_, M> {
     /// that SMs that become free take the next ones. Merges of rows with both follow.
     fn launch_both(&self, runs: &DeviceRuns, kind: Bodies, params: &AttentionParams) -> Result<()> {
         let machine = &self.gpu.machine;
-        let Some(RunLaunch { function, run_params, params: of_runs }) = self.many_rows(runs, params)? else {
+        let Some(RunLaunch { function, run_params, params: of_runs, .. }) = self.many_rows(runs, params)?
+        else {
             self.launch_as_workers(runs, params)?;
             self.launch_items(&self.workers(kind, params))?;
             return self.launch_level_merges(params);
@@ -319,6 +329,8 @@ struct ItemLaunch<'p> {
 /// A launch of the kernel that draws runs.
 struct RunLaunch<M: Machine> {
     function: M::Function,
+    /// CTAs that execute a run: of a pair, or 1.
+    ctas_per_run: u32,
     run_params: RunParams,
     params: AttentionParams,
 }

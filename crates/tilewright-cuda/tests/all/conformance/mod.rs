@@ -49,6 +49,21 @@ fn prompts_run_beside_decode_steps_on_hopper() {
     flashinfer::prompts_beside_decode_steps(&[crate::staged::simulated_hopper()]);
 }
 
+/// The simulated GPU has one pair of SMs.
+#[test]
+fn long_prompts_run_in_pairs_on_hopper() {
+    flashinfer::long_prompts_in_pairs(&[crate::staged::simulated_hopper()], vec![(300, 900)]);
+}
+
+mod gpu {
+    /// Enough prompts for all SMs of a large GPU.
+    #[test]
+    fn long_prompts_run_in_pairs() {
+        let Some(gpu) = crate::staged::gpu() else { return };
+        super::flashinfer::long_prompts_in_pairs(&[gpu], vec![(1100, 1100); 20]);
+    }
+}
+
 /// A level has to take longer than the launch that it costs on Hopper alone.
 #[test]
 fn a_long_prefix_becomes_a_level_on_hopper() {

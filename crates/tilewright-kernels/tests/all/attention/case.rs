@@ -62,6 +62,8 @@ pub(crate) struct Case {
     /// Split length: items end at multiples of it.
     pub(crate) piece: usize,
     pub(crate) workers: usize,
+    /// Two CTAs execute each run of `wgmma` together; `workers` are pairs.
+    pub(crate) pairs: bool,
     /// CTAs of a second launch of `wgmma`, which draws runs only.
     pub(crate) second: usize,
     /// Ratio of the last to the first key magnitude of a segment, linear in between.
@@ -114,6 +116,7 @@ impl Case {
             bits: None,
             piece: WHOLE,
             workers: 2,
+            pairs: false,
             second: 0,
             growth: 1.0,
             query_factor: 1.0,
@@ -189,7 +192,15 @@ impl Case {
 
     pub(crate) fn wgmma_config(&self, variant: &ExpressionVariant) -> WgmmaConfig {
         let any_mask = self.bits.is_some() || self.layout == KvLayout::Blocks || variant.is_live(Hook::Mask);
-        WgmmaConfig { q: self.q(), o: self.qo, out: self.out(), kv: self.kv, head_dim: self.dim, any_mask }
+        WgmmaConfig {
+            q: self.q(),
+            o: self.qo,
+            out: self.out(),
+            kv: self.kv,
+            head_dim: self.dim,
+            any_mask,
+            pairs: self.pairs,
+        }
     }
 
     pub(crate) fn latent_config(&self, bodies: Bodies) -> mla::MlaConfig {
@@ -218,6 +229,7 @@ impl Case {
     pub(crate) fn q_rows(&self, variant: &ExpressionVariant) -> usize {
         match self.kernel(Bodies::Both, variant) {
             AttentionKernel::Items(config) => config.q_rows(),
+            _ if self.pairs => 2 * (wgmma::Q_ROWS / self.group()) * self.group(),
             _ => wgmma::Q_ROWS,
         }
     }

@@ -101,7 +101,8 @@ fn fp8_queries_are_converted_by_mma_bodies() {
 #[test]
 fn queries_of_other_8_bit_dtypes_are_unsupported() {
     let (o, head_dim) = (Dtype::Bf16, HeadDim::same(128));
-    let config = WgmmaConfig { q: Dtype::E4m3, o, out: o, kv: Dtype::Bf16, head_dim, any_mask: false };
+    let config =
+        WgmmaConfig { q: Dtype::E4m3, o, out: o, kv: Dtype::Bf16, head_dim, any_mask: false, pairs: false };
     let reason = "queries are e4m3, expected bf16 as outputs, or e4m3 as a cache";
     assert_eq!(config.unsupported(), [reason]);
     let case = case(128, (2, 1), &[(1, 1)]);

@@ -167,6 +167,27 @@ fn producer_warps_without_boxes_may_be_late() {
     }
 }
 
+/// Two CTAs execute each run together: full and partial halves of its rows, all sources of boxes, masks, and non-finite values, which
+/// both CTAs process again.
+#[test]
+fn pairs_of_ctas() {
+    let pairs = |case: Case| check(&case.with(|case| case.pairs = true));
+    let lengths = [(130, 300), (20, 20), (65, 200), (3, 400)];
+    pairs(case(64, (4, 2), &lengths).with(|case| case.seeds = 3));
+    for workers in [1, 3] {
+        pairs(case(128, (4, 1), &lengths).with(|case| (case.mask, case.workers) = (FULL, workers)));
+    }
+    for (dim, group, page_size) in [(HeadDim { qk: 192, vo: 128 }, 1, 64), (HeadDim::same(256), 3, 8)] {
+        let case = case(128, (group, 1), &[(300, 500)]);
+        pairs(case.with(|case| (case.dim, case.page_size, case.seeds) = (dim, page_size, 4)));
+    }
+    let ragged = case(128, (2, 1), &[(260, 700), (40, 90)]).with(|case| case.layout = KvLayout::Ragged);
+    pairs(ragged.with(|case| (case.mask, case.seeds) = ((150, 0), 2)));
+    let spoiled = case(64, (2, 1), &[(140, 300), (30, 80)]);
+    let infinite = [(0, 5, f64::INFINITY), (0, 250, f64::NAN), (1, 70, f64::NEG_INFINITY)];
+    pairs(spoiled.with(|case| (case.spoiled, case.seeds) = (infinite.to_vec(), 2)));
+}
+
 #[test]
 fn unsupported_configs_report_all_reasons() {
     let dtype = Dtype::Bf16;
@@ -177,6 +198,7 @@ fn unsupported_configs_report_all_reasons() {
         kv: dtype,
         head_dim: HeadDim { qk: 80, vo: 264 },
         any_mask: false,
+        pairs: false,
     };
     let rule = "expected a multiple of 8 up to 256 that fills three quarters of tiles of 64";
     assert_eq!(

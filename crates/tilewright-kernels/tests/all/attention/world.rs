@@ -338,13 +338,14 @@ impl World {
 
     /// CTAs and arguments of the launches of the `wgmma` kernel, whose runs are all items: one launch, or two in any order.
     fn run_launches(&self, call: &AttentionParams, (runs, ticket): (usize, u64)) -> Vec<(usize, Vec<Arg>)> {
-        let (case, box_rows) = (&self.case, self.case.wgmma_config(&self.variant).box_rows(call));
+        let (case, config) = (&self.case, self.case.wgmma_config(&self.variant));
+        let box_rows = config.box_rows(call);
         let map = |tensor, dim| self.map((tensor, dim), box_rows);
         let maps = [map(call.k, case.dim.qk), map(call.v, case.dim.vo)];
         let first = case.workers.min(runs);
         let (runs, started, ctas) = (runs as u32, first as u32, (first + case.second) as u32);
         let params = RunParams { runs, started, ctas, is_second: false, ticket, box_rows, maps };
-        let mut launches = vec![(first, params.args(call))];
+        let mut launches = vec![(first * config.ctas() as usize, params.args(call))];
         if case.second > 0 {
             launches.push((case.second, RunParams { is_second: true, ..params }.args(call)));
         }

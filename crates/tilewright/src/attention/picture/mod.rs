@@ -39,7 +39,8 @@ impl Plan {
     /// in the line below the title.
     pub fn svg(&self, machine: &str) -> String {
         let runs =
-            describe_runs(self.schedule.runs().len(), self.part_of_runs()).map(|runs| format!(" · {runs}"));
+            describe_runs(self.schedule.runs().len(), self.schedule.has_paired_runs, self.part_of_runs())
+                .map(|runs| format!(" · {runs}"));
         let subtitle = format!("{} · {machine}{}", self.problem, runs.unwrap_or_default());
         Picture {
             subtitle,

@@ -5,9 +5,10 @@
 //! 3. In a section the units with most keys come first, so that the last units drawn are small.
 //! 4. A unit is cut along its keys only if it costs more than a worker's share of the batch, into equal pieces of at most half a
 //!    share. Units of like cost that have all workers to themselves are cut into the number of pieces that ends first.
+//! 5. Long prompts alone have units of twice the rows, which two workers execute together. They are never cut.
 
-use super::{Schedule, ScheduleInputs, Split, WorkItem, check_items, units::RowTile};
-use crate::Result;
+use super::{ManyRows, Schedule, ScheduleInputs, Split, WorkItem, check_items, units::RowTile};
+use crate::{Result, attention::requests::KvSource};
 use std::{cmp::Reverse, ops::Range};
 
 /// Minimum KV tiles of a piece: a shorter one costs more in partial states than its parallelism gains.
@@ -26,6 +27,11 @@ const OTHERS_TILE: usize = 15;
 const DRAWING_QUARTERS: usize = 3;
 /// Cost of the partial states of a piece: they are written and merged. In KV tiles.
 const PARTIAL: usize = 4;
+/// Minimum length of a worker's share of paired runs of different lengths, in the longest of them: the last ones then end at nearly the
+/// same time.
+const SHARE_OF_PAIRS: usize = 4;
+/// Minimum slots of a page that is loaded at once.
+const BOX_SLOTS: usize = 8;
 
 /// A segment of many rows, and its query tiles in row order.
 struct ManyRowSegment {
@@ -49,17 +55,14 @@ struct RunUnit {
 
 /// Appends the runs to a schedule of all other segments. Returns whether rows have several segments, whose states are still to be
 /// merged.
-pub(super) fn append(
-    schedule: &mut Schedule,
-    inputs: &ScheduleInputs<'_>,
-    many: &super::ManyRows,
-) -> Result<bool> {
-    let mut segments = segments(inputs, many);
-    let units: usize = segments.iter().map(|segment| segment.kv_heads.len() * segment.tiles.len()).sum();
+pub(super) fn append(schedule: &mut Schedule, inputs: &ScheduleInputs<'_>, many: &ManyRows) -> Result<bool> {
+    let pairs = if schedule.items.is_empty() { pairs(inputs, many) } else { None };
+    let mut segments = segments(inputs, pairs.as_ref().unwrap_or(many));
+    let units: usize = segments.iter().map(ManyRowSegment::units_of_all_heads).sum();
     check_items(inputs.operator, schedule.items.len().saturating_add(units))?;
     let cost: usize = segments.iter().map(ManyRowSegment::cost).sum();
     let has_levels = segments.iter().any(|segment| segment.shared);
-    let workers = many.workers.max(1);
+    let workers = pairs.unwrap_or(*many).workers.max(1);
     // a KV tile of the other items takes about as long, by its bytes, as one of a run by its products
     let keys = |item: &WorkItem| item.kv_heads.len() * (item.kv.end - item.kv.start) as usize;
     let keys: usize = schedule.items.iter().map(keys).sum();
@@ -69,7 +72,9 @@ pub(super) fn append(
         false => None,
     };
     let share = (cost + if has_levels { 0 } else { beside }).div_ceil(workers);
-    let cutter = RunCutter { inputs, kv_tokens: many.kv_tokens, share, pieces };
+    schedule.has_paired_runs = pairs.is_some();
+    let split = if pairs.is_some() { Split::Never } else { inputs.split };
+    let cutter = RunCutter { inputs, split, kv_tokens: many.kv_tokens, share, pieces };
     check_items(
         inputs.operator,
         schedule.items.len() + segments.iter().map(|of| cutter.items(of)).sum::<usize>(),
@@ -81,8 +86,50 @@ pub(super) fn append(
     Ok(has_levels)
 }
 
+/// The granularity of runs that two workers execute together; `None` if the batch has segments that are shared, masked by bits or divided
+/// at fixed keys, or if runs are short or would leave workers idle, since they are not cut.
+fn pairs(inputs: &ScheduleInputs<'_>, many: &ManyRows) -> Option<ManyRows> {
+    let is_loaded_at_once = match inputs.requests.source {
+        KvSource::Paged { page_size, .. } => page_size.is_multiple_of(BOX_SLOTS),
+        KvSource::Ragged { .. } => true,
+        _ => false,
+    };
+    let group = inputs.problem.heads().group();
+    let tokens = many.q_rows / group;
+    if !is_loaded_at_once
+        || !inputs.requests.mask.is_empty()
+        || matches!(inputs.split, Split::Fixed { .. })
+        || tokens == 0
+    {
+        return None;
+    }
+    let pairs = ManyRows { q_rows: 2 * tokens * group, workers: many.workers / 2, ..*many };
+    let segments = segments(inputs, &pairs);
+    let (shortest, longest) = range_of_tiles(&segments)?;
+    let units: usize = segments.iter().map(ManyRowSegment::units_of_all_heads).sum();
+    let cost: usize = segments.iter().map(ManyRowSegment::cost).sum();
+    let are_long = cost >= units.saturating_mul(OVERHEAD.saturating_add(many.pair_tiles));
+    let workers = pairs.workers.max(1);
+    let are_busy = match are_alike(shortest, longest) {
+        true => 16 * units >= 15 * units.next_multiple_of(workers),
+        false => cost / workers >= SHARE_OF_PAIRS * longest,
+    };
+    (are_long && are_busy && !segments.iter().any(|segment| segment.shared)).then_some(pairs)
+}
+
+/// The fewest and the most KV tiles of a query tile.
+fn range_of_tiles(segments: &[ManyRowSegment]) -> Option<(usize, usize)> {
+    let tiles = || segments.iter().flat_map(|segment| &segment.tiles).map(|tile| tile.kv_tiles.len());
+    Some((tiles().min()?, tiles().max()?))
+}
+
+/// Whether units differ by an eighth at most.
+fn are_alike(shortest: usize, longest: usize) -> bool {
+    8 * shortest >= 7 * longest
+}
+
 /// The segments of many rows.
-fn segments(inputs: &ScheduleInputs<'_>, many: &super::ManyRows) -> Vec<ManyRowSegment> {
+fn segments(inputs: &ScheduleInputs<'_>, many: &ManyRows) -> Vec<ManyRowSegment> {
     let tokens = (many.q_rows / inputs.problem.heads().group()).max(1);
     let of_many = inputs.requests.segments.iter().enumerate().filter(|(_, of)| inputs.has_many_rows(of));
     let with_tiles = of_many.map(|(number, segment)| {
@@ -141,9 +188,8 @@ fn pieces_of_like_units(
     workers: usize,
     beside: usize,
 ) -> Option<usize> {
-    let tiles = || segments.iter().flat_map(|segment| &segment.tiles).map(|tile| tile.kv_tiles.len());
-    let (longest, shortest) = (tiles().max()?, tiles().min()?);
-    if 8 * shortest < 7 * longest {
+    let (shortest, longest) = range_of_tiles(segments)?;
+    if !are_alike(shortest, longest) {
         return None;
     }
     // rows of levels have partial states in any case
@@ -168,6 +214,10 @@ pub(in super::super) fn workers_of(runs: usize, workers: usize) -> usize {
 }
 
 impl ManyRowSegment {
+    fn units_of_all_heads(&self) -> usize {
+        self.kv_heads.len() * self.tiles.len()
+    }
+
     /// Cost of all units.
     fn cost(&self) -> usize {
         self.kv_heads.len() * self.tiles.iter().map(|tile| OVERHEAD + tile.kv_tiles.len()).sum::<usize>()
@@ -185,6 +235,7 @@ impl ManyRowSegment {
 /// Cuts units along their keys.
 struct RunCutter<'a> {
     inputs: &'a ScheduleInputs<'a>,
+    split: Split,
     kv_tokens: usize,
     /// Cost per worker.
     share: usize,
@@ -201,7 +252,7 @@ impl RunCutter<'_> {
     /// KV tiles per piece, and the pieces, counted from the segment's first key; one if there is no cut.
     fn pieces(&self, tile: &RowTile) -> (usize, Range<usize>) {
         let tiles = tile.kv_tiles.len();
-        let piece = match self.inputs.split {
+        let piece = match self.split {
             Split::Never => return (usize::MAX, 0..1),
             Split::Fixed { tokens } => tokens.div_ceil(self.kv_tokens).max(1),
             Split::Balanced => {
@@ -210,7 +261,7 @@ impl RunCutter<'_> {
                 tiles.div_ceil(pieces.max(1)).max(1)
             }
         };
-        match self.inputs.split {
+        match self.split {
             // the pieces of a fixed split depend on the request alone
             Split::Fixed { .. } => (piece, tile.pieces(piece)),
             _ => (piece, 0..tiles.div_ceil(piece).max(1)),
@@ -220,7 +271,7 @@ impl RunCutter<'_> {
     fn push(&self, schedule: &mut Schedule, unit: &RunUnit) {
         let (piece, pieces) = self.pieces(&unit.tile);
         let (first, tiles) = (unit.tile.kv_tiles.start as usize, unit.tile.kv_tiles.len());
-        let origin = if matches!(self.inputs.split, Split::Fixed { .. }) { first } else { 0 };
+        let origin = if matches!(self.split, Split::Fixed { .. }) { first } else { 0 };
         let heads = unit.kv_head..unit.kv_head + 1;
         let qo = unit.tile.qo.range();
         let partial = unit.shared || pieces.len() > 1;

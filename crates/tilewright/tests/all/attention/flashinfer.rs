@@ -25,6 +25,20 @@ struct Point {
 }
 
 impl Point {
+    fn problem(&self) -> Problem {
+        let heads = Heads { qo: self.heads.0, kv: self.heads.1 };
+        Problem::builder(heads, HeadDim::same(self.dim))
+            .dtypes(self.dtypes.0, self.dtypes.1)
+            .layout(self.layout)
+            .mask(self.mask)
+            .build()
+            .expect("it is sound")
+    }
+
+    fn sample(&self) -> Sample {
+        Sample::random(self.problem(), &self.lens, self.dim as u64)
+    }
+
     fn judge<B: Backend + Clone, V: Variant + Clone>(
         &self,
         backends: &[B],
@@ -42,14 +56,7 @@ impl Point {
         variant: &V,
         definition: &dyn Fn() -> Definition<'static>,
     ) {
-        let heads = Heads { qo: self.heads.0, kv: self.heads.1 };
-        let problem = Problem::builder(heads, HeadDim::same(self.dim))
-            .dtypes(self.dtypes.0, self.dtypes.1)
-            .layout(self.layout)
-            .mask(self.mask)
-            .build()
-            .expect("it is sound");
-        let sample = Sample::random(problem, &self.lens, self.dim as u64);
+        let (problem, sample) = (self.problem(), self.sample());
         let stored = Stored::new(&sample, self.storage, 1);
         let expected = Expected::by(&sample, &|_| definition());
         for backend in backends {
@@ -174,13 +181,27 @@ pub(super) fn prompts_beside_decode_steps<B: Backend + Clone>(backends: &[B]) {
     judge_twice(backends, 1, vec![(1, 300), (40, 70), (2, 33)]);
 }
 
+/// Prompts without other items, which are long and enough for pairs of CTAs on Hopper.
+pub(super) fn long_prompts_in_pairs<B: Backend + Clone>(backends: &[B], lens: Vec<Lens>) {
+    let point = judge_twice(backends, 16, lens);
+    for backend in backends {
+        let attention = Attention::new(point.problem(), backend.clone()).expect("it can");
+        let batch = Stored::new(&point.sample(), point.storage, 1);
+        let plan = attention.plan(&batch.batch()).expect("the batch is sound");
+        assert!(plan.explain().has_paired_runs, "{}", plan.explain());
+    }
+}
+
+/// Type-checked alone: a CPU has no pairs.
+const _: fn(&[tilewright::Cpu], Vec<Lens>) = long_prompts_in_pairs::<tilewright::Cpu>;
+
 /// Keys that are split among workers: merges leave their counters at 0.
 pub(super) fn split_keys_twice<B: Backend + Clone>(backends: &[B]) {
     judge_twice(backends, 16, vec![(1, 900)]);
 }
 
 /// Two runs of a plan with one workspace.
-fn judge_twice<B: Backend + Clone>(backends: &[B], page: usize, lens: Vec<(usize, usize)>) {
+fn judge_twice<B: Backend + Clone>(backends: &[B], page: usize, lens: Vec<Lens>) -> Point {
     let point = Point {
         lens,
         storage: Storage::Paged(page),
@@ -191,6 +212,7 @@ fn judge_twice<B: Backend + Clone>(backends: &[B], page: usize, lens: Vec<(usize
         dtypes: (Dtype::Bf16, Dtype::Bf16),
     };
     point.judge_runs(2, backends, &Plain, &Definition::default);
+    point
 }
 
 fn alibi_and_soft_cap<B: Backend + Clone>(backends: &[B]) {

@@ -25,8 +25,15 @@ pub(super) const TILING: Tiling = Tiling {
 };
 
 /// Segments of any number of rows, in runs.
-pub(super) const MANY_ROWS: ManyRows =
-    ManyRows { min_rows: 1, q_rows: 128, kv_tokens: 64, workers: 4, resident_keys: 1, level_overhead: 20 };
+pub(super) const MANY_ROWS: ManyRows = ManyRows {
+    min_rows: 1,
+    q_rows: 128,
+    kv_tokens: 64,
+    workers: 4,
+    resident_keys: 1,
+    level_overhead: 20,
+    pair_tiles: usize::MAX,
+};
 
 /// A random batch with its problem, tiling and split.
 #[derive(Debug, Clone)]
@@ -327,6 +334,50 @@ fn runs_are_the_items_of_many_rows_in_order_of_cost() {
             }
         }
     });
+}
+
+/// Two workers execute runs of twice the rows together if the batch has long segments alone, and enough runs for all.
+#[test]
+fn long_segments_have_runs_of_pairs() {
+    let draw = PlanCase::new(&mut Generator::new(11));
+    let of = |workers, mask, qo: &[i32], kv: &[i32], split| {
+        let many = ManyRows { min_rows: 17, pair_tiles: 4, workers, resident_keys: 1 << 20, ..MANY_ROWS };
+        let tiling = Tiling { many_rows: Some(many), ..draw.tiling };
+        let problem = Problem::builder(Heads { qo: 4, kv: 2 }, HeadDim::same(8)).mask(mask).build().unwrap();
+        let indptr = |lens: &[i32]| {
+            let mut sum = 0;
+            let ends = lens.iter().map(|len| {
+                sum += len;
+                sum
+            });
+            std::iter::once(0).chain(ends).collect::<Vec<i32>>()
+        };
+        let (qo, kv) = (indptr(qo), indptr(kv));
+        Planner::new(problem, tiling).plan_with(&Batch::ragged(&qo, &kv), split).unwrap()
+    };
+    let plan = of(4, Mask::Causal, &[1000], &[1024], Split::Balanced);
+    assert!(plan.schedule().has_paired_runs && plan.explain().has_paired_runs);
+    assert!(plan.explain().to_string().contains("each executed by two CTAs"), "{}", plan.explain());
+    // tiles of twice 64 tokens, the costliest first, never cut
+    let first: Vec<_> = plan.schedule().runs().iter().map(|run| run.qo.start).collect();
+    assert_eq!(first, [896, 896, 768, 768, 640, 640, 512, 512, 384, 384, 256, 256, 128, 128, 0, 0]);
+    assert!(plan.schedule().runs().iter().all(|run| run.partial.is_none() && run.qo.len() <= 128));
+
+    let unpaired = [
+        ("short", of(4, Mask::Causal, &[300], &[300], Split::Balanced)),
+        ("beside a decode step", of(4, Mask::Causal, &[1000, 1], &[1024, 500], Split::Balanced)),
+        ("of a fixed split", of(4, Mask::Causal, &[1000], &[1024], Split::Fixed { tokens: 4096 })),
+        ("too few", of(8, Mask::Causal, &[128], &[1024], Split::Balanced)),
+        // ten runs of one length for four pairs
+        ("uneven", of(8, Mask::Full, &[128, 128, 128, 128, 10], &[1024; 5], Split::Balanced)),
+    ];
+    for (what, plan) in unpaired {
+        let tokens = plan.schedule().runs().iter().map(|run| run.qo.len()).max();
+        assert!(
+            !plan.schedule().has_paired_runs && tokens.is_none_or(|most| most <= 64),
+            "{what}: {tokens:?}"
+        );
+    }
 }
 
 /// Runs with a fixed split begin at multiples of its length, also in windows that begin inside of a piece.

@@ -41,6 +41,9 @@ pub struct WgmmaConfig {
     pub head_dim: HeadDim,
     /// Whether rows may see other keys than a range: with mask bits, blocks or a mask hook. Without, the kernel is smaller.
     pub any_mask: bool,
+    /// Whether two CTAs of a cluster execute a run together, and each loads half of its keys and values for both. Requires whole runs
+    /// without packed masks, and boxes of at least 8 keys.
+    pub pairs: bool,
 }
 
 impl WgmmaConfig {
@@ -192,12 +195,27 @@ impl WgmmaConfig {
             && params.o.is_aligned(16, self.out.size())
     }
 
-    /// Keys per box of a tensor map; 1 if keys and values are converted.
+    /// Keys per box of a tensor map; 1 if keys and values are converted. CTAs of a pair load the boxes of a KV tile in turns.
     pub fn box_rows(&self, params: &AttentionParams) -> u32 {
         if self.is_converted() {
             return 1;
         }
-        params.box_rows(self.kv_tokens() as u32)
+        params.box_rows(self.kv_tokens() as u32 / self.ctas())
+    }
+
+    /// Whether pairs of CTAs can execute runs: TMA loads the cache, and no product has 8 bits.
+    pub fn can_pair(&self) -> bool {
+        self.kv.size() == 2
+    }
+
+    /// CTAs that execute a run.
+    pub fn ctas(&self) -> u32 {
+        if self.pairs { 2 } else { 1 }
+    }
+
+    /// Consumer warps that execute a run.
+    pub(super) fn consumer_warps(&self) -> u32 {
+        self.ctas() * CONSUMERS / 32
     }
 
     /// Offsets of the body's part of the arena, after the common part.
@@ -206,6 +224,12 @@ impl WgmmaConfig {
         ArenaOffsets {
             items: common.take(2 * ITEM_BYTES),
             next_present: common.take(16),
+            drawn: common.take(if self.pairs { 16 } else { 0 }),
+            flags: common.take(if self.pairs {
+                4 * (FLAG_SLOTS * self.consumer_warps()) as usize
+            } else {
+                0
+            }),
             next_item: common.take(WorkItem::BYTES),
             ranges: common.take(Q_ROWS * 8),
             visible: common.take(Q_ROWS * 8 * words_per_row),
@@ -224,6 +248,9 @@ impl WgmmaConfig {
 
 /// Bytes of an item's slot: its words, and those of `producer`.
 pub(super) const ITEM_BYTES: usize = 112;
+/// Slots of the flags of a pair's items. The other CTA writes flags of item `n + 4` after this one has released item `n + 2`, so after it
+/// has read those of item `n`.
+pub(super) const FLAG_SLOTS: u32 = 4;
 
 /// Byte offsets in the arena.
 #[derive(Debug, Clone, Copy)]
@@ -234,6 +261,10 @@ pub(super) struct ArenaOffsets {
     pub(super) next_item: usize,
     /// `[2]` u32: whether there is a next run.
     pub(super) next_present: usize,
+    /// `[2]` u32: runs that CTA 0 of a pair has drawn, for CTA 1.
+    pub(super) drawn: usize,
+    /// `[4][16]` u32: `REPEAT` of the items of a pair, with the consumer warps of both CTAs.
+    pub(super) flags: usize,
     /// `[128][2]` i32: the first and the end of the keys that each row sees.
     pub(super) ranges: usize,
     /// `[128][keys / 64]` u64: visible masks of the rows.

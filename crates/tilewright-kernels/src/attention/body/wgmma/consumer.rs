@@ -1,6 +1,6 @@
 //! A consumer warpgroup: logits, weights and outputs of 64 rows of each item.
 
-use super::{CAREFUL, CONSUMER_WARPS, EXPONENTIALS, Masked, PRESENT, REPEAT, WgmmaCta};
+use super::{CAREFUL, CONSUMER_WARPS, EXPONENTIALS, Masked, PRESENT, WgmmaCta};
 use crate::{
     attention::kernel::{AccFragment, CurrentItem, F16Factor, RowHooks, RowTile, ThreadScalar, TileLogits},
     tile::{Cursor, SharedTile, release_from_warp},
@@ -38,6 +38,8 @@ pub(super) struct Consumer<'c, 'k> {
     pub(super) masks: Option<(Cursor<'k>, Var<'k, u32>)>,
     /// The first KV tile of the item, which is processed last.
     pub(super) first_tile: Var<'k, u32>,
+    /// One past the last KV tile that this CTA's rows see, if the other CTA of a pair has rows of the item, too.
+    pub(super) seen_end: Option<Var<'k, u32>>,
     /// Whether the item is processed again, because outputs were not finite.
     pub(super) careful: Var<'k, u32>,
     pub(super) keys: Cursor<'k>,
@@ -70,6 +72,7 @@ impl<'c, 'k> Consumer<'c, 'k> {
             error: [0, 1].map(|_| k.var("error", 0.0)),
             unmasked: [0, 1].map(|_| k.var("unmasked", 0)),
             first_tile: k.var("first_tile", 0),
+            seen_end: shared.pair.map(|_| k.var("seen_end", 0)),
             masks: shared.masks.map(|ring| (ring.cursor(k), k.var("first_tile_by_words", 0))),
             careful: k.var("careful", 0),
             keys: shared.keys.1.cursor(k),
@@ -93,10 +96,12 @@ impl<'c, 'k> Consumer<'c, 'k> {
             self.compute_ranges(&current);
             shared.queries.wait_full(n);
             self.process(&current);
-            self.request_repetition(words.plus(REPEAT));
+            let requests = self.request_repetition(shared.flags(n));
             self.store(&current);
-            self.merge(&current, words.plus(REPEAT));
-            release_from_warp(k, shared.items.empty(n));
+            if shared.pair.is_none() {
+                self.merge(&current, shared.flags(n));
+            }
+            shared.release_item(n, requests);
             count.set(n + 1);
         });
         // the other consumer's last arrival
@@ -122,6 +127,7 @@ impl<'c, 'k> Consumer<'c, 'k> {
         self.state.o.iter().flatten().for_each(|o| o.set(0.0));
         self.first_tile.set(first);
         self.load_queries();
+        let end = self.skip_unseen(first, end);
         let attend = || match self.shared.config.is_fp8() {
             true => self.process_fp8(current, end),
             false => self.process_tiles(current, end),
@@ -166,7 +172,8 @@ impl<'c, 'k> Consumer<'c, 'k> {
     }
 
     /// Requests that the item is processed carefully, if an output is not finite. A sum of outputs that overflows does no harm.
-    fn request_repetition(&self, repeat: Shared<'k, u32>) {
+    /// Returns whether this warp does.
+    fn request_repetition(&self, repeat: Shared<'k, u32>) -> Value<'k, bool> {
         let k = self.k;
         let sum = |i: usize| {
             let column = self.state.o.iter().map(|fragment| fragment[i].get());
@@ -175,7 +182,17 @@ impl<'c, 'k> Consumer<'c, 'k> {
         let sum = (sum(0) + sum(1)) + (sum(2) + sum(3));
         let request = !sum.abs().lt(f32::INFINITY) & self.careful.get().eq(0);
         let of_warp = k.ballot(request);
-        k.when(k.lane().eq(0), || repeat.at(k.thread() >> 5).store(of_warp));
+        let requests = of_warp.ne(0);
+        match self.shared.pair {
+            None => k.when(k.lane().eq(0), || repeat.at(k.thread() >> 5).store(of_warp)),
+            // both CTAs process the item again; flags are 0 until then
+            Some(pair) => k.when(k.lane().eq(0) & requests, || {
+                let flag = repeat.at((k.thread() >> 5) + pair.rank * CONSUMER_WARPS);
+                flag.store(of_warp);
+                flag.of_cta(pair.other).store(of_warp);
+            }),
+        }
+        requests
     }
 
     /// Arrives at the merges of an item, unless it is processed again.
@@ -329,10 +346,13 @@ impl<'c, 'k> Consumer<'c, 'k> {
         k.wgmma_commit();
     }
 
-    /// One thread of the warpgroup releases the stage.
+    /// One thread of the warpgroup releases the stage, to which both CTAs of a pair copy.
     pub(super) fn release(&self, cursor: Cursor<'k>) {
         let k = self.k;
-        k.when((k.thread() & 127).eq(0), || cursor.release());
+        k.when((k.thread() & 127).eq(0), || {
+            cursor.release();
+            self.shared.pair.iter().for_each(|pair| cursor.empty().arrive_in_cta(pair.other));
+        });
         cursor.advance();
     }
 

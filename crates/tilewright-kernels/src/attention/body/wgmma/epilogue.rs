@@ -126,7 +126,7 @@ impl<'k> Consumer<'_, 'k> {
         // lane r computes the address of row r of 16
         let row = self.first_row() + (lane & (ROWS - 1));
         let exists = lane.lt(ROWS) & row.lt(rows);
-        let head = cta.query_head(&item, row.min(rows - 1));
+        let head = cta.query_head(&item, row.min(self.shared.last_row(rows)));
         let address = output_row(cta, head).address();
         let exist = k.ballot(exists);
         let of_quad = (lane & 7) << 2;

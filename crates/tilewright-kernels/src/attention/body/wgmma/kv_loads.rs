@@ -67,7 +67,11 @@ impl<'k> Producer<'_, 'k> {
                 k.when(self.has_part(0), || {
                     let (page, slot) = self.location(item, at, 0);
                     let map = shared.maps[tensor as usize];
-                    stage.from_row(self.part_begin[0]).load(map, &[slot, item.kv_head, page], full);
+                    let (to, corner) = (stage.from_row(self.part_begin[0]), [slot, item.kv_head, page]);
+                    match shared.pair {
+                        Some(_) => to.load_multicast(map, &corner, full, shared.config.ctas()),
+                        None => to.load(map, &corner, full),
+                    }
                 });
             },
         );

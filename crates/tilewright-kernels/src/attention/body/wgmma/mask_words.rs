@@ -86,7 +86,7 @@ impl<'k> Producer<'_, 'k> {
     /// The masks of this thread's row of an item, if the producers compute them.
     pub(super) fn row_masks(&self, item: &WorkItemRegs<'k>) -> Option<RowMasks<'k>> {
         let (cta, cursor) = (&self.shared.cta, self.masks?);
-        let last = item.qo_len * cta.params.group.by - 1;
+        let last = self.shared.last_row(item.qo_len * cta.params.group.by);
         let range = |row: Value<'k, u32>| visible_range_at(cta, item, row_position(cta, item, row));
         let row = self.thread.min(last);
         let (from, to) = range(row);

@@ -45,7 +45,7 @@ impl<'c, 'k> Consumer<'c, 'k> {
     /// Computes the ranges of keys that this thread's rows and all rows of the item see.
     pub(super) fn compute_ranges(&self, current: &CurrentItem<'k>) {
         let (k, cta, item) = (self.k, &self.shared.cta, current.load());
-        let (last, lane) = (current.rows() - 1, k.lane());
+        let (last, lane) = (self.shared.last_row(current.rows()), k.lane());
         // lanes 0 to 15: the rows of this warp; 16 and 17: the first and the last of the item
         let row = (self.number << 6) + (((k.thread() >> 5) & 3) << 4) + lane;
         let of_lane = lane.eq(16).select(0, row.unless(lane.ge(16), last).min(last));
@@ -54,6 +54,12 @@ impl<'c, 'k> Consumer<'c, 'k> {
         k.sync_warp();
         k.when(lane.lt(16), || self.range_table(row).store_vector([first, end]));
         k.sync_warp();
+        if let Some(seen_end) = self.seen_end {
+            let keys = self.shared.config.kv_tokens() as u32;
+            let end = end.of_lane(17).max(0).reinterpret::<u32>();
+            // without rows, no tile is seen
+            seen_end.set(((end + (keys - 1)) / keys).unless(current.rows().eq(0), 0));
+        }
         // positions ascend with the rows of a request
         let (first, end) = (first.of_lane(17), end.of_lane(16));
         if let Some((_, by_words)) = self.masks {
@@ -199,7 +205,7 @@ impl<'c, 'k> Consumer<'c, 'k> {
             if !self.shared.config.any_mask {
                 return self.visible(row, part).store(range_mask(k, keys, range[0], range[1]));
             }
-            let of_item = MaskedRow { row: row.min(current.rows() - 1), range };
+            let of_item = MaskedRow { row: row.min(self.shared.last_row(current.rows())), range };
             let word = self.shared.visible_word(&item, of_item, keys, |visible| {
                 self.hooks.visible_mask(&item, row, keys, visible)
             });

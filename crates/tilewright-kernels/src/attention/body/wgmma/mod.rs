@@ -16,6 +16,12 @@
 //! Grid: at most one CTA per SM. CTA `w` starts with run `w` and draws others from `ticket`, one ahead. The CTA that makes the last
 //! draw sets the ticket to 0 for the next launch.
 //!
+//! Long prompts alone are executed by pairs of CTAs, clusters of two: a run has twice the rows, and each CTA processes one half of them. Both
+//! process the same KV tiles, and each CTA loads every second box of a tile into the shared memory of both, so that L2 is read once. A stage
+//! is empty when both CTAs have released it. CTA 0 draws the runs and sends their numbers to CTA 1. With a causal mask one half sees fewer
+//! keys; the CTAs take it in turns, and skip the tiles that their half does not see. If outputs of one CTA are not finite, both process the
+//! item again.
+//!
 //! Beside items of few rows there are two launches. The first one leaves SMs to the kernel of the items, which follows it and runs at
 //! the same time. The second one begins as these SMs become free, and its CTAs only draw.
 //!
@@ -28,6 +34,7 @@
 mod bytes;
 mod config;
 mod consumer;
+mod cta_pair;
 mod epilogue;
 mod fp8;
 mod kv_loads;
@@ -54,6 +61,7 @@ use crate::{
 };
 use config::{ArenaOffsets, ROW_MAJOR_STAGES};
 use consumer::Consumer;
+use cta_pair::CtaPair;
 use kv_loads::{KvTile, Pages, Tensor};
 use mask_words::RowMasks;
 use masks::Masked;
@@ -80,9 +88,9 @@ const PRODUCERS: u32 = 6;
 pub struct RunParams {
     /// Number of runs.
     pub runs: u32,
-    /// Runs with which the CTAs of the first launch start, one each.
+    /// Runs with which the CTAs, or pairs of them, of the first launch start, one each.
     pub started: u32,
-    /// CTAs of both launches, or of the only one.
+    /// CTAs of both launches, or CTAs or pairs of the only one.
     pub ctas: u32,
     /// Whether this is the second launch.
     pub is_second: bool,
@@ -152,7 +160,9 @@ fn supported_hooks<'v>(
 pub fn attention(name: &str, config: &WgmmaConfig, variant: &ExpressionVariant) -> Result<Kernel, Invalid> {
     let hooks = supported_hooks(name, config, variant)?;
     Builder::kernel(name, THREADS, |k| {
-        let masks_ahead = config.computes_masks_ahead() && !hooks.is_live(Hook::Mask);
+        k.clusters_of(config.ctas());
+        // runs of pairs have no packed masks
+        let masks_ahead = config.computes_masks_ahead() && !hooks.is_live(Hook::Mask) && !config.pairs;
         let shared = WgmmaCta::new(k, *config, masks_ahead);
         let hooks = RowHooks::new(&shared.cta, Some(&hooks), config.any_mask);
         // the second launch waits for the kernel of few rows at its end, which has waited for the first one
@@ -162,6 +172,10 @@ pub fn attention(name: &str, config: &WgmmaConfig, variant: &ExpressionVariant) 
         let producer = (k.thread() >> 5).of_lane(0).ge(CONSUMERS / 32);
         k.when_else(producer, || Producer::new(&shared).run(), || Consumer::new(&shared, &hooks).run());
         k.when(shared.is_second, || k.wait_for_prerequisites());
+        if config.pairs {
+            // the other CTA may still arrive at barriers of this one
+            k.sync_cluster();
+        }
     })
 }
 
@@ -193,6 +207,8 @@ struct WgmmaCta<'k> {
     items: SlotBarriers<'k>,
     /// The query tile: written by the producer threads, released by the consumer warps, or the consumers if these do not load it.
     queries: SlotBarriers<'k>,
+    /// The two CTAs that execute runs together, if they do.
+    pair: Option<CtaPair<'k>>,
 }
 
 /// The barriers of one or two slots, used in turns. The `n`-th use has slot `n % slots`, and a parity that follows from `n`, so all
@@ -242,6 +258,12 @@ impl<'k> SlotBarriers<'k> {
     pub(super) fn wait_empty(self, n: Value<'k, u32>) {
         self.empty(n).wait(((n >> self.shift) & 1) ^ 1);
     }
+
+    /// Waits likewise; what threads of the cluster wrote before their arrivals is visible.
+    #[track_caller]
+    fn wait_empty_in_cluster(self, n: Value<'k, u32>) {
+        self.empty(n).wait_in_cluster(((n >> self.shift) & 1) ^ 1);
+    }
 }
 
 impl<'k> WgmmaCta<'k> {
@@ -281,6 +303,10 @@ impl<'k> WgmmaCta<'k> {
             masks: masks_ahead.then(|| Ring::new(k, "masks", config::MASK_STAGES)),
             items: SlotBarriers::new(k, "item", 1),
             queries: SlotBarriers::new(k, "queries", 0),
+            pair: config.pairs.then(|| {
+                let rank = k.cluster_rank();
+                CtaPair { rank, other: rank ^ 1, drawn: SlotBarriers::new(k, "drawn", 1) }
+            }),
         }
     }
 
@@ -288,33 +314,41 @@ impl<'k> WgmmaCta<'k> {
         let (k, warps) = (self.k, CONSUMERS / 32);
         k.when(k.thread().eq(0), || {
             let producers = self.by_rows().select::<u32>(producer::THREADS, 1);
-            self.keys.1.init(k, producers, 2);
+            let consumers = 2 * self.config.ctas();
+            self.keys.1.init(k, producers, consumers);
             match self.row_major {
                 Some((_, ring)) => {
                     ring.init(k, producers, producer::WARPS);
                     self.values.1.init(k, producer::THREADS, 2);
                 }
-                None => self.values.1.init(k, producers, 2),
+                None => self.values.1.init(k, producers, consumers),
             }
             if let Some(ring) = self.masks {
                 ring.init(k, producer::THREADS, warps);
             }
-            self.items.init(k, 32, warps + producer::WARPS);
+            self.items.init(k, 32, self.config.ctas() * (warps + producer::WARPS));
+            if let Some(pair) = self.pair {
+                pair.drawn.init(k, 1, 1);
+            }
             let releases = if self.config.register_steps() > 0 { warps } else { 2 };
             self.queries.init(k, producer::THREADS, releases);
-            for slot in 0..2_u32 {
-                let flags = self.item_words(k.constant(slot)).plus(REPEAT);
-                (0..CONSUMER_WARPS as usize).for_each(|warp| flags.plus(warp).store(0));
+            for slot in 0..if self.config.pairs { config::FLAG_SLOTS } else { 2 } {
+                let flags = self.flags(k.constant(slot));
+                (0..self.config.consumer_warps() as usize).for_each(|warp| flags.plus(warp).store(0));
             }
             k.fence(Fence::MbarrierInit);
         });
-        k.sync_threads();
+        if self.pair.is_some() { k.sync_cluster() } else { k.sync_threads() }
     }
 
     /// Whether keys and values are copied by rows, not boxes.
     #[track_caller]
     fn by_rows(&self) -> Value<'k, bool> {
-        if self.config.is_converted() { self.k.constant(true) } else { self.box_shift.lt(3) }
+        match self.config {
+            config if config.is_converted() => self.k.constant(true),
+            WgmmaConfig { pairs: true, .. } => self.k.constant(false),
+            _ => self.box_shift.lt(3),
+        }
     }
 
     /// The CTA with the dtype of products, whose keys and values are not those of the cache if they are converted.

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     attention::{NONE, WorkItem, WorkItemRegs, kernel::query_row::QueryHead},
-    tile::{Cursor, release_from_warp},
+    tile::Cursor,
 };
 use tilewright_ptx::{AtomicOp, Builder, Fence, GlobalToShared, Order, Scope, Shared, Value, Var};
 
@@ -43,7 +43,9 @@ pub(super) struct Producer<'c, 'k> {
     /// Values before they are transposed, if they are.
     pub(super) row_major: Option<RowMajor<'k>>,
     /// The number drawn for the run after the next one, in lane 0 of the drawing warp.
-    drawn: Var<'k, u32>,
+    pub(super) drawn: Var<'k, u32>,
+    /// Drawn runs that this CTA of a pair has sent or received.
+    pub(super) sent: Var<'k, u32>,
     /// Whether there is a next item.
     has_next: Var<'k, bool>,
     /// Whether the current item is processed again, in the drawing warp.
@@ -91,9 +93,14 @@ impl<'c, 'k> Producer<'c, 'k> {
         let by_rows = shared.by_rows();
         let part_begin = match shared.config.is_converted() {
             true => bytes::first_row_of_units(k.lane(), warp),
-            false => by_rows.select::<u32>(thread, (k.lane() * WARPS + warp) << shared.box_shift),
+            false => {
+                let number = k.lane() * WARPS + warp;
+                let number = shared.pair.map_or(number, |pair| (number << 1) + pair.rank);
+                by_rows.select::<u32>(thread, number << shared.box_shift)
+            }
         };
-        let has_parts = by_rows | (warp << shared.box_shift).lt(shared.config.kv_tokens() as u32);
+        let first_box = (if shared.config.pairs { warp << 1 } else { warp }) << shared.box_shift;
+        let has_parts = by_rows | first_box.lt(shared.config.kv_tokens() as u32);
         Self {
             shared,
             k,
@@ -109,6 +116,7 @@ impl<'c, 'k> Producer<'c, 'k> {
             masks: shared.masks.map(|ring| ring.cursor(k)),
             row_major: shared.row_major.map(|(_, ring)| RowMajor::new(k, ring)),
             drawn: k.var("drawn", 0),
+            sent: k.var("sent", 0),
             has_next: k.var("has_next", false),
             repeats: k.var("repeats", false),
         }
@@ -119,8 +127,9 @@ impl<'c, 'k> Producer<'c, 'k> {
         let (k, shared) = (self.k, self.shared);
         let (count, prepared) = (k.var("count", 0), k.var("prepared", false));
         self.in_drawing_warp(|| {
-            let starts = k.cta().lt(shared.started) & !shared.is_second;
-            k.when(starts, || self.fetch(k.cta()));
+            let first = if shared.config.pairs { k.cta() >> 1 } else { k.cta() };
+            let starts = first.lt(shared.started) & !shared.is_second;
+            k.when(starts, || self.fetch(first));
             self.draw();
             k.when(!starts, || self.fetch_drawn());
         });
@@ -141,7 +150,7 @@ impl<'c, 'k> Producer<'c, 'k> {
             });
             prepared.set(false);
             self.load_tiles(&item, &tiles, masks, || prepared.set(self.prepare(n + 1)));
-            release_from_warp(k, shared.items.empty(n));
+            shared.release_item(n, k.constant(false));
             count.set(n + 1);
         });
     }
@@ -191,21 +200,32 @@ impl<'c, 'k> Producer<'c, 'k> {
     fn publish(&self, n: Value<'k, u32>) {
         let (k, shared) = (self.k, self.shared);
         let (words, others) = (shared.item_words(n), shared.item_words(n + 1));
-        shared.items.wait_empty(n);
+        self.wait_for_item_slot(n);
         let word = k.var("word", 0);
         k.commit_copies();
         k.wait_copies(0);
         k.when(self.has_next.get() & k.lane().lt(WorkItem::WORDS as u32), || {
             word.set(self.next_word().load());
         });
-        self.repeats.set(self.must_repeat(words));
+        if let Some(pair) = shared.pair {
+            self.take_rows(pair, n, word);
+        }
+        // the items before the last one, and the last one
+        let [flags, of_others] = match shared.pair {
+            Some(_) => [shared.flags(n - 2), shared.flags(n - 1)],
+            None => [shared.flags(n), shared.flags(n + 1)],
+        };
+        self.repeats.set(self.must_repeat(flags));
         k.when(self.repeats.get(), || word.set(words.at(k.lane() & 15).load()));
+        if shared.pair.is_some() {
+            // consumers write flags that are not 0 alone
+            k.when(self.repeats.get(), || self.clear(flags));
+        }
         k.when(!(self.repeats.get() | self.has_next.get()), || {
-            shared.items.wait_empty(n + 1);
-            self.repeats.set(self.must_repeat(others));
+            self.wait_for_item_slot(n + 1);
+            self.repeats.set(self.must_repeat(of_others));
             k.when(self.repeats.get(), || word.set(others.at(k.lane() & 15).load()));
-            k.sync_warp();
-            k.when(k.lane().lt(CONSUMER_WARPS), || others.plus(REPEAT).at(k.lane()).store(0));
+            self.clear(of_others);
         });
         k.sync_warp();
         k.when(k.lane().lt(WorkItem::WORDS as u32), || words.at(k.lane()).store(word.get()));
@@ -222,16 +242,18 @@ impl<'c, 'k> Producer<'c, 'k> {
         self.shared.cta.at::<u32>(self.shared.arena.next_item).at(self.k.lane())
     }
 
-    /// Whether a consumer warp requested that the item of a slot is processed again.
-    fn must_repeat(&self, words: Shared<'k, u32>) -> Value<'k, bool> {
+    /// Whether a consumer warp requested that the item of these flags is processed again.
+    fn must_repeat(&self, flags: Shared<'k, u32>) -> Value<'k, bool> {
         let k = self.k;
-        let flag = words.plus(REPEAT).at(k.lane() & (CONSUMER_WARPS - 1)).load();
+        let flag = flags.at(k.lane() & (self.shared.config.consumer_warps() - 1)).load();
         k.any(flag.ne(0))
     }
 
     /// Draws a run. The number is used when the next item is loaded, so nothing waits for it.
     fn draw(&self) {
-        self.k.when(self.k.lane().eq(0), || {
+        let first_lane = self.k.lane().eq(0);
+        let draws = self.shared.pair.map_or(first_lane, |pair| first_lane & pair.rank.eq(0));
+        self.k.when(draws, || {
             self.drawn.set(self.shared.ticket.atomic(AtomicOp::AddU32, 1_u32, Order::Relaxed, Scope::Gpu));
         });
     }
@@ -239,7 +261,13 @@ impl<'c, 'k> Producer<'c, 'k> {
     /// Fetches the item of the drawn run, and draws the run after it.
     fn fetch_drawn(&self) {
         let (k, shared) = (self.k, self.shared);
-        k.when(k.lane().eq(0) & (self.drawn.get() + 1).eq(shared.draws), || shared.ticket.store(0_u32));
+        if let Some(pair) = shared.pair {
+            k.when_else(pair.rank.eq(0), || self.send_drawn(pair), || self.receive_drawn(pair));
+            self.sent.set(self.sent.get() + 1);
+        }
+        let is_last = (self.drawn.get() + 1).eq(shared.draws);
+        let resets = shared.pair.map_or(is_last, |pair| is_last & pair.rank.eq(0));
+        k.when(k.lane().eq(0) & resets, || shared.ticket.store(0_u32));
         self.fetch(shared.started + self.drawn.get().of_lane(0));
         k.when(self.has_next.get(), || self.draw());
     }
@@ -306,7 +334,7 @@ impl<'c, 'k> Producer<'c, 'k> {
         let params = &shared.cta.params;
         let (rows, row) = (item.qo_len * params.group.by, self.warp * rows::ROWS + k.lane());
         shared.queries.wait_empty(n);
-        let head = QueryHead::of_row(params, item.qo_begin, item.kv_head, row.min(rows - 1));
+        let head = QueryHead::of_row(params, item.qo_begin, item.kv_head, row.min(shared.last_row(rows)));
         let row = SourceRow {
             address: params.q.address + head.offset_in(&params.q) * shared.config.q.size() as u64,
             exists: row.lt(rows),
