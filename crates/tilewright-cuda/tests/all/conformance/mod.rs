@@ -52,7 +52,9 @@ fn prompts_run_beside_decode_steps_on_hopper() {
 /// The simulated GPU has one pair of SMs.
 #[test]
 fn long_prompts_run_in_pairs_on_hopper() {
-    flashinfer::long_prompts_in_pairs(&[crate::staged::simulated_hopper()], vec![(300, 900)]);
+    let hopper = &[crate::staged::simulated_hopper()];
+    flashinfer::long_prompts_in_pairs(hopper, vec![(300, 900)]);
+    flashinfer::pairs_with_hooks(hopper, vec![(130, 500)]);
 }
 
 mod gpu {

@@ -71,6 +71,16 @@ impl Point {
         }
     }
 
+    /// Asserts that two CTAs execute each run of the batch.
+    fn assert_pairs<B: Backend + Clone>(&self, backends: &[B]) {
+        let stored = Stored::new(&self.sample(), self.storage, 1);
+        for backend in backends {
+            let attention = Attention::new(self.problem(), backend.clone()).expect("it can");
+            let plan = attention.plan(&stored.batch()).expect("the batch is sound");
+            assert!(plan.explain().has_paired_runs, "{}", plan.explain());
+        }
+    }
+
     fn judge_plain<B: Backend + Clone>(&self, backends: &[B]) {
         self.judge(backends, &Plain, &Definition::default);
     }
@@ -183,17 +193,32 @@ pub(super) fn prompts_beside_decode_steps<B: Backend + Clone>(backends: &[B]) {
 
 /// Prompts without other items, which are long and enough for pairs of CTAs on Hopper.
 pub(super) fn long_prompts_in_pairs<B: Backend + Clone>(backends: &[B], lens: Vec<Lens>) {
-    let point = judge_twice(backends, 16, lens);
-    for backend in backends {
-        let attention = Attention::new(point.problem(), backend.clone()).expect("it can");
-        let batch = Stored::new(&point.sample(), point.storage, 1);
-        let plan = attention.plan(&batch.batch()).expect("the batch is sound");
-        assert!(plan.explain().has_paired_runs, "{}", plan.explain());
-    }
+    judge_twice(backends, 16, lens).assert_pairs(backends);
+}
+
+/// Paired runs with a hook of logits, and with one of queries and keys, for which single CTAs of another body execute them.
+pub(super) fn pairs_with_hooks<B: Backend + Clone>(backends: &[B], lens: Vec<Lens>) {
+    let point = Point {
+        lens,
+        storage: Storage::Paged(16),
+        heads: (4, 2),
+        dim: 64,
+        mask: Mask::Causal,
+        layout: KvLayout::Nhd,
+        dtypes: (Dtype::Bf16, Dtype::Bf16),
+    };
+    point.assert_pairs(backends);
+    let cap = SoftCap::new(50.0).expect("it is above 0");
+    point.judge(backends, &cap, &|| formula::soft_cap(50.0));
+    let rope = Rope::new(64, 1e4).expect("it is sound");
+    let frequencies: &'static [f64] = Box::leak(rope.frequencies().into_boxed_slice());
+    let variant = RotaryEmbedding::new(&rope).expect("it is sound");
+    point.judge(backends, &variant, &|| formula::rotary_embedding(frequencies));
 }
 
 /// Type-checked alone: a CPU has no pairs.
-const _: fn(&[tilewright::Cpu], Vec<Lens>) = long_prompts_in_pairs::<tilewright::Cpu>;
+const _: [fn(&[tilewright::Cpu], Vec<Lens>); 2] =
+    [long_prompts_in_pairs::<tilewright::Cpu>, pairs_with_hooks::<tilewright::Cpu>];
 
 /// Keys that are split among workers: merges leave their counters at 0.
 pub(super) fn split_keys_twice<B: Backend + Clone>(backends: &[B]) {
