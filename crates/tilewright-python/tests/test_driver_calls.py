@@ -65,20 +65,20 @@ def test_an_installed_package_loads_kernels_from_its_bundle(with_bundle, on_doub
     assert sources["bundle"] == str(with_bundle / "tilewright" / "tilewright-kernels")
     assert sources["folder"] == str(tmp_path / "kernels")
     assert sources["refusal"] is None
-    # eight of attention; append, norm and RoPE. Those of bound sinks and of a small vocabulary are no common ones
-    assert (sources["bundled"], sources["cached"]) == (11, 0)
+    # nine of attention; append, norm and RoPE. Those of bound sinks and of a small vocabulary are no common ones
+    assert (sources["bundled"], sources["cached"]) == (12, 0)
     others = len(list((tmp_path / "kernels").glob("*.kernel")))
-    assert sources["assembled"] == others == 9
+    assert sources["assembled"] == others == 10
     # kernels with setmaxnreg are loaded as text
-    assert names(found["calls"]).count("cuLinkCreate_v2") == others - 2
+    assert names(found["calls"]).count("cuLinkCreate_v2") == others - 3
 
     again = on_double("sources", PYTHONPATH=str(with_bundle))
     assert "cuLinkCreate_v2" not in names(again["calls"])
-    assert (again["sources"]["bundled"], again["sources"]["cached"]) == (11, others)
+    assert (again["sources"]["bundled"], again["sources"]["cached"]) == (12, others)
 
     compiled = on_double("sources", PYTHONPATH=str(with_bundle), TILEWRIGHT_CACHE="jit")["sources"]
     assert (compiled["bundle"], compiled["folder"], compiled["bundled"], compiled["cached"]) == (None, None, 0, 0)
-    assert compiled["assembled"] == 11 + others
+    assert compiled["assembled"] == 12 + others
 
 
 def test_a_damaged_bundle_costs_time_only(with_bundle, on_double):
@@ -86,7 +86,7 @@ def test_a_damaged_bundle_costs_time_only(with_bundle, on_double):
         kernel.write_bytes(kernel.read_bytes()[:-1])
     sources = on_double("sources", PYTHONPATH=str(with_bundle))["sources"]
     assert (sources["bundled"], sources["cached"]) == (0, 0)
-    assert sources["assembled"] == 20
+    assert sources["assembled"] == 22
     assert sources["refusal"].endswith("its checksum is wrong")
 
 
