@@ -57,12 +57,12 @@ struct RunUnit {
 /// merged.
 pub(super) fn append(schedule: &mut Schedule, inputs: &ScheduleInputs<'_>, many: &ManyRows) -> Result<bool> {
     let pairs = if schedule.items.is_empty() { pairs(inputs, many) } else { None };
-    let mut segments = segments(inputs, pairs.as_ref().unwrap_or(many));
+    let is_paired = pairs.is_some();
+    let (workers, mut segments) = pairs.unwrap_or_else(|| (many.workers.max(1), segments(inputs, many)));
     let units: usize = segments.iter().map(ManyRowSegment::units_of_all_heads).sum();
     check_items(inputs.operator, schedule.items.len().saturating_add(units))?;
     let cost: usize = segments.iter().map(ManyRowSegment::cost).sum();
     let has_levels = segments.iter().any(|segment| segment.shared);
-    let workers = pairs.unwrap_or(*many).workers.max(1);
     // a KV tile of the other items takes about as long, by its bytes, as one of a run by its products
     let keys = |item: &WorkItem| item.kv_heads.len() * (item.kv.end - item.kv.start) as usize;
     let keys: usize = schedule.items.iter().map(keys).sum();
@@ -72,8 +72,8 @@ pub(super) fn append(schedule: &mut Schedule, inputs: &ScheduleInputs<'_>, many:
         false => None,
     };
     let share = (cost + if has_levels { 0 } else { beside }).div_ceil(workers);
-    schedule.has_paired_runs = pairs.is_some();
-    let split = if pairs.is_some() { Split::Never } else { inputs.split };
+    schedule.has_paired_runs = is_paired;
+    let split = if is_paired { Split::Never } else { inputs.split };
     let cutter = RunCutter { inputs, split, kv_tokens: many.kv_tokens, share, pieces };
     check_items(
         inputs.operator,
@@ -86,9 +86,9 @@ pub(super) fn append(schedule: &mut Schedule, inputs: &ScheduleInputs<'_>, many:
     Ok(has_levels)
 }
 
-/// The granularity of runs that two workers execute together; `None` if the batch has segments that are shared, masked by bits or divided
+/// Pairs of workers, and the segments of runs that each pair executes together; `None` if the batch has segments that are shared, masked by bits or divided
 /// at fixed keys, or if runs are short or would leave workers idle, since they are not cut.
-fn pairs(inputs: &ScheduleInputs<'_>, many: &ManyRows) -> Option<ManyRows> {
+fn pairs(inputs: &ScheduleInputs<'_>, many: &ManyRows) -> Option<(usize, Vec<ManyRowSegment>)> {
     let is_loaded_at_once = match inputs.requests.source {
         KvSource::Paged { page_size, .. } => page_size.is_multiple_of(BOX_SLOTS),
         KvSource::Ragged { .. } => true,
@@ -100,21 +100,21 @@ fn pairs(inputs: &ScheduleInputs<'_>, many: &ManyRows) -> Option<ManyRows> {
         || !inputs.requests.mask.is_empty()
         || matches!(inputs.split, Split::Fixed { .. })
         || tokens == 0
+        || many.pair_tiles == usize::MAX
     {
         return None;
     }
-    let pairs = ManyRows { q_rows: 2 * tokens * group, workers: many.workers / 2, ..*many };
-    let segments = segments(inputs, &pairs);
+    let segments = segments(inputs, &ManyRows { q_rows: 2 * tokens * group, ..*many });
     let (shortest, longest) = range_of_tiles(&segments)?;
     let units: usize = segments.iter().map(ManyRowSegment::units_of_all_heads).sum();
     let cost: usize = segments.iter().map(ManyRowSegment::cost).sum();
     let are_long = cost >= units.saturating_mul(OVERHEAD.saturating_add(many.pair_tiles));
-    let workers = pairs.workers.max(1);
+    let workers = (many.workers / 2).max(1);
     let are_busy = match are_alike(shortest, longest) {
         true => 16 * units >= 15 * units.next_multiple_of(workers),
         false => cost / workers >= SHARE_OF_PAIRS * longest,
     };
-    (are_long && are_busy && !segments.iter().any(|segment| segment.shared)).then_some(pairs)
+    (are_long && are_busy && !segments.iter().any(|segment| segment.shared)).then_some((workers, segments))
 }
 
 /// The fewest and the most KV tiles of a query tile.
