@@ -191,11 +191,7 @@ fn is_write(op: Op) -> bool {
         Op::Matrix(op) => matches!(op, MatrixOp::Store(..)),
         Op::Copy(op) => matches!(
             op,
-            CopyOp::Async(..)
-                | CopyOp::AsyncUnless(..)
-                | CopyOp::BulkLoad
-                | CopyOp::TensorLoad(..)
-                | CopyOp::TensorMulticast(..)
+            CopyOp::Async(..) | CopyOp::AsyncUnless(..) | CopyOp::BulkLoad | CopyOp::TensorLoad { .. }
         ),
         _ => false,
     }

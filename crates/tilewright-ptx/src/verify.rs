@@ -287,7 +287,7 @@ fn wrong_size(op: Op) -> Option<String> {
         Op::Copy(CopyOp::Async(bytes, _) | CopyOp::AsyncUnless(bytes)) => {
             expect(matches!(bytes, 4 | 8 | 16), "bytes of a copy", bytes, "4, 8 or 16")
         }
-        Op::Copy(CopyOp::TensorLoad(dims, _) | CopyOp::TensorMulticast(dims, _)) => {
+        Op::Copy(CopyOp::TensorLoad { dims, .. }) => {
             expect((1..=5).contains(&dims), "dimensions of a tensor", dims, "1 to 5")
         }
         Op::Matrix(MatrixOp::Load(count, _) | MatrixOp::Store(count, _)) => {

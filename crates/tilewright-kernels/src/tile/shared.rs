@@ -28,6 +28,8 @@ pub struct SharedTile<'k, T = bf16> {
     columns: usize,
     /// The L2 cache policy of loads through tensor maps.
     policy: Option<CachePolicy<'k>>,
+    /// The CTAs of the cluster that these loads fill a tile of, or 1: this one alone.
+    ctas: u32,
 }
 
 impl<'k, T: Stored> SharedTile<'k, T> {
@@ -35,13 +37,20 @@ impl<'k, T: Stored> SharedTile<'k, T> {
     #[track_caller]
     pub fn new(k: &'k Builder, name: &str, rows: usize, columns: usize, stages: usize) -> Self {
         const { assert!(size_of::<T>() == 2, "elements of 16 bits") };
-        Self { memory: k.shared(name, stages * rows * columns, 1024), rows, columns, policy: None }
+        Self { memory: k.shared(name, stages * rows * columns, 1024), rows, columns, policy: None, ctas: 1 }
     }
 
     /// The tile, with an L2 cache policy of loads through tensor maps.
     #[must_use]
     pub fn with_policy(self, policy: CachePolicy<'k>) -> Self {
         Self { policy: Some(policy), ..self }
+    }
+
+    /// The tiles at this address of the first `ctas` CTAs of the cluster: loads through tensor maps fill all of them, and signal the
+    /// barrier of each.
+    #[must_use]
+    pub fn of_ctas(self, ctas: u32) -> Self {
+        Self { ctas, ..self }
     }
 
     /// Bytes per stage.
@@ -95,24 +104,8 @@ impl<'k, T: Stored> SharedTile<'k, T> {
         let _line = k.at_line(Location::caller());
         for panel in 0..self.columns / PANEL {
             let corner = &[&[column + (panel * PANEL) as u32], corner].concat();
-            k.load_tensor(self.panel(panel), TensorBox { map, corner }, barrier, self.policy);
-        }
-    }
-
-    /// [`SharedTile::load`] to the tile of each of `ctas` CTAs of the cluster, with the barrier of each.
-    #[track_caller]
-    pub fn load_multicast(
-        self,
-        map: Value<'k, u64>,
-        corner: &[Value<'k, u32>],
-        barrier: Barrier<'k>,
-        ctas: u32,
-    ) {
-        let k = map.builder();
-        let _line = k.at_line(Location::caller());
-        for panel in 0..self.columns / PANEL {
-            let corner = &[&[k.constant((panel * PANEL) as u32)], corner].concat();
-            k.load_tensor_multicast(self.panel(panel), TensorBox { map, corner }, barrier, ctas);
+            let from = TensorBox { map, corner, policy: self.policy, ctas: self.ctas };
+            k.load_tensor(self.panel(panel), from, barrier);
         }
     }
 

@@ -35,6 +35,17 @@ pub struct TensorBox<'c, 'k> {
     pub map: Value<'k, u64>,
     /// The coordinates of its first element, innermost first.
     pub corner: &'c [Value<'k, u32>],
+    /// The L2 cache policy of its bytes, if it is not the default one.
+    pub policy: Option<CachePolicy<'k>>,
+    /// The CTAs of the cluster that receive it, or 1: this one alone.
+    pub ctas: u32,
+}
+
+impl<'c, 'k> TensorBox<'c, 'k> {
+    /// A box for this CTA with the default L2 cache policy.
+    pub fn new(map: Value<'k, u64>, corner: &'c [Value<'k, u32>]) -> Self {
+        Self { map, corner, policy: None, ctas: 1 }
+    }
 }
 
 impl Builder {
@@ -100,33 +111,14 @@ impl Builder {
         self.copy_op(CopyOp::BulkLoad, &operands);
     }
 
-    /// Loads a box of a tensor into the shared memory of each of `ctas` CTAs of the cluster, at the same address, and signals its bytes
-    /// to `barrier` of each.
+    /// Loads a box of a tensor and signals its bytes to `barrier`: those of this CTA, or of each of several CTAs of the cluster, at the
+    /// same addresses.
     #[track_caller]
-    pub fn load_tensor_multicast<T: Scalar>(
-        &self,
-        to: Shared<'_, T>,
-        from: TensorBox<'_, '_>,
-        barrier: Barrier<'_>,
-        ctas: u32,
-    ) {
+    pub fn load_tensor<T: Scalar>(&self, to: Shared<'_, T>, from: TensorBox<'_, '_>, barrier: Barrier<'_>) {
         let corner: Vec<Operand> = from.corner.iter().map(|at| at.operand).collect();
-        let (map, op) = ([from.map.operand, Operand::Const(0)], CopyOp::TensorMulticast(corner.len(), ctas));
-        self.copy_op(op, &[&to.operands(), &map, &barrier.0.operands(), &corner]);
-    }
-
-    /// Loads a box of a tensor, with an L2 cache policy if there is one, and signals its bytes to `barrier`.
-    #[track_caller]
-    pub fn load_tensor<T: Scalar>(
-        &self,
-        to: Shared<'_, T>,
-        from: TensorBox<'_, '_>,
-        barrier: Barrier<'_>,
-        policy: Option<CachePolicy<'_>>,
-    ) {
-        let corner: Vec<Operand> = from.corner.iter().map(|at| at.operand).collect();
-        let (policy, last) = CachePolicy::operand(policy);
-        let (map, op) = ([from.map.operand, Operand::Const(0)], CopyOp::TensorLoad(corner.len(), policy));
+        let (policy, last) = CachePolicy::operand(from.policy);
+        let op = CopyOp::TensorLoad { dims: corner.len(), ctas: from.ctas, policy };
+        let map = [from.map.operand, Operand::Const(0)];
         self.copy_op(op, &[&to.operands(), &map, &barrier.0.operands(), &corner, &last]);
     }
 }

@@ -107,10 +107,11 @@ fn copies() -> Vec<CopyOp> {
     all.extend([4, 8, 16].map(CopyOp::AsyncUnless));
     for policy in [Policy::Default, Policy::Operand] {
         all.extend([4, 8, 16].map(|bytes| CopyOp::Async(bytes, policy)));
-        all.extend([1, 2, 3, 4, 5].map(|dims| CopyOp::TensorLoad(dims, policy)));
+        all.extend([1, 2, 3, 4, 5].map(|dims| CopyOp::TensorLoad { dims, ctas: 1, policy }));
+        all.push(CopyOp::TensorLoad { dims: 4, ctas: 2, policy });
     }
     all.extend([CopyOp::AsyncCommit, CopyOp::AsyncWait(1), CopyOp::AsyncArrive]);
-    all.extend([CopyOp::BulkLoad, CopyOp::TensorMulticast(4, 2)]);
+    all.push(CopyOp::BulkLoad);
     all
 }
 

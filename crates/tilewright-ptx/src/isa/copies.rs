@@ -33,12 +33,17 @@ pub enum CopyOp {
     /// Copies bytes, a multiple of 16, from global to shared memory and signals them to the mbarrier. Operands:
     /// `[shared + offset]`, `[global + offset]`, bytes, `[mbarrier + offset]`.
     BulkLoad,
-    /// Loads a box of a tensor with this many dimensions into shared memory. Operands: `[shared + offset]`, `[map + offset]`,
-    /// `[mbarrier + offset]`, coordinates, innermost first.
-    TensorLoad(usize, Policy),
-    /// Like `TensorLoad`, into the shared memory of each of this many CTAs of the cluster, at the same address, with an mbarrier of
-    /// each at the same address.
-    TensorMulticast(usize, u32),
+    /// Loads a box of a tensor into shared memory. Operands: `[shared + offset]`, `[map + offset]`, `[mbarrier + offset]`,
+    /// coordinates, innermost first.
+    TensorLoad {
+        /// Dimensions of the tensor.
+        dims: usize,
+        /// More than 1: the box is loaded into the shared memory of each of this many CTAs of the cluster, at the same address, with
+        /// an mbarrier of each at the same address.
+        ctas: u32,
+        /// The L2 cache policy.
+        policy: Policy,
+    },
 }
 
 impl Policy {
@@ -84,20 +89,18 @@ impl CopyOp {
                 "sm_90",
             )
             .operands([shared, global, Value(B32), shared]),
-            Self::TensorLoad(dims, policy) => {
-                let (hint, last, operand) = policy.words(6 + dims);
-                let form = format!("{dims}d.shared::cluster.global.mbarrier::complete_tx::bytes{hint}");
-                let spelling = format!("cp.async.bulk.tensor.{form} $0, [$#2, $*6:{}], $4{last}", 6 + dims);
+            Self::TensorLoad { dims, ctas, policy } => {
+                let end = 6 + dims;
+                let (hint, last, operand) = policy.words(end);
+                let (multicast, mask) = match ctas {
+                    1 => ("", String::new()),
+                    _ => (".multicast::cluster", format!(", {}", (1_u32 << ctas) - 1)),
+                };
+                let form =
+                    format!("{dims}d.shared::cluster.global.mbarrier::complete_tx::bytes{multicast}{hint}");
+                let spelling = format!("cp.async.bulk.tensor.{form} $0, [$#2, $*6:{end}], $4{mask}{last}");
                 let coordinates = vec![Value(B32); dims];
                 let operands = [shared, global, shared].into_iter().chain(coordinates).chain(operand);
-                Form::new(spelling, "8.0", "sm_90").operands(operands)
-            }
-            Self::TensorMulticast(dims, ctas) => {
-                let form =
-                    format!("{dims}d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster");
-                let (end, mask) = (6 + dims, (1_u32 << ctas) - 1);
-                let spelling = format!("cp.async.bulk.tensor.{form} $0, [$#2, $*6:{end}], $4, {mask}");
-                let operands = [shared, global, shared].into_iter().chain(vec![Value(B32); dims]);
                 Form::new(spelling, "8.0", "sm_90").operands(operands)
             }
         }

@@ -59,24 +59,19 @@ impl Exec<'_, '_> {
     }
 
     /// A load into this CTA, or into each of `ctas` CTAs of the cluster.
-    pub(super) fn tensor_load(
-        &mut self,
-        operands: Range,
-        dims: usize,
-        ctas: Option<u32>,
-    ) -> Result<(), FaultCause> {
+    pub(super) fn tensor_load(&mut self, operands: Range, dims: usize, ctas: u32) -> Result<(), FaultCause> {
         let (shared, maps) = (self.addresses(operands, 0, false), self.addresses(operands, 2, true));
         let barriers = self.addresses(operands, 4, false);
         for lane in self.active() {
             let map = self.tensor_map(maps[lane])?;
             let coordinate = |at| (self.operand(operands, 6 + at)[lane] as u32).cast_signed();
             let coordinates: Vec<i32> = (0..dims).map(coordinate).collect();
-            let Some(ctas) = ctas else {
+            if ctas == 1 {
                 let barrier = self.find_mbarrier(barriers[lane], false, lane)?;
                 let chunks = self.box_chunks(&map, &coordinates, shared[lane], lane)?;
                 self.start_load(chunks, barrier, lane)?;
                 continue;
-            };
+            }
             let size = self.cluster.ctas.len();
             if ctas as usize != size {
                 let message = format!("a copy to {ctas} CTAs of a cluster of {size}");

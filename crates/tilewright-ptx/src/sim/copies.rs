@@ -20,8 +20,7 @@ impl Exec<'_, '_> {
             CopyOp::AsyncWait(left) => return self.async_wait(left),
             CopyOp::AsyncArrive => self.async_arrive(operands)?,
             CopyOp::BulkLoad => self.bulk_load(operands)?,
-            CopyOp::TensorLoad(dims, _) => self.tensor_load(operands, dims, None)?,
-            CopyOp::TensorMulticast(dims, ctas) => self.tensor_load(operands, dims, Some(ctas))?,
+            CopyOp::TensorLoad { dims, ctas, .. } => self.tensor_load(operands, dims, ctas)?,
         }
         Ok(Next::Advance)
     }

@@ -57,7 +57,7 @@ fn spellings_are_parsed_into_tokens() {
         ],
     );
     check_tokens(
-        Op::Copy(CopyOp::TensorLoad(2, Policy::Default)),
+        Op::Copy(CopyOp::TensorLoad { dims: 2, ctas: 1, policy: Policy::Default }),
         &[
             Word("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "),
             Address(0),

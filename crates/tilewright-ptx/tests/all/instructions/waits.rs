@@ -171,7 +171,7 @@ fn loads(dims: usize, corner: &[i32], with_policy: bool) -> Kernel {
         let policy = with_policy.then(|| k.cache_policy(Eviction::Last));
         k.when(k.thread().eq(0), || {
             full.arrive_expecting(words * 4);
-            k.load_tensor(memory, TensorBox { map, corner: &corner }, full, policy);
+            k.load_tensor(memory, TensorBox { policy, ..TensorBox::new(map, &corner) }, full);
         });
         full.wait(0);
         k.repeat((k.thread(), words), 32, |at| out.at(at).store(memory.at(at).load()));

@@ -103,7 +103,7 @@ fn multicast(bug: Bug) -> Kernel {
                 full.arrive_expecting(4 * if bug == Bug::ShortExpect { STAGE / 2 } else { STAGE });
                 let corner = &[k.constant(0), rank * 8 + 16 * turn];
                 let to = stage.at(rank * (STAGE / 2));
-                k.load_tensor_multicast(to, TensorBox { map, corner }, full, 2);
+                k.load_tensor(to, TensorBox { ctas: 2, ..TensorBox::new(map, corner) }, full);
             });
             full.wait(turn & 1);
             let words = (0..STAGE / 32).map(|at| stage.at(lane + 32 * at).load());

@@ -80,9 +80,9 @@ fn produce(k: &Builder, stages: &[Stage<'_>], (a, b): (Value<'_, u64>, Value<'_,
             };
             stage.full.arrive_expecting(bytes);
             let at = [k.constant(tile * 64), k.cta() * 64];
-            k.load_tensor(stage.a, TensorBox { map: a, corner: &at }, stage.full, None);
+            k.load_tensor(stage.a, TensorBox::new(a, &at), stage.full);
             let corner = &[at[0], k.constant(0)];
-            k.load_tensor(stage.b, TensorBox { map: b, corner }, stage.full, None);
+            k.load_tensor(stage.b, TensorBox::new(b, corner), stage.full);
         }
     });
 }

@@ -89,8 +89,8 @@ impl<'k> StageBoxes<'k> {
             k.when(lane.eq(0), || {
                 for (at, corner) in (first as usize..).zip(&corners) {
                     let corner = &[&[zero], &corner[..], &[zero]].concat();
-                    let from = TensorBox { map, corner };
-                    k.load_tensor(unit.plus(at * box_bytes / 4), from, barrier, Some(policy));
+                    let from = TensorBox { policy: Some(policy), ..TensorBox::new(map, corner) };
+                    k.load_tensor(unit.plus(at * box_bytes / 4), from, barrier);
                 }
             });
         }

@@ -68,10 +68,7 @@ impl<'k> Producer<'_, 'k> {
                     let (page, slot) = self.location(item, at, 0);
                     let map = shared.maps[tensor as usize];
                     let (to, corner) = (stage.from_row(self.part_begin[0]), [slot, item.kv_head, page]);
-                    match shared.pair {
-                        Some(_) => to.load_multicast(map, &corner, full, shared.config.ctas()),
-                        None => to.load(map, &corner, full),
-                    }
+                    to.of_ctas(shared.config.ctas()).load(map, &corner, full);
                 });
             },
         );
