@@ -200,10 +200,11 @@ impl<'c, 'k> MlaConsumer<'c, 'k> {
         self.shared.stage(n).panels(middle * half..middle * (half + 1))
     }
 
-    /// One thread of the warpgroup releases a half of tile `n`.
+    /// One thread of the warpgroup releases a half of tile `n`, or one for each CTA of the item.
     pub(super) fn release(&self, n: Value<'k, u32>, half: usize) {
-        let k = self.k;
-        k.when((k.thread() & 127).eq(0), || self.shared.empty(n, half).arrive());
+        let (k, empty, ctas) = (self.k, self.shared.empty(n, half), self.shared.cta.ctas_per_item);
+        let thread = k.thread() & 127;
+        k.when(thread.lt(ctas), || if ctas > 1 { empty.arrive_in_cta(thread) } else { empty.arrive() });
     }
 
     /// Barrier of consumer `half`.

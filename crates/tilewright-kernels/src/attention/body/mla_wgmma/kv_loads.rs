@@ -50,13 +50,13 @@ impl<'k> MlaProducer<'_, 'k> {
         self.k.when_else(self.warp.lt(2), || body(0), || body(1));
     }
 
-    /// Loads this lane's box of a half of tile `n`.
+    /// Loads this lane's box of a half of tile `n`: all panels, or every second one to both CTAs of the item.
     fn load_half(&self, item: &WorkItemRegs<'k>, n: Value<'k, u32>, half: usize, at: Location<'k>) {
         let (k, shared) = (self.k, self.shared);
         self.wait_empty(n, half);
         let (tile, row_bytes) = (shared.stage(n).from_row(self.part_begin), 128 * KEYS);
         let (page, slot) = at;
-        let corner = [slot, item.kv_head, page];
+        let (corner, ctas) = ([slot, item.kv_head, page], shared.cta.ctas_per_item);
         let barriers = shared.config.barrier_panels(half);
         // boxes of other warps may arrive before the bytes are expected
         k.when(self.thread.eq(0), || {
@@ -65,15 +65,18 @@ impl<'k> MlaProducer<'_, 'k> {
             };
             barriers.iter().enumerate().for_each(expect);
         });
-        k.when(self.has_part(), || {
-            for (at, panels) in barriers.iter().enumerate() {
-                let full = shared.full(n, half, at);
-                for panel in panels.clone() {
-                    let (map, column) = self.column(panel);
-                    let to = tile.panels(panel..panel + 1).with_policy(self.policy);
-                    to.load_columns(shared.maps[map], k.constant(column as u32), &corner, full);
-                }
+        let load = |at: usize| {
+            for panel in barriers[at].clone() {
+                let (map, column) = self.column(panel);
+                let to = tile.panels(panel..panel + 1).with_policy(self.policy).of_ctas(ctas);
+                let (map, column) = (shared.maps[map], k.constant(column as u32));
+                to.load_columns(map, column, &corner, shared.full(n, half, at));
             }
+        };
+        let load_of = |rank: u32| (rank as usize..barriers.len()).step_by(ctas as usize).for_each(load);
+        k.when(self.has_part(), || match ctas {
+            1 => load_of(0),
+            _ => k.when_else(k.cluster_rank().eq(0), || load_of(0), || load_of(1)),
         });
     }
 

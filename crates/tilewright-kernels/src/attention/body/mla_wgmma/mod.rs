@@ -23,8 +23,9 @@
 //! 5. Two states of the same rows are merged from registers and memory (`kernel::merge::pair`).
 //! 6. Any other merge of more than 256 KiB of states is left to a second kernel, [`large_merges`].
 //!
-//! Grid: `[workers * ctas_per_item, 1, 1]`. The CTAs of a worker execute its items side by side, each 64 rows, so that keys come
-//! from memory once. Items have at most 64 rows per CTA.
+//! Grid: `[workers * ctas_per_item, 1, 1]`. The CTAs of a worker execute its items side by side, each 64 rows. Items have at most 64
+//! rows per CTA. Two CTAs are a cluster: each loads every second panel of a KV tile to both, and a half of a stage is empty when both
+//! have released it. Copies by rows are not shared.
 //!
 //! Caches of 8 bits are copied by rows, whatever the page size, and widened in their stages (`widen`).
 //!
@@ -109,6 +110,8 @@ pub fn attention(name: &str, config: &MlaWgmmaConfig) -> Result<Kernel, Invalid>
         return Err(Invalid::of(name, reasons.join("; ")));
     }
     Builder::kernel(name, THREADS, |k| {
+        let ctas = config.ctas_per_item() as u32;
+        k.clusters_of(ctas);
         let shared = MlaWgmmaCta::new(k, *config);
         let hooks = RowHooks::new(&shared.cta, None, false);
         shared.init();
@@ -118,6 +121,10 @@ pub fn attention(name: &str, config: &MlaWgmmaConfig) -> Result<Kernel, Invalid>
             MlaConsumer::new(&shared, &hooks).run();
         };
         k.when_else(producer, || MlaProducer::new(&shared).run(), consume);
+        if ctas > 1 {
+            // the other CTA may still arrive at barriers of this one
+            k.sync_cluster();
+        }
     })
 }
 
@@ -134,7 +141,7 @@ struct MlaWgmmaCta<'k> {
     kv: SharedTile<'k>,
     /// Of each stage one per [`MlaWgmmaConfig::barrier_panels`] of both halves: complete when these panels have arrived.
     full: Barrier<'k>,
-    /// `[stages][2]`: complete when a half has been released.
+    /// `[stages][2]`: complete when a half has been released, by all CTAs of the item.
     empty: Barrier<'k>,
     /// Two slots of items: written by a producer warp, released by all warps.
     items: SlotBarriers<'k>,
@@ -178,13 +185,13 @@ impl<'k> MlaWgmmaCta<'k> {
             for (stage, half) in barriers {
                 (0..self.config.barrier_panels(half).len())
                     .for_each(|at| self.full(stage, half, at).init(producers));
-                self.empty(stage, half).init(1);
+                self.empty(stage, half).init(self.cta.ctas_per_item);
             }
             self.items.init(k, 32, warps + producer::WARPS);
             self.queries.init(k, producer::THREADS, warps);
             k.fence(Fence::MbarrierInit);
         });
-        k.sync_threads();
+        if self.cta.ctas_per_item > 1 { k.sync_cluster() } else { k.sync_threads() }
     }
 
     /// Waits for the previous kernel and lets the next one begin.
