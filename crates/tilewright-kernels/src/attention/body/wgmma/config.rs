@@ -155,6 +155,12 @@ impl WgmmaConfig {
         self.register_steps() == self.qk_steps()
     }
 
+    /// Whether the first products of an item replace the accumulators, which are otherwise zeroed before. Products of 8 bits are added to
+    /// them, and heads of 256 leave no register for the number of the tile.
+    pub(super) fn replaces_outputs(&self) -> bool {
+        !self.is_fp8() && self.vo() < 256
+    }
+
     /// Reasons why the configuration is unsupported; empty if it is supported.
     pub fn unsupported(&self) -> Vec<String> {
         let mut reasons = Vec::new();

@@ -2,7 +2,10 @@
 
 use super::{CAREFUL, CONSUMER_WARPS, EXPONENTIALS, Masked, PRESENT, WgmmaCta};
 use crate::{
-    attention::kernel::{AccFragment, CurrentItem, F16Factor, RowHooks, RowTile, ThreadScalar, TileLogits},
+    attention::{
+        items::NONE,
+        kernel::{AccFragment, CurrentItem, F16Factor, RowHooks, RowTile, ThreadScalar, TileLogits},
+    },
     tile::{Cursor, SharedTile, release_from_warp},
 };
 use tilewright::{Dtype, attention::variant::Hook};
@@ -38,6 +41,9 @@ pub(super) struct Consumer<'c, 'k> {
     pub(super) masks: Option<(Cursor<'k>, Var<'k, u32>)>,
     /// The first KV tile of the item, which is processed last.
     pub(super) first_tile: Var<'k, u32>,
+    /// The KV tile whose products with weights replace the accumulators, or [`NONE`] if these are set before, as they always are if
+    /// there is no register for it.
+    replacing_tile: Option<Var<'k, u32>>,
     /// One past the last KV tile that this CTA's rows see, if the other CTA of a pair has rows of the item, too.
     pub(super) seen_end: Option<Var<'k, u32>>,
     /// Whether the item is processed again, because outputs were not finite.
@@ -72,6 +78,7 @@ impl<'c, 'k> Consumer<'c, 'k> {
             error: [0, 1].map(|_| k.var("error", 0.0)),
             unmasked: [0, 1].map(|_| k.var("unmasked", 0)),
             first_tile: k.var("first_tile", 0),
+            replacing_tile: config.replaces_outputs().then(|| k.var("replacing_tile", 0)),
             seen_end: shared.pair.map(|_| k.var("seen_end", 0)),
             masks: shared.masks.map(|ring| (ring.cursor(k), k.var("first_tile_by_words", 0))),
             careful: k.var("careful", 0),
@@ -124,10 +131,10 @@ impl<'c, 'k> Consumer<'c, 'k> {
         let (first, end) = self.shared.tiles(item.kv_begin, current.kv_end);
         self.sum.iter().chain(&self.error).for_each(|sum| sum.set(0.0));
         self.state.max.iter().for_each(|max| max.set(f32::NEG_INFINITY));
-        self.state.o.iter().flatten().for_each(|o| o.set(0.0));
         self.first_tile.set(first);
         self.load_queries();
         let end = self.skip_unseen(first, end);
+        self.begin_outputs(first, end);
         let attend = || match self.shared.config.is_fp8() {
             true => self.process_fp8(current, end),
             false => self.process_tiles(current, end),
@@ -137,6 +144,16 @@ impl<'c, 'k> Consumer<'c, 'k> {
             self.fill_row_values(current);
             self.release_queries(k.constant(true));
         });
+    }
+
+    /// Lets the products of the first processed tile replace the accumulators. Zeroes these if there is none, or if non-finite values
+    /// are added before.
+    fn begin_outputs(&self, first: Value<'k, u32>, end: Value<'k, u32>) {
+        let zero = || self.state.o.iter().flatten().for_each(|o| o.set(0.0));
+        let Some(replacing_tile) = self.replacing_tile else { return zero() };
+        let zeroes = end.le(first) | self.careful.get().ne(0);
+        replacing_tile.set((end - 1).unless(zeroes, NONE));
+        self.k.when(zeroes, zero);
     }
 
     /// Starts the logits of the first tile, and fills the values of hooks meanwhile.
@@ -158,7 +175,7 @@ impl<'c, 'k> Consumer<'c, 'k> {
         k.wgmma_wait(0);
         self.release_products(tile.get());
         self.mask(current, tile.get(), &self.logits, &mask);
-        self.softmax(current, || ());
+        self.softmax(current, None);
         k.loop_(|| {
             k.break_if(tile.get().eq(first));
             let masked = self.needs_mask(tile.get()) | self.needs_mask(tile.get() - 1);
@@ -248,11 +265,11 @@ impl<'c, 'k> Consumer<'c, 'k> {
         let biases = unmasked.filter(|hook| self.has_biases(hook)).and_then(TileLogits::biases);
         // masked logits are infinite, which a polynomial does not keep
         match (caps, biases) {
-            (Some(caps), _) => self.capped_softmax(current, caps, cap, release),
-            (None, Some(biases)) => self.biased_softmax(current, &biases, release),
+            (Some(caps), _) => self.capped_softmax(current, caps, cap, &release),
+            (None, Some(biases)) => self.biased_softmax(current, &biases, &release),
             (None, None) => {
                 cap();
-                self.softmax(current, release);
+                self.softmax(current, Some(&release));
             }
         }
     }
@@ -329,7 +346,7 @@ impl<'c, 'k> Consumer<'c, 'k> {
         k.wgmma_commit();
     }
 
-    /// Starts `O += P · V` of KV tile `tile`.
+    /// Starts `O += P · V` of KV tile `tile`, or `O = P · V`.
     fn multiply_values(&self, current: &CurrentItem<'k>, tile: Value<'k, u32>, masked: Masked) {
         let k = self.k;
         self.values.wait_full();
@@ -341,7 +358,9 @@ impl<'c, 'k> Consumer<'c, 'k> {
             let left = WgmmaLeft::Registers(std::array::from_fn(|i| self.weights[4 * step + i].get()));
             let right = values.row_step(step);
             let operands = WgmmaOperands { elements: self.elements(), left, right, right_major: Major::Mn };
-            k.wgmma(&o, operands, true);
+            let replacing_tile = self.replacing_tile.filter(|_| step == 0);
+            let adds = replacing_tile.map_or(k.constant(true), |replacing| tile.ne(replacing.get()));
+            k.wgmma(&o, operands, adds);
         }
         k.wgmma_commit();
     }

@@ -174,8 +174,9 @@ impl<'k> Exponentials<'_, 'k> {
 }
 
 impl<'k> Consumer<'_, 'k> {
-    /// Converts the logits of a tile to weights. Waits for the accumulators when the references are known, and calls `release` then.
-    pub(super) fn softmax(&self, current: &CurrentItem<'k>, release: impl Fn()) {
+    /// Converts the logits of a tile to weights. Waits for the accumulators when the references are known, and calls `release` then. It is
+    /// `None` for the first tile of an item, which has no accumulators to wait for.
+    pub(super) fn softmax(&self, current: &CurrentItem<'k>, release: Option<&dyn Fn()>) {
         let scales = self.logit_scales(current);
         let maxima = [0, 1].map(|half| row_max(&self.logits, half));
         let references = self.move_references(maxima, scales, release);
@@ -193,7 +194,7 @@ impl<'k> Consumer<'_, 'k> {
         current: &CurrentItem<'k>,
         caps: [SoftCapped<'k>; 2],
         cap: impl Fn(),
-        release: impl Fn(),
+        release: &dyn Fn(),
     ) {
         let (k, scales) = (self.k, self.logit_scales(current));
         let largest = [0, 1].map(|half| row_max(&self.logits, half));
@@ -209,7 +210,7 @@ impl<'k> Consumer<'_, 'k> {
                 (0..2).for_each(|half| maxima[half].set(row_max(&self.logits, half)));
             },
         );
-        let references = self.move_references(maxima.map(|max| max.get()), scales, release);
+        let references = self.move_references(maxima.map(|max| max.get()), scales, Some(release));
         let offsets = references.map(|reference| reference.offset);
         let added = [0, 1].map(|_| k.unset_var::<f32>("added"));
         let add = |sums: [Value<'k, f32>; 2]| added.iter().zip(sums).for_each(|(to, sum)| to.set(sum));
@@ -229,7 +230,7 @@ impl<'k> Consumer<'_, 'k> {
         &self,
         current: &CurrentItem<'k>,
         biases: &[BiasedLogits<'k>; 2],
-        release: impl Fn(),
+        release: &dyn Fn(),
     ) {
         let scales = self.logit_scales(current);
         for (half, bias) in biases.iter().enumerate() {
@@ -241,7 +242,7 @@ impl<'k> Consumer<'_, 'k> {
         }
         let in_logits = |half: usize, x: Value<'k, f32>| x.mul_add(biases[half].factor, biases[half].first);
         let maxima = [0, 1].map(|half| in_logits(half, row_max(&self.logits, half)));
-        let references = self.move_references(maxima, scales, release);
+        let references = self.move_references(maxima, scales, Some(release));
         let lines = [0, 1].map(|half| {
             let offset = biases[half].first.mul_add(scales[half], references[half].offset);
             (biases[half].factor * scales[half], offset)
@@ -259,7 +260,7 @@ impl<'k> Consumer<'_, 'k> {
         &self,
         maxima: [Value<'k, f32>; 2],
         scales: [Value<'k, f32>; 2],
-        release: impl Fn(),
+        release: Option<&dyn Fn()>,
     ) -> [Reference<'k>; 2] {
         let k = self.k;
         let rescale = [0, 1].map(|_| k.var("rescale", 1.0));
@@ -276,13 +277,15 @@ impl<'k> Consumer<'_, 'k> {
                 rescale[half].set(reference.rescale);
             }
         });
-        k.wgmma_wait(0);
-        release();
-        k.when(moved, || {
-            for (i, o) in self.state.o.iter().flat_map(|of| of.iter().enumerate()) {
-                o.set(o.get() * rescale[i / 2].get());
-            }
-        });
+        if let Some(release) = release {
+            k.wgmma_wait(0);
+            release();
+            k.when(moved, || {
+                for (i, o) in self.state.o.iter().flat_map(|of| of.iter().enumerate()) {
+                    o.set(o.get() * rescale[i / 2].get());
+                }
+            });
+        }
         self.wait_for_turn();
         // a branch after the turn: the assembler would move the exponentials before it
         k.when(moved, || {
