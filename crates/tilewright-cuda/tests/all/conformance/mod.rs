@@ -53,8 +53,8 @@ fn prompts_run_beside_decode_steps_on_hopper() {
 #[test]
 fn long_prompts_run_in_pairs_on_hopper() {
     let hopper = &[crate::staged::simulated_hopper()];
-    flashinfer::long_prompts_in_pairs(hopper, vec![(300, 900)]);
-    flashinfer::pairs_with_hooks(hopper, vec![(130, 500)]);
+    flashinfer::long_prompts_in_pairs(hopper, vec![(340, 900)]);
+    flashinfer::pairs_with_hooks(hopper, vec![(200, 500)]);
 }
 
 mod gpu {

@@ -87,7 +87,7 @@ pub(super) fn append(schedule: &mut Schedule, inputs: &ScheduleInputs<'_>, many:
 }
 
 /// Pairs of workers, and the segments of runs that each pair executes together; `None` if the batch has segments that are shared, masked by bits or divided
-/// at fixed keys, or if runs are short or would leave workers idle, since they are not cut.
+/// at fixed keys, or if runs have few rows, are short or would leave workers idle, since they are not cut.
 fn pairs(inputs: &ScheduleInputs<'_>, many: &ManyRows) -> Option<(usize, Vec<ManyRowSegment>)> {
     let is_loaded_at_once = match inputs.requests.source {
         KvSource::Paged { page_size, .. } => page_size.is_multiple_of(BOX_SLOTS),
@@ -108,13 +108,17 @@ fn pairs(inputs: &ScheduleInputs<'_>, many: &ManyRows) -> Option<(usize, Vec<Man
     let (shortest, longest) = range_of_tiles(&segments)?;
     let units: usize = segments.iter().map(ManyRowSegment::units_of_all_heads).sum();
     let cost: usize = segments.iter().map(ManyRowSegment::cost).sum();
+    // a run with the rows of one worker leaves the other one of its pair idle
+    let halved = |tile: &RowTile| tile.qo.len() <= tokens;
+    let are_full = 16 * segments.iter().map(|segment| segment.cost_of(halved)).sum::<usize>() <= cost;
     let are_long = cost >= units.saturating_mul(OVERHEAD.saturating_add(many.pair_tiles));
     let workers = (many.workers / 2).max(1);
     let are_busy = match are_alike(shortest, longest) {
         true => 16 * units >= 15 * units.next_multiple_of(workers),
         false => cost / workers >= SHARE_OF_PAIRS * longest,
     };
-    (are_long && are_busy && !segments.iter().any(|segment| segment.shared)).then_some((workers, segments))
+    (are_full && are_long && are_busy && !segments.iter().any(|segment| segment.shared))
+        .then_some((workers, segments))
 }
 
 /// The fewest and the most KV tiles of a query tile.
@@ -220,7 +224,13 @@ impl ManyRowSegment {
 
     /// Cost of all units.
     fn cost(&self) -> usize {
-        self.kv_heads.len() * self.tiles.iter().map(|tile| OVERHEAD + tile.kv_tiles.len()).sum::<usize>()
+        self.cost_of(|_| true)
+    }
+
+    /// Cost of the units of some query tiles.
+    fn cost_of(&self, includes: impl Fn(&RowTile) -> bool) -> usize {
+        let tiles = self.tiles.iter().filter(|tile| includes(tile));
+        self.kv_heads.len() * tiles.map(|tile| OVERHEAD + tile.kv_tiles.len()).sum::<usize>()
     }
 
     /// The units of some heads, last rows first: with a causal mask they see most keys.

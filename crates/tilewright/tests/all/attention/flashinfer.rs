@@ -25,6 +25,13 @@ struct Point {
 }
 
 impl Point {
+    /// Requests of two groups of query heads with a causal mask.
+    fn causal(page: usize, lens: Vec<Lens>) -> Self {
+        let dtypes = (Dtype::Bf16, Dtype::Bf16);
+        let (storage, layout) = (Storage::Paged(page), KvLayout::Nhd);
+        Self { lens, storage, heads: (4, 2), dim: 64, mask: Mask::Causal, layout, dtypes }
+    }
+
     fn problem(&self) -> Problem {
         let heads = Heads { qo: self.heads.0, kv: self.heads.1 };
         Problem::builder(heads, HeadDim::same(self.dim))
@@ -198,15 +205,7 @@ pub(super) fn long_prompts_in_pairs<B: Backend + Clone>(backends: &[B], lens: Ve
 
 /// Paired runs with a hook of logits, and with one of queries and keys, for which single CTAs of another body execute them.
 pub(super) fn pairs_with_hooks<B: Backend + Clone>(backends: &[B], lens: Vec<Lens>) {
-    let point = Point {
-        lens,
-        storage: Storage::Paged(16),
-        heads: (4, 2),
-        dim: 64,
-        mask: Mask::Causal,
-        layout: KvLayout::Nhd,
-        dtypes: (Dtype::Bf16, Dtype::Bf16),
-    };
+    let point = Point::causal(16, lens);
     point.assert_pairs(backends);
     let cap = SoftCap::new(50.0).expect("it is above 0");
     point.judge(backends, &cap, &|| formula::soft_cap(50.0));
@@ -227,15 +226,7 @@ pub(super) fn split_keys_twice<B: Backend + Clone>(backends: &[B]) {
 
 /// Two runs of a plan with one workspace.
 fn judge_twice<B: Backend + Clone>(backends: &[B], page: usize, lens: Vec<Lens>) -> Point {
-    let point = Point {
-        lens,
-        storage: Storage::Paged(page),
-        heads: (4, 2),
-        dim: 64,
-        mask: Mask::Causal,
-        layout: KvLayout::Nhd,
-        dtypes: (Dtype::Bf16, Dtype::Bf16),
-    };
+    let point = Point::causal(page, lens);
     point.judge_runs(2, backends, &Plain, &Definition::default);
     point
 }

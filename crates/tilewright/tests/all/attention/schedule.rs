@@ -367,6 +367,8 @@ fn long_segments_have_runs_of_pairs() {
         ("short", of(4, Mask::Causal, &[300], &[300], Split::Balanced)),
         ("beside a decode step", of(4, Mask::Causal, &[1000, 1], &[1024, 500], Split::Balanced)),
         ("of a fixed split", of(4, Mask::Causal, &[1000], &[1024], Split::Fixed { tokens: 4096 })),
+        // half of the pairs' rows are empty, as in speculation
+        ("of few rows", of(4, Mask::Causal, &[64; 16], &[2048; 16], Split::Balanced)),
         ("too few", of(8, Mask::Causal, &[128], &[1024], Split::Balanced)),
         // ten runs of one length for four pairs
         ("uneven", of(8, Mask::Full, &[128, 128, 128, 128, 10], &[1024; 5], Split::Balanced)),
