@@ -267,7 +267,7 @@ impl<M: Machine> RunContext<'_, M> {
             return self.launch_as_workers(runs, params);
         };
         let grid = [run_params.ctas * ctas_per_run, 1, 1];
-        self.gpu.machine.launch(&function, grid, &run_params.args(&params))
+        self.gpu.machine.launch(&function, grid, &run_params.all_args(&params))
     }
 
     /// Launches each run like the items of a worker.
@@ -292,14 +292,14 @@ impl<M: Machine> RunContext<'_, M> {
         self.select(part, params)?;
         let sms = (runs.part * f64::from(self.gpu.limits.multiprocessors)).round() as u32;
         let first = RunParams { started: run_params.ctas.min(sms.max(1)), ..run_params };
-        machine.launch(&function, [first.started, 1, 1], &first.args(&of_runs))?;
+        machine.launch(&function, [first.started, 1, 1], &first.all_args(&of_runs))?;
         let of_items = AttentionParams { plan: runs.beside, ..params.clone() };
         let (workers, params) = (runs.workers_beside, &of_items);
         self.launch_items(&ItemLaunch { part, workers, params, wait: Wait::AtEnd })?;
         let second = RunParams { is_second: true, ..first };
         match second.ctas - second.started {
             0 => {}
-            ctas => machine.launch(&function, [ctas, 1, 1], &second.args(&of_runs))?,
+            ctas => machine.launch(&function, [ctas, 1, 1], &second.all_args(&of_runs))?,
         }
         self.launch_level_merges(params)
     }

@@ -30,8 +30,6 @@ pub(super) struct PartialScan<'k, T, const N: usize> {
 pub(super) trait Scannable: Arithmetic + Stored {
     /// The value of the lane `distance` below, or the lane's own if there is none.
     fn shuffle_up<'k>(k: &'k Builder, value: Value<'k, Self>, distance: u32) -> Value<'k, Self>;
-    /// Zero.
-    fn zero(k: &Builder) -> Value<'_, Self>;
     /// The sum of the lanes before `count`, which is at most 31, and the sum of all.
     fn sum_first<'k>(
         k: &'k Builder,
@@ -43,10 +41,6 @@ pub(super) trait Scannable: Arithmetic + Stored {
 impl Scannable for u32 {
     fn shuffle_up<'k>(_: &'k Builder, value: Value<'k, Self>, distance: u32) -> Value<'k, Self> {
         value.shuffle(Shuffle::Up, distance)
-    }
-
-    fn zero(k: &Builder) -> Value<'_, Self> {
-        k.constant(0)
     }
 
     fn sum_first<'k>(
@@ -62,10 +56,6 @@ impl Scannable for u64 {
     fn shuffle_up<'k>(k: &'k Builder, value: Value<'k, Self>, distance: u32) -> Value<'k, Self> {
         let [low, high] = [value.low(), value.high()].map(|half| half.shuffle(Shuffle::Up, distance));
         k.pack32(low, high)
-    }
-
-    fn zero(k: &Builder) -> Value<'_, Self> {
-        k.constant(0)
     }
 
     fn sum_first<'k>(
@@ -88,7 +78,7 @@ impl<'k, T: Scannable, const N: usize> Scan<'k, T, N> {
 
     /// Zeroes the warp sums; each warp clears its own.
     pub(super) fn clear(self, k: &'k Builder) {
-        k.when(self.lane.eq(31), || self.store([T::zero(k); N]));
+        k.when(self.lane.eq(31), || self.store([k.constant(T::from_bits(0)); N]));
     }
 
     /// Scans a warp if `active`, which must be uniform; otherwise values must be 0. A barrier must follow before
@@ -99,7 +89,7 @@ impl<'k, T: Scannable, const N: usize> Scan<'k, T, N> {
         values: [Value<'k, T>; N],
         active: Value<'k, bool>,
     ) -> PartialScan<'k, T, N> {
-        let with = values.map(|_| k.var("with", T::zero(k)));
+        let with = values.map(|_| k.var("with", T::from_bits(0)));
         k.when(active, || {
             with.into_iter().zip(scan_warp(k, values, self.lane)).for_each(|(var, sum)| var.set(sum));
         });
@@ -133,6 +123,6 @@ fn scan_warp<'k, T: Scannable, const N: usize>(
 ) -> [Value<'k, T>; N] {
     [1_u32, 2, 4, 8, 16].into_iter().fold(values, |sums, distance| {
         let below = sums.map(|sum| T::shuffle_up(k, sum, distance));
-        std::array::from_fn(|i| sums[i] + below[i].unless(lane.lt(distance), T::zero(k)))
+        std::array::from_fn(|i| sums[i] + below[i].unless(lane.lt(distance), T::from_bits(0)))
     })
 }

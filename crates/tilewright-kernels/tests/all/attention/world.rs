@@ -345,9 +345,9 @@ impl World {
         let first = case.workers.min(runs);
         let (runs, started, ctas) = (runs as u32, first as u32, (first + case.second) as u32);
         let params = RunParams { runs, started, ctas, is_second: false, ticket, box_rows, maps };
-        let mut launches = vec![(first * config.ctas() as usize, params.args(call))];
+        let mut launches = vec![(first * config.ctas() as usize, params.all_args(call))];
         if case.second > 0 {
-            launches.push((case.second, RunParams { is_second: true, ..params }.args(call)));
+            launches.push((case.second, RunParams { is_second: true, ..params }.all_args(call)));
         }
         launches
     }

@@ -96,7 +96,7 @@ crate::params! {
 impl MlaWgmmaParams {
     /// The arguments of both kernels, in order.
     pub fn all_args(&self, params: &AttentionParams) -> Vec<Arg> {
-        [params.all_args([]), self.args(())].concat()
+        params.all_args(self.args(()))
     }
 }
 

@@ -56,6 +56,7 @@ use crate::{
         kernel::{CtaLayout, MmaCta, RowFormat, RowHooks},
         params::{AttentionParams, CacheTensor},
     },
+    params::{GlobalArray, each},
     tile::{Ring, SharedTile, panel_map},
     variant::Hooks,
 };
@@ -83,38 +84,33 @@ const ONE_CONSUMER: u32 = 4;
 /// Named barrier of the producers.
 const PRODUCERS: u32 = 6;
 
-/// Arguments of a launch besides those of [`AttentionParams`], whose items begin with the runs.
-#[derive(Debug, Clone, PartialEq)]
-pub struct RunParams {
-    /// Number of runs.
-    pub runs: u32,
-    /// Runs with which the CTAs, or pairs of them, of the first launch start, one each.
-    pub started: u32,
-    /// CTAs of both launches, or CTAs or pairs of the only one.
-    pub ctas: u32,
-    /// Whether this is the second launch.
-    pub is_second: bool,
-    /// Address of a u32, 0 before and after a launch.
-    pub ticket: u64,
-    /// Keys per box of the tensor maps: [`WgmmaConfig::box_rows`].
-    pub box_rows: u32,
-    /// Tensor maps of keys and values: [`kv_map`].
-    pub maps: [TensorMap; 2],
+crate::params! {
+    /// Arguments of a launch after those of [`AttentionParams`], whose items begin with the runs.
+    #[derive(Debug, Clone, PartialEq)]
+    pub struct RunParams => RunParamRegs(this) {
+        /// Number of runs.
+        runs: u32,
+        /// Runs with which the CTAs, or pairs of them, of the first launch start, one each.
+        started: u32,
+        /// CTAs of both launches, or CTAs or pairs of the only one.
+        ctas: u32,
+        /// Whether this is the second launch.
+        host is_second: bool,
+        second: u32 = u32::from(this.is_second),
+        /// Address of a u32, 0 before and after a launch.
+        ticket: u64 as GlobalArray<u32>,
+        /// Keys per box of the tensor maps: [`WgmmaConfig::box_rows`].
+        host box_rows: u32,
+        box_shift: u32 = this.box_rows.trailing_zeros(),
+        /// Tensor maps of keys and values: [`kv_map`].
+        maps "": [TensorMap; 2][each(["k_map", "v_map"], ())],
+    }
 }
 
 impl RunParams {
     /// The arguments of the kernel, in order.
-    pub fn args(&self, params: &AttentionParams) -> Vec<Arg> {
-        let numbers = [
-            Arg::U32(self.runs),
-            Arg::U32(self.started),
-            Arg::U32(self.ctas),
-            Arg::U32(u32::from(self.is_second)),
-            Arg::U64(self.ticket),
-            Arg::U32(self.box_rows.trailing_zeros()),
-        ];
-        let maps = self.maps.clone().map(|map| Arg::TensorMap(map.into()));
-        params.all_args(numbers.into_iter().chain(maps))
+    pub fn all_args(&self, params: &AttentionParams) -> Vec<Arg> {
+        params.all_args(self.args(()))
     }
 }
 
@@ -153,7 +149,7 @@ fn supported_hooks<'v>(
     Hooks::of(name, variant)
 }
 
-/// Builds the kernel for a variant. Parameters: [`RunParams::args`].
+/// Builds the kernel for a variant. Parameters: [`RunParams::all_args`].
 ///
 /// # Errors
 /// With the reasons of [`WgmmaConfig::unsupported`] and `unsupported_variant`, if there are any.
@@ -278,7 +274,8 @@ impl<'k> WgmmaCta<'k> {
         let tiles = |name: &str, rows, columns, stages| {
             (SharedTile::new(k, name, rows, columns, stages), Ring::new(k, name, stages))
         };
-        let [runs, started, ctas] = ["runs", "started", "ctas"].map(|name| k.param::<u32>(name));
+        let RunParamRegs { runs, started, ctas, second, ticket, box_shift, maps } =
+            RunParamRegs::declare(k, ());
         Self {
             k,
             config,
@@ -287,10 +284,10 @@ impl<'k> WgmmaCta<'k> {
             runs,
             started,
             draws: runs - started + ctas,
-            is_second: k.param::<u32>("is_second").ne(0),
-            ticket: k.global("ticket"),
-            box_shift: k.param("box_shift"),
-            maps: ["k_map", "v_map"].map(|name| k.tensor_map(name)),
+            is_second: second.ne(0),
+            ticket,
+            box_shift,
+            maps,
             q: SharedTile::new(k, "q_tile", Q_ROWS, config.qk(), 1),
             keys: tiles("keys", keys, config.qk(), stages),
             values: match config.is_fp8() {
