@@ -17,6 +17,7 @@ use tilewright::{
 use tilewright_kernels::attention::{
     body::Bodies,
     kernel::merge::max_fused_states,
+    operator::Part,
     params::{KvLayout, PlanArrays},
     plan_device::{
         KvLengths, MAX_LEN, MAX_QUERY_TILES, MAX_REQUESTS, MAX_WORKERS, PlanConfig, PlanDeviceParams,
@@ -74,6 +75,16 @@ struct BatchAddresses {
 }
 
 impl DevicePlan {
+    /// The kernel of its runs, if there are any.
+    pub(super) fn part_of_runs(&self) -> Option<Part> {
+        let has_any_mask = self.layout == KvLayout::Blocks || self.args.mask_bits != 0;
+        Some(match (self.runs.as_ref()?.is_paired, has_any_mask) {
+            (true, _) => Part::ManyRowsPairs,
+            (false, true) => Part::ManyRowsAnyMask,
+            (false, false) => Part::ManyRows,
+        })
+    }
+
     /// The plan that `prepare` has returned.
     pub(super) fn of(plan: &Plan) -> Option<&Self> {
         plan.prepared().and_then(|prepared| prepared.downcast_ref())

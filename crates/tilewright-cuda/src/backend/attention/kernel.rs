@@ -23,7 +23,6 @@ use tilewright_kernels::attention::{
     },
     choose::{Alignment, ChoiceInput, KernelConfig, choose},
     operator::{OperatorKernels, Part},
-    params::KvLayout,
 };
 
 const OPERATOR: &str = "attention.new";
@@ -141,16 +140,9 @@ impl<M: Machine> AttentionKernels<M> {
 
     /// Loads every kernel that a run of a plan can need.
     pub(super) fn load_for(&self, gpu: &Gpu<M>, plan: &DevicePlan) -> Result<()> {
-        let has_any_mask = plan.layout == KvLayout::Blocks || plan.args.mask_bits != 0;
-        let is_paired = plan.runs.as_ref().is_some_and(|runs| runs.is_paired);
-        let of_runs = match has_any_mask {
-            _ if is_paired => Part::ManyRowsPairs,
-            true => Part::ManyRowsAnyMask,
-            false => Part::ManyRows,
-        };
         let parts = [
             plan.items.map(|kind| self.part_of(kind)),
-            plan.runs.as_ref().map(|_| of_runs),
+            plan.part_of_runs(),
             plan.runs.as_ref().map(|_| self.part_of_refused_runs()),
             (plan.level_merges > 0).then_some(Part::LevelMerges),
             plan.has_large_merges.then_some(Part::LargeMerges),

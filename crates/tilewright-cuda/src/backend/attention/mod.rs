@@ -179,17 +179,10 @@ impl<M: Machine> RunContext<'_, M> {
     }
 
     /// The kernel for runs, and its configuration; `None` if they are executed like items of workers.
-    fn select_many_rows(
-        &self,
-        is_paired: bool,
-        params: &AttentionParams,
-    ) -> Result<Option<(M::Function, WgmmaConfig)>> {
-        let parts: &[Part] =
-            if is_paired { &[Part::ManyRowsPairs] } else { &[Part::ManyRows, Part::ManyRowsAnyMask] };
-        let parts = parts.iter().copied();
-        let mut configs = parts.filter_map(|part| Some((part, self.kernels.parts.many_rows(part)?)));
-        let selected = configs.find(|(_, config)| config.accepts(params));
-        selected.map(|(part, config)| Ok((self.loaded(part)?, config))).transpose()
+    fn select_many_rows(&self, params: &AttentionParams) -> Result<Option<(M::Function, WgmmaConfig)>> {
+        let Some(part) = self.device_plan.part_of_runs() else { return Ok(None) };
+        let config = self.kernels.parts.many_rows(part).filter(|config| config.accepts(params));
+        config.map(|config| Ok((self.loaded(part)?, config))).transpose()
     }
 
     /// A kernel that `plan` or `prepare` has loaded. Only a run with the plan of an operator with other hooks loads it now.
@@ -245,7 +238,7 @@ impl<M: Machine> RunContext<'_, M> {
     /// The kernel that draws runs, with its arguments for a launch of its own; `None` if each run is executed like the items of a
     /// worker.
     fn many_rows(&self, runs: &DeviceRuns, params: &AttentionParams) -> Result<Option<RunLaunch<M>>> {
-        let selected = self.select_many_rows(runs.is_paired, params)?;
+        let selected = self.select_many_rows(params)?;
         Ok(selected.map(|(function, config)| {
             let box_rows = config.box_rows(params);
             let maps = self.kv(params).map(|(tensor, view)| tensor_map(tensor, &view, params, box_rows));
