@@ -66,20 +66,15 @@ impl Exec<'_, '_> {
             let map = self.tensor_map(maps[lane])?;
             let coordinate = |at| (self.operand(operands, 6 + at)[lane] as u32).cast_signed();
             let coordinates: Vec<i32> = (0..dims).map(coordinate).collect();
-            if ctas == 1 {
-                let barrier = self.find_mbarrier(barriers[lane], false, lane)?;
-                let chunks = self.box_chunks(&map, &coordinates, shared[lane], lane)?;
-                self.start_load(chunks, barrier, lane)?;
-                continue;
-            }
-            let size = self.cluster.ctas.len();
-            if ctas as usize != size {
+            let (size, is_multicast) = (self.cluster.ctas.len(), ctas > 1);
+            if is_multicast && ctas as usize != size {
                 let message = format!("a copy to {ctas} CTAs of a cluster of {size}");
                 return Err((FaultKind::BadArgument, message));
             }
             for rank in 0..u64::from(ctas) {
-                let [to, barrier] = [shared[lane], barriers[lane]].map(|address| in_cta(address, rank));
-                let barrier = self.find_mbarrier(barrier, true, lane)?;
+                let of_rank = |address| if is_multicast { in_cta(address, rank) } else { address };
+                let [to, barrier] = [shared[lane], barriers[lane]].map(of_rank);
+                let barrier = self.find_mbarrier(barrier, is_multicast, lane)?;
                 let chunks = self.box_chunks(&map, &coordinates, to, lane)?;
                 self.start_load(chunks, barrier, lane)?;
             }

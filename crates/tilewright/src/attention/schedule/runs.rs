@@ -61,7 +61,7 @@ pub(super) fn append(schedule: &mut Schedule, inputs: &ScheduleInputs<'_>, many:
     let (workers, mut segments) = pairs.unwrap_or_else(|| (many.workers.max(1), segments(inputs, many)));
     let units: usize = segments.iter().map(ManyRowSegment::units_of_all_heads).sum();
     check_items(inputs.operator, schedule.items.len().saturating_add(units))?;
-    let cost: usize = segments.iter().map(ManyRowSegment::cost).sum();
+    let cost = cost_of(&segments, |_| true);
     let has_levels = segments.iter().any(|segment| segment.shared);
     // a KV tile of the other items takes about as long, by its bytes, as one of a run by its products
     let keys = |item: &WorkItem| item.kv_heads.len() * (item.kv.end - item.kv.start) as usize;
@@ -107,10 +107,9 @@ fn pairs(inputs: &ScheduleInputs<'_>, many: &ManyRows) -> Option<(usize, Vec<Man
     let segments = segments(inputs, &ManyRows { q_rows: 2 * tokens * group, ..*many });
     let (shortest, longest) = range_of_tiles(&segments)?;
     let units: usize = segments.iter().map(ManyRowSegment::units_of_all_heads).sum();
-    let cost: usize = segments.iter().map(ManyRowSegment::cost).sum();
+    let cost = cost_of(&segments, |_| true);
     // a run with the rows of one worker leaves the other one of its pair idle
-    let halved = |tile: &RowTile| tile.qo.len() <= tokens;
-    let are_full = 16 * segments.iter().map(|segment| segment.cost_of(halved)).sum::<usize>() <= cost;
+    let are_full = 16 * cost_of(&segments, |tile| tile.qo.len() <= tokens) <= cost;
     let are_long = cost >= units.saturating_mul(OVERHEAD.saturating_add(many.pair_tiles));
     let workers = (many.workers / 2).max(1);
     let are_busy = match are_alike(shortest, longest) {
@@ -119,6 +118,15 @@ fn pairs(inputs: &ScheduleInputs<'_>, many: &ManyRows) -> Option<(usize, Vec<Man
     };
     (are_full && are_long && are_busy && !segments.iter().any(|segment| segment.shared))
         .then_some((workers, segments))
+}
+
+/// Cost of the units of some query tiles.
+fn cost_of(segments: &[ManyRowSegment], includes: impl Fn(&RowTile) -> bool) -> usize {
+    let of_segment = |segment: &ManyRowSegment| {
+        let tiles = segment.tiles.iter().filter(|tile| includes(tile));
+        segment.kv_heads.len() * tiles.map(|tile| OVERHEAD + tile.kv_tiles.len()).sum::<usize>()
+    };
+    segments.iter().map(of_segment).sum()
 }
 
 /// The fewest and the most KV tiles of a query tile.
@@ -220,17 +228,6 @@ pub(in super::super) fn workers_of(runs: usize, workers: usize) -> usize {
 impl ManyRowSegment {
     fn units_of_all_heads(&self) -> usize {
         self.kv_heads.len() * self.tiles.len()
-    }
-
-    /// Cost of all units.
-    fn cost(&self) -> usize {
-        self.cost_of(|_| true)
-    }
-
-    /// Cost of the units of some query tiles.
-    fn cost_of(&self, includes: impl Fn(&RowTile) -> bool) -> usize {
-        let tiles = self.tiles.iter().filter(|tile| includes(tile));
-        self.kv_heads.len() * tiles.map(|tile| OVERHEAD + tile.kv_tiles.len()).sum::<usize>()
     }
 
     /// The units of some heads, last rows first: with a causal mask they see most keys.

@@ -65,18 +65,19 @@ impl<'k> MlaProducer<'_, 'k> {
             };
             barriers.iter().enumerate().for_each(expect);
         });
-        let load = |at: usize| {
-            for panel in barriers[at].clone() {
-                let (map, column) = self.column(panel);
-                let to = tile.panels(panel..panel + 1).with_policy(self.policy).of_ctas(ctas);
-                let (map, column) = (shared.maps[map], k.constant(column as u32));
-                to.load_columns(map, column, &corner, shared.full(n, half, at));
+        let load = |rank: usize| {
+            for (at, panels) in barriers.iter().enumerate().skip(rank).step_by(ctas as usize) {
+                let full = shared.full(n, half, at);
+                for panel in panels.clone() {
+                    let (map, column) = self.column(panel);
+                    let to = tile.panels(panel..panel + 1).with_policy(self.policy).of_ctas(ctas);
+                    to.load_columns(shared.maps[map], k.constant(column as u32), &corner, full);
+                }
             }
         };
-        let load_of = |rank: u32| (rank as usize..barriers.len()).step_by(ctas as usize).for_each(load);
         k.when(self.has_part(), || match ctas {
-            1 => load_of(0),
-            _ => k.when_else(k.cluster_rank().eq(0), || load_of(0), || load_of(1)),
+            1 => load(0),
+            _ => k.when_else(k.cluster_rank().eq(0), || load(0), || load(1)),
         });
     }
 

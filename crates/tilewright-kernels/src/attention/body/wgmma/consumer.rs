@@ -41,8 +41,7 @@ pub(super) struct Consumer<'c, 'k> {
     pub(super) masks: Option<(Cursor<'k>, Var<'k, u32>)>,
     /// The first KV tile of the item, which is processed last.
     pub(super) first_tile: Var<'k, u32>,
-    /// The KV tile whose products with weights replace the accumulators, or [`NONE`] if these are set before, as they always are if
-    /// there is no register for it.
+    /// The KV tile whose products replace the accumulators, or [`NONE`]. Without it, they are zeroed before each item.
     replacing_tile: Option<Var<'k, u32>>,
     /// One past the last KV tile that this CTA's rows see, if the other CTA of a pair has rows of the item, too.
     pub(super) seen_end: Option<Var<'k, u32>>,
