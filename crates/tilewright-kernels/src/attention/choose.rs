@@ -15,7 +15,7 @@ use super::{
         simt::{self, SimtConfig},
         wgmma::{self, WgmmaConfig},
     },
-    params::AttentionParams,
+    params::{AttentionParams, KernelKind},
 };
 use std::fmt;
 use tilewright::{
@@ -327,6 +327,16 @@ impl KernelConfig {
         match self {
             Self::MlaWgmma(config) => config.ctas_per_item() as u32,
             Self::Mma(_) | Self::Mla(_) | Self::Simt(_) => 1,
+        }
+    }
+
+    /// Its kind.
+    pub fn kind(&self) -> KernelKind {
+        match self {
+            Self::Mma(config) => config.kind(),
+            Self::MlaWgmma(_) => KernelKind::MlaWgmma,
+            Self::Mla(_) => KernelKind::Mla,
+            Self::Simt(config) => config.kind(),
         }
     }
 

@@ -1,7 +1,7 @@
 //! Parameters of the attention kernels: [`AttentionParams`] on the host, [`AttentionParamRegs`] in the kernel.
 //!
 //! Group size, page size, layout, mask and strides are runtime parameters. Compiled in are only dtypes, head dims, MLA or not,
-//! and a variant's hooks. A variant's own parameters follow these.
+//! and a variant's hooks. A variant's own parameters are the last.
 //!
 //! Shapes, with strides in elements: q `[rows, qo_heads, head_dim_qk]`, o `[rows, qo_heads, head_dim_vo]`, lse `[rows, qo_heads]`
 //! f32, dense, base 2; k and v `[pages, slots, kv_heads, head_dim]`, where a ragged tensor is one page. Key `j` of a segment is
@@ -16,8 +16,8 @@
 //! `page_size` tokens.
 
 use super::divisor::Divisor;
-use crate::params::GlobalArray;
-use tilewright_ptx::{Arg, Builder, Global, Value};
+use crate::params::{GlobalArray, Param, each};
+use tilewright_ptx::{Arg, Builder, Global, TensorMap, Value};
 
 /// Maps the keys of a segment to locations in the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,9 +113,61 @@ crate::params! {
         mask_bits: u64,
     }
 
-    /// All arguments of an attention kernel. Grid: `[workers, 1, 1]`. MLA kernels have two more tensors.
+    /// Parameters of kernels that draw runs, with which the items begin.
     #[derive(Debug, Clone, PartialEq)]
-    pub struct AttentionParams => AttentionParamRegs(this, mla: bool) {
+    pub struct RunParams => RunParamRegs(this) {
+        /// Number of runs.
+        runs: u32,
+        /// Runs with which the CTAs, or pairs of them, of the first launch start, one each.
+        started: u32,
+        /// CTAs of both launches, or CTAs or pairs of the only one.
+        ctas: u32,
+        /// Whether this is the second launch.
+        host is_second: bool,
+        second: u32 = u32::from(this.is_second),
+        /// Address of a u32, 0 before and after a launch.
+        ticket: u64 as GlobalArray<u32>,
+        /// Keys per box of the tensor maps: `WgmmaConfig::box_rows`.
+        host box_rows: u32,
+        box_shift: u32 = this.box_rows.trailing_zeros(),
+        /// Tensor maps of keys and values: `wgmma::kv_map`.
+        maps "": [TensorMap; 2][each(["k_map", "v_map"], ())],
+    }
+
+    /// Parameters of the kernels of `mla_wgmma`.
+    #[derive(Debug, Clone, PartialEq)]
+    pub struct MlaWgmmaParams => MlaWgmmaParamRegs(this) {
+        /// Keys per box of the tensor maps: `MlaWgmmaConfig::box_rows`.
+        host box_rows: u32,
+        box_shift: u32 = this.box_rows.trailing_zeros(),
+        /// Address of a list of large merges, `[2 + merges]` u32. The first two are 0 before a launch of the kernel, and after one
+        /// of the kernel of large merges, which must follow if the plan may have merges of more than `max_fused_states`.
+        large_merges: u64 as GlobalArray<u32>,
+        /// Tensor maps of the compressed and the positional part of keys: `wgmma::kv_map`.
+        maps "": [TensorMap; 2][each(["ckv_map", "kpe_map"], ())],
+    }
+
+    /// Parameters that not all attention kernels have.
+    #[derive(Debug, Clone, PartialEq, Default)]
+    pub struct OwnParams => OwnParamRegs(this, kind: KernelKind) {
+        /// The [`Wait`] of the launch.
+        host wait: Option<Wait>,
+        wait: Option<u32>[matches!(kind, KernelKind::Mma { waits: true, .. }).then_some(())] = this.wait.map(|wait| wait as u32),
+        /// Tensor maps of keys and values: `mma::box_map`.
+        boxes "": Option<[TensorMap; 2]>[
+            matches!(kind, KernelKind::Mma { boxes: true, .. }).then_some(each(["k_map", "v_map"], ()))
+        ],
+        /// The runs of the launch.
+        runs "": Option<RunParams>[(kind == KernelKind::Runs).then_some(())],
+        /// The latent keys and the list of large merges.
+        latent "": Option<MlaWgmmaParams>[(kind == KernelKind::MlaWgmma).then_some(())],
+        /// Merges of the plan, those with arrivals included.
+        num_merges: Option<u32>[(kind == KernelKind::LevelMerges).then_some(())],
+    }
+
+    /// All arguments of an attention kernel, which has those of its [`KernelKind`]. Grid: `[workers, 1, 1]`.
+    #[derive(Debug, Clone, PartialEq)]
+    pub struct AttentionParams => AttentionParamRegs(this, kind: KernelKind) {
         /// Queries.
         q: RowTensor,
         /// Keys.
@@ -123,7 +175,7 @@ crate::params! {
         /// Values; ignored by MLA kernels, whose values are the first part of the keys.
         v: CacheTensor,
         /// The positional part; present in MLA only.
-        pe "": Option<PeTensors>[mla.then_some(())],
+        pe "": Option<PeTensors>[matches!(kind, KernelKind::Mla | KernelKind::MlaWgmma).then_some(())],
         /// The output.
         o: RowTensor,
         /// The address of `[rows, qo_heads]` f32, or 0.
@@ -157,8 +209,45 @@ crate::params! {
         k_scale: ScaleTensor,
         /// Scale of stored values.
         v_scale: ScaleTensor,
-        /// The variant's own arguments, which follow these.
-        host variant: Vec<Arg>,
+        /// Those that not all kernels have.
+        own "": OwnParams[kind],
+        /// The variant's own arguments.
+        variant: Vec<Arg>,
+    }
+}
+
+/// The kinds of attention kernels, by the parameters that not all of them have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KernelKind {
+    /// Without such parameters.
+    Plain,
+    /// Of `mma` bodies.
+    Mma {
+        /// Whether it can follow runs.
+        waits: bool,
+        /// Whether TMA loads keys and values.
+        boxes: bool,
+    },
+    /// Draws runs.
+    Runs,
+    /// Merges of rows with keys in runs and in other items.
+    LevelMerges,
+    /// Portable MLA.
+    Mla,
+    /// MLA of items, or of large merges, on Hopper.
+    MlaWgmma,
+}
+
+/// The arguments of a variant, whose hooks declare the parameters.
+impl Param for Vec<Arg> {
+    type Host = Self;
+    type Regs<'k> = ();
+    type Config = ();
+
+    fn declare(_: &Builder, _: &str, (): ()) {}
+
+    fn push(host: &Self, (): (), args: &mut Vec<Arg>) {
+        args.extend_from_slice(host);
     }
 }
 
@@ -207,14 +296,6 @@ impl Default for ScaleTensor {
 }
 
 impl AttentionParams {
-    /// All arguments of a kernel in order: these, those that only this kernel has, those of the variant.
-    pub fn all_args(&self, own: impl IntoIterator<Item = Arg>) -> Vec<Arg> {
-        let mut args = self.args(self.pe.is_some());
-        args.extend(own);
-        args.extend_from_slice(&self.variant);
-        args
-    }
-
     /// Keys per box of a tensor map: the largest power of two that divides a page, or block, and a KV tile of `tile` keys.
     pub(crate) fn box_rows(&self, tile: u32) -> u32 {
         let page_size = if self.layout == KvLayout::Ragged { tile } else { self.page_size };

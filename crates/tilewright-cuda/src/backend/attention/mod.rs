@@ -25,17 +25,15 @@ use tilewright::{
     kv::KvStrides,
 };
 use tilewright_kernels::attention::{
-    AttentionParams, CacheTensor, KernelConfig, KvLayout, PeTensors, PlanArrays, RowTensor, ScaleTensor,
-    UNLIMITED, Wait,
+    AttentionParams, CacheTensor, KernelConfig, KvLayout, PeTensors, RowTensor, ScaleTensor, UNLIMITED, Wait,
     body::{
-        Bodies,
-        mla_wgmma::MlaWgmmaParams,
-        mma,
-        wgmma::{LEVEL_MERGE_CTAS_PER_SM, LEVEL_MERGE_WARPS, RunParams, WgmmaConfig, kv_map},
+        Bodies, mma,
+        wgmma::{LEVEL_MERGE_CTAS_PER_SM, LEVEL_MERGE_WARPS, WgmmaConfig, kv_map},
     },
     operator::{AttentionKernel, Part},
+    params::{KernelKind, MlaWgmmaParams, OwnParams, RunParams},
 };
-use tilewright_ptx::{Arg, TensorMap};
+use tilewright_ptx::TensorMap;
 
 const OPERATOR: &str = "attention.run";
 /// CTAs per SM of the kernel of large merges.
@@ -73,9 +71,9 @@ impl<M: Machine> Gpu<M> {
         call.variant = buffers.arguments(&kernels.tables, &bound, variant);
         let context = RunContext { gpu: self, kernels, inputs, device_plan };
         match (&device_plan.runs, device_plan.items) {
-            (Some(runs), Some(kind)) => context.launch_both(runs, kind, &call)?,
-            (Some(runs), None) => context.launch_runs(runs, &call)?,
-            (None, Some(kind)) => context.launch_items(&context.workers(kind, &call))?,
+            (Some(runs), Some(kind)) => context.launch_both(runs, kind, call)?,
+            (Some(runs), None) => context.launch_runs(runs, call)?,
+            (None, Some(kind)) => context.launch_items(context.workers(kind, call))?,
             (None, None) => {}
         }
         buffers.download(self, variant)
@@ -127,6 +125,7 @@ impl<M: Machine> Gpu<M> {
             scale: problem.scale(),
             k_scale: self.scale("k scale", inputs.scales.k, temporaries)?,
             v_scale: self.scale("v scale", inputs.scales.v, temporaries)?,
+            own: OwnParams::default(),
             variant: Vec::new(),
         })
     }
@@ -192,7 +191,7 @@ impl<M: Machine> RunContext<'_, M> {
     }
 
     /// The launch of the plan's workers, alone.
-    fn workers<'p>(&self, kind: Bodies, params: &'p AttentionParams) -> ItemLaunch<'p> {
+    fn workers(&self, kind: Bodies, params: AttentionParams) -> ItemLaunch {
         let part = self.kernels.part_of(kind);
         ItemLaunch { part, workers: self.device_plan.workers, params, wait: Wait::AtStart }
     }
@@ -202,26 +201,26 @@ impl<M: Machine> RunContext<'_, M> {
         [(params.k, self.inputs.k.view), (params.v, self.inputs.v.view)]
     }
 
-    fn launch_items(&self, launch: &ItemLaunch<'_>) -> Result<()> {
+    fn launch_items(&self, launch: ItemLaunch) -> Result<()> {
         let (gpu, device_plan) = (self.gpu, self.device_plan);
-        let &ItemLaunch { part, workers, params, wait } = launch;
-        let (function, kernel) = self.select(part, params)?;
-        let args = match kernel {
+        let ItemLaunch { part, workers, mut params, wait } = launch;
+        let (function, kernel) = self.select(part, &params)?;
+        match kernel {
             KernelConfig::MlaWgmma(config) => {
-                let box_rows = config.box_rows(params);
-                let maps = mla_maps(self.inputs, params, box_rows);
-                MlaWgmmaParams { box_rows, maps, large_merges: device_plan.large_merges }.all_args(params)
+                let box_rows = config.box_rows(&params);
+                let maps = mla_maps(self.inputs, &params, box_rows);
+                let large_merges = device_plan.large_merges;
+                params.own.latent = Some(MlaWgmmaParams { box_rows, maps, large_merges });
             }
             KernelConfig::Mma(config) => {
-                let mut args = params.all_args(config.can_follow_runs().then_some(Arg::U32(wait as u32)));
-                if let Some(keys) = config.bodies.box_keys() {
-                    let map = |(tensor, view)| mma::box_map(tensor, map_dims(&view, params), keys).into();
-                    args.extend(self.kv(params).map(|kv| Arg::TensorMap(map(kv))));
-                }
-                args
+                params.own.wait = config.can_follow_runs().then_some(wait);
+                let map = |(tensor, view), keys| mma::box_map(tensor, map_dims(&view, &params), keys);
+                params.own.boxes =
+                    config.bodies.box_keys().map(|keys| self.kv(&params).map(|kv| map(kv, keys)));
             }
-            KernelConfig::Mla(_) | KernelConfig::Simt(_) => params.all_args([]),
-        };
+            KernelConfig::Mla(_) | KernelConfig::Simt(_) => {}
+        }
+        let args = params.args(kernel.kind());
         let grid = [workers * kernel.ctas_per_item(), 1, 1];
         // the kernel reads its items early, which the previous kernel may have planned
         match device_plan.launch {
@@ -235,8 +234,7 @@ impl<M: Machine> RunContext<'_, M> {
         Ok(())
     }
 
-    /// The kernel that draws runs, with its arguments for a launch of its own; `None` if each run is executed like the items of a
-    /// worker.
+    /// The kernel that draws runs, with its arguments for one launch; `None` if each run is executed like the items of a worker.
     fn many_rows(&self, runs: &DeviceRuns, params: &AttentionParams) -> Result<Option<RunLaunch<M>>> {
         let selected = self.select_many_rows(params)?;
         Ok(selected.map(|(function, config)| {
@@ -244,87 +242,91 @@ impl<M: Machine> RunContext<'_, M> {
             let maps = self.kv(params).map(|(tensor, view)| tensor_map(tensor, &view, params, box_rows));
             // of pairs, one number counts two CTAs
             let ctas = runs.count.min(self.gpu.limits.multiprocessors / config.ctas());
-            let ticket = runs.ticket;
-            let run_params =
-                RunParams { runs: runs.count, started: ctas, ctas, is_second: false, ticket, box_rows, maps };
-            let params =
-                AttentionParams { plan: PlanArrays { items: runs.items, ..params.plan }, ..params.clone() };
-            RunLaunch { function, ctas_per_run: config.ctas(), run_params, params }
+            let (started, ticket) = (ctas, runs.ticket);
+            let of_runs =
+                RunParams { runs: runs.count, started, ctas, is_second: false, ticket, box_rows, maps };
+            let mut params = params.clone();
+            params.plan.items = runs.items;
+            params.own.runs = Some(of_runs);
+            RunLaunch { function, ctas, ctas_per_run: config.ctas(), params }
         }))
     }
 
     /// Launches runs.
-    fn launch_runs(&self, runs: &DeviceRuns, params: &AttentionParams) -> Result<()> {
-        let Some(RunLaunch { function, ctas_per_run, run_params, params }) = self.many_rows(runs, params)?
-        else {
+    fn launch_runs(&self, runs: &DeviceRuns, params: AttentionParams) -> Result<()> {
+        let Some(launch) = self.many_rows(runs, &params)? else {
             return self.launch_as_workers(runs, params);
         };
-        let grid = [run_params.ctas * ctas_per_run, 1, 1];
-        self.gpu.machine.launch(&function, grid, &run_params.all_args(&params))
+        let grid = [launch.ctas * launch.ctas_per_run, 1, 1];
+        self.gpu.machine.launch(&launch.function, grid, &launch.params.args(KernelKind::Runs))
     }
 
     /// Launches each run like the items of a worker.
-    fn launch_as_workers(&self, runs: &DeviceRuns, params: &AttentionParams) -> Result<()> {
-        let params = &AttentionParams { plan: runs.as_workers, ..params.clone() };
+    fn launch_as_workers(&self, runs: &DeviceRuns, params: AttentionParams) -> Result<()> {
+        let params = AttentionParams { plan: runs.as_workers, ..params };
         let (part, workers) = (self.kernels.part_of_refused_runs(), runs.count);
-        self.launch_items(&ItemLaunch { part, workers, params, wait: Wait::AtStart })
+        self.launch_items(ItemLaunch { part, workers, params, wait: Wait::AtStart })
     }
 
     /// Launches runs and items side by side: runs on some SMs, items on the others, then runs on those too. Workers have few items, so
     /// that SMs that become free take the next ones. Merges of rows with both follow.
-    fn launch_both(&self, runs: &DeviceRuns, kind: Bodies, params: &AttentionParams) -> Result<()> {
-        let machine = &self.gpu.machine;
-        let Some(RunLaunch { function, run_params, params: of_runs, .. }) = self.many_rows(runs, params)?
+    fn launch_both(&self, runs: &DeviceRuns, kind: Bodies, params: AttentionParams) -> Result<()> {
+        let Some(RunLaunch { function, ctas, params: mut of_runs, .. }) = self.many_rows(runs, &params)?
         else {
-            self.launch_as_workers(runs, params)?;
-            self.launch_items(&self.workers(kind, params))?;
+            self.launch_as_workers(runs, params.clone())?;
+            self.launch_items(self.workers(kind, params.clone()))?;
             return self.launch_level_merges(params);
         };
         // before any launch: without the second one, the ticket keeps its value
         let part = self.kernels.part_of(kind);
-        self.select(part, params)?;
+        self.select(part, &params)?;
         let sms = (runs.part * f64::from(self.gpu.limits.multiprocessors)).round() as u32;
-        let first = RunParams { started: run_params.ctas.min(sms.max(1)), ..run_params };
-        machine.launch(&function, [first.started, 1, 1], &first.all_args(&of_runs))?;
-        let of_items = AttentionParams { plan: runs.beside, ..params.clone() };
-        let (workers, params) = (runs.workers_beside, &of_items);
-        self.launch_items(&ItemLaunch { part, workers, params, wait: Wait::AtEnd })?;
-        let second = RunParams { is_second: true, ..first };
-        match second.ctas - second.started {
-            0 => {}
-            ctas => machine.launch(&function, [ctas, 1, 1], &second.all_args(&of_runs))?,
+        let started = ctas.min(sms.max(1));
+        let mut launch = |is_second, ctas| {
+            let of = of_runs.own.runs.take();
+            of_runs.own.runs = of.map(|runs| RunParams { started, is_second, ..runs });
+            self.gpu.machine.launch(&function, [ctas, 1, 1], &of_runs.args(KernelKind::Runs))
+        };
+        launch(false, started)?;
+        let of_items = AttentionParams { plan: runs.beside, ..params };
+        let (workers, params) = (runs.workers_beside, of_items.clone());
+        self.launch_items(ItemLaunch { part, workers, params, wait: Wait::AtEnd })?;
+        if started < ctas {
+            launch(true, ctas - started)?;
         }
-        self.launch_level_merges(params)
+        self.launch_level_merges(of_items)
     }
 
     /// Launches the merges of rows with keys in runs and in other items, if there are any.
-    fn launch_level_merges(&self, params: &AttentionParams) -> Result<()> {
+    fn launch_level_merges(&self, mut params: AttentionParams) -> Result<()> {
         match self.device_plan.level_merges {
             0 => Ok(()),
             merges => {
                 let function = self.loaded(Part::LevelMerges)?;
                 let most = LEVEL_MERGE_CTAS_PER_SM * self.gpu.limits.multiprocessors;
                 let ctas = merges.saturating_mul(params.group).div_ceil(LEVEL_MERGE_WARPS).min(most);
-                self.gpu.machine.launch(&function, [ctas, 1, 1], &params.all_args([Arg::U32(merges)]))
+                params.own.num_merges = Some(merges);
+                self.gpu.machine.launch(&function, [ctas, 1, 1], &params.args(KernelKind::LevelMerges))
             }
         }
     }
 }
 
 /// A launch of items as workers.
-struct ItemLaunch<'p> {
+struct ItemLaunch {
     part: Part,
     workers: u32,
-    params: &'p AttentionParams,
+    params: AttentionParams,
     wait: Wait,
 }
 
 /// A launch of the kernel that draws runs.
 struct RunLaunch<M: Machine> {
     function: M::Function,
+    /// CTAs, or pairs of them.
+    ctas: u32,
     /// CTAs that execute a run: of a pair, or 1.
     ctas_per_run: u32,
-    run_params: RunParams,
     params: AttentionParams,
 }
 

@@ -10,12 +10,12 @@ use super::{
     page_scales,
 };
 use crate::{
-    attention::{AttentionParamRegs, KvLayout, Wait, WorkItem, WorkItemRegs},
+    attention::{AttentionParamRegs, KvLayout, Wait, WorkItem, WorkItemRegs, params::KernelKind},
     tile::{halves::halves, number::narrow},
 };
 use std::f32::consts::LOG2_E;
 use tilewright::{Dtype, attention::variant::Hook};
-use tilewright_ptx::{Builder, Elements, Global, Shared, Value, Var, isa::types::Scalar};
+use tilewright_ptx::{Builder, Elements, Shared, Value, Var, isa::types::Scalar};
 
 /// Offset of the word of completed merges.
 const COMPLETED_OFFSET: usize = 112;
@@ -46,10 +46,6 @@ pub(crate) struct MmaCta<'k> {
     pub(crate) barrier: Option<u32>,
     /// CTAs that share an item, each with rows of its own.
     pub(crate) ctas_per_item: u32,
-    /// The list of large merges, which another kernel performs, if there is one.
-    pub(crate) large_merges: Option<Global<'k, u32>>,
-    /// The [`Wait`] of the launch, if it is not always [`Wait::AtStart`].
-    wait: Option<Value<'k, u32>>,
     arena: Shared<'k, u32>,
 }
 
@@ -90,16 +86,16 @@ impl<'k> LoadedItem<'k> {
 }
 
 impl<'k> MmaCta<'k> {
-    /// Declares parameters and shared memory; `mla` as in [`AttentionParamRegs::declare`].
+    /// Declares the parameters of a kernel of this kind and shared memory.
     pub(crate) fn new(
         k: &'k Builder,
         arch: u32,
         [q, o, kv, out]: [Dtype; 4],
-        mla: bool,
+        kind: KernelKind,
         layout: CtaLayout,
     ) -> Self {
         let elements = if o == Dtype::F16 { Elements::F16 } else { Elements::Bf16 };
-        let params = AttentionParamRegs::declare(k, mla);
+        let params = AttentionParamRegs::declare(k, kind);
         let align = if layout.k.box_rows.is_some() { SWIZZLE_ALIGN } else { 128 };
         let arena = k.shared("arena", layout.bytes / 4, align);
         Self {
@@ -114,8 +110,6 @@ impl<'k> MmaCta<'k> {
             arch,
             barrier: None,
             ctas_per_item: 1,
-            large_merges: None,
-            wait: None,
             arena,
         }
     }
@@ -128,16 +122,6 @@ impl<'k> MmaCta<'k> {
     /// The CTA if `count` CTAs share each item: a source of a merge is complete when all of them have arrived.
     pub(crate) fn with_ctas_per_item(self, count: u32) -> Self {
         Self { ctas_per_item: count, ..self }
-    }
-
-    /// The CTA if large merges are appended to a list: their number, a counter of the CTAs that have performed them, and their indices.
-    pub(crate) fn with_large_merges(self, list: Global<'k, u32>) -> Self {
-        Self { large_merges: Some(list), ..self }
-    }
-
-    /// The CTA of a kernel that can follow runs, with the [`Wait`] of the launch.
-    pub(crate) fn with_wait(self, wait: Option<Value<'k, u32>>) -> Self {
-        Self { wait, ..self }
     }
 
     /// The CTA with another dtype of products and outputs.
@@ -185,7 +169,7 @@ impl<'k> MmaCta<'k> {
             end.store(last);
         });
         // programmatic dependent launch: wait for the writes of the previous kernel
-        match self.wait {
+        match self.params.own.wait {
             Some(wait) => {
                 k.when(wait.eq(Wait::AtStart as u32), || k.wait_for_prerequisites());
                 // the next kernel takes the SMs that have no items
@@ -220,7 +204,7 @@ impl<'k> MmaCta<'k> {
             });
             k.sync_threads();
         });
-        if let Some(wait) = self.wait {
+        if let Some(wait) = self.params.own.wait {
             // the next kernel waits for this one alone
             k.when(wait.ne(Wait::AtStart as u32) & k.cta().eq(0), || k.wait_for_prerequisites());
         }

@@ -21,7 +21,7 @@ use tilewright_kernels::attention::{
     },
     operator::AttentionKernel,
 };
-use tilewright_ptx::{Arg, Invalid, Kernel};
+use tilewright_ptx::{Invalid, Kernel};
 
 /// Granularity of the KV scales.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -160,7 +160,7 @@ impl Case {
     }
 
     /// The kernel for items, or for runs.
-    fn kernel(&self, bodies: Bodies, variant: &ExpressionVariant) -> AttentionKernel {
+    pub(crate) fn kernel(&self, bodies: Bodies, variant: &ExpressionVariant) -> AttentionKernel {
         AttentionKernel::Items(match self.body {
             Body::Wgmma => return AttentionKernel::Runs(self.wgmma_config(variant)),
             Body::Mma => KernelConfig::Mma(self.config(bodies)),
@@ -170,11 +170,10 @@ impl Case {
         })
     }
 
-    /// The arguments of a kernel with workers but for tensor maps. It waits for the previous launch at a point that depends on the seed.
-    pub(crate) fn args(&self, bodies: Bodies, call: &AttentionParams, seed: u64) -> Vec<Arg> {
-        let wait = [Wait::AtStart, Wait::AtEnd][(seed % 2) as usize] as u32;
+    /// The point at which a kernel with workers waits for the previous launch, which depends on the seed.
+    pub(crate) fn wait(&self, bodies: Bodies, seed: u64) -> Option<Wait> {
         let can_wait = self.body == Body::Mma && self.config(bodies).can_follow_runs();
-        call.all_args(can_wait.then_some(Arg::U32(wait)))
+        can_wait.then_some([Wait::AtStart, Wait::AtEnd][(seed % 2) as usize])
     }
 
     pub(crate) fn config(&self, bodies: Bodies) -> MmaConfig {

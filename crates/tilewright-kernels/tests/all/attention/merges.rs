@@ -11,11 +11,9 @@ use tilewright::{
 };
 use tilewright_kernels::attention::{
     AttentionParams, CacheTensor, MergeItem, MergeSource, PeTensors, PlanArrays, RowTensor, ScaleTensor,
-    body::{
-        mla_wgmma::{MlaWgmmaConfig, MlaWgmmaParams},
-        wgmma::kv_map,
-    },
+    body::{mla_wgmma::MlaWgmmaConfig, wgmma::kv_map},
     operator::AttentionKernel,
+    params::{KernelKind, MlaWgmmaParams, OwnParams},
 };
 use tilewright_ptx::Memory;
 
@@ -110,7 +108,9 @@ impl Merge {
         // the number of merges, a counter and the merge
         let large_merges = memory.alloc_from(&[1_u32, 0, 0]);
         let maps = [dim as u64, 64].map(|dim| kv_map(CacheTensor::default(), 2, [1, 64, 1, dim], 64));
-        let args = &MlaWgmmaParams { box_rows: 64, maps, large_merges }.all_args(&call);
+        let latent = Some(MlaWgmmaParams { box_rows: 64, maps, large_merges });
+        let own = OwnParams { latent, ..OwnParams::default() };
+        let args = &AttentionParams { own, ..call }.args(KernelKind::MlaWgmma);
         let (dtype, head_dim) = (Dtype::Bf16, HeadDim { qk: dim + 64, vo: dim });
         let config = MlaWgmmaConfig { dtype, kv: dtype, out: dtype, head_dim, heads };
         let plain = ExpressionVariant::of(&Plain).expect("it does nothing");

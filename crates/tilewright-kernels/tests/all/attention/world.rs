@@ -10,13 +10,9 @@ use tilewright::{HeadDim, attention::variant::ExpressionVariant};
 use tilewright_kernels::{
     attention::{
         AttentionParams, Body, CacheTensor, KvLayout, PeTensors, RowTensor, ScaleTensor,
-        body::{
-            Bodies,
-            mla_wgmma::MlaWgmmaParams,
-            mma::box_map,
-            wgmma::{RunParams, kv_map},
-        },
+        body::{Bodies, mma::box_map, wgmma::kv_map},
         operator::AttentionKernel,
+        params::{KernelKind, MlaWgmmaParams, OwnParams, RunParams},
     },
     variant::arguments,
 };
@@ -269,6 +265,7 @@ impl World {
             scale: self.scale() as f32,
             k_scale: self.scales(0, &mut memory),
             v_scale: self.scales(1, &mut memory),
+            own: OwnParams::default(),
             variant: self.hook_arguments(&mut memory),
         };
         assert!(case.takes(&self.variant, &call), "{call:?}");
@@ -278,11 +275,7 @@ impl World {
         let mut launches = match case.body {
             Body::MlaWgmma => vec![self.mla_launch(&call, large_merges)],
             Body::Wgmma => self.run_launches(&call, (schedule.items.len(), ticket)),
-            _ => {
-                let boxes = bodies.box_keys().map(|keys| self.box_maps(&call, keys));
-                let args = case.args(bodies, &call, seed).into_iter().chain(boxes.into_iter().flatten());
-                vec![(case.workers, args.collect())]
-            }
+            _ => vec![self.item_launch(&call, bodies, seed)],
         };
         if seed % 2 == 1 {
             launches.reverse();
@@ -326,7 +319,9 @@ impl World {
         let case = &self.case;
         if case.has_merge_launch {
             let kernel = AttentionKernel::LevelMerges(case.wgmma_config(&self.variant));
-            run_merges(&kernel, &self.variant, (2, &call.all_args([Arg::U32(merges)]), 0), memory)?;
+            let own = OwnParams { num_merges: Some(merges), ..OwnParams::default() };
+            let of_merges = &args_of(call, own, KernelKind::LevelMerges);
+            run_merges(&kernel, &self.variant, (2, of_merges, 0), memory)?;
         }
         if case.body == Body::MlaWgmma {
             let kernel = AttentionKernel::LargeMerges(case.mla_wgmma_config());
@@ -334,6 +329,17 @@ impl World {
             assert_eq!(memory.read::<u32>(list, 2)?, [0, 0], "the list of large merges is not empty");
         }
         Ok(())
+    }
+
+    /// CTAs and arguments of the launch of a kernel with workers.
+    fn item_launch(&self, call: &AttentionParams, bodies: Bodies, seed: u64) -> (usize, Vec<Arg>) {
+        let case = &self.case;
+        let AttentionKernel::Items(kernel) = case.kernel(bodies, &self.variant) else {
+            panic!("{bodies:?} are not of items")
+        };
+        let boxes = bodies.box_keys().map(|keys| self.box_maps(call, keys));
+        let own = OwnParams { wait: case.wait(bodies, seed), boxes, ..OwnParams::default() };
+        (case.workers, args_of(call, own, kernel.kind()))
     }
 
     /// CTAs and arguments of the launches of the `wgmma` kernel, whose runs are all items: one launch, or two in any order.
@@ -345,9 +351,11 @@ impl World {
         let first = case.workers.min(runs);
         let (runs, started, ctas) = (runs as u32, first as u32, (first + case.second) as u32);
         let params = RunParams { runs, started, ctas, is_second: false, ticket, box_rows, maps };
-        let mut launches = vec![(first * config.ctas() as usize, params.all_args(call))];
+        let args =
+            |runs| args_of(call, OwnParams { runs: Some(runs), ..OwnParams::default() }, KernelKind::Runs);
+        let mut launches = vec![(first * config.ctas() as usize, args(params.clone()))];
         if case.second > 0 {
-            launches.push((case.second, RunParams { is_second: true, ..params }.all_args(call)));
+            launches.push((case.second, args(RunParams { is_second: true, ..params })));
         }
         launches
     }
@@ -358,7 +366,9 @@ impl World {
         let pe = call.pe.expect("latent attention");
         let maps = [self.map((call.k, dim.vo), box_rows), self.map((pe.k, dim.qk - dim.vo), box_rows)];
         let ctas = self.case.workers * self.case.mla_wgmma_config().ctas_per_item();
-        (ctas, MlaWgmmaParams { box_rows, maps, large_merges }.all_args(call))
+        let latent = Some(MlaWgmmaParams { box_rows, maps, large_merges });
+        let own = OwnParams { latent, ..OwnParams::default() };
+        (ctas, args_of(call, own, KernelKind::MlaWgmma))
     }
 
     /// The tensor map of keys or values.
@@ -367,9 +377,9 @@ impl World {
     }
 
     /// The tensor maps of keys and values in boxes of `mma`.
-    fn box_maps(&self, call: &AttentionParams, keys: usize) -> [Arg; 2] {
+    fn box_maps(&self, call: &AttentionParams, keys: usize) -> [TensorMap; 2] {
         let HeadDim { qk, vo } = self.case.dim;
-        let map = |(tensor, dim)| Arg::TensorMap(box_map(tensor, self.map_dims(dim), keys).into());
+        let map = |(tensor, dim)| box_map(tensor, self.map_dims(dim), keys);
         [(call.k, qk), (call.v, vo)].map(map)
     }
 
@@ -444,4 +454,9 @@ pub(crate) fn run_merges(
 ) -> Result<(), Fault> {
     let kernel = &kernel.record(&kernel.name(variant), variant).expect("a supported configuration");
     Launch { kernel, grid: [ctas, 1, 1], args, seed }.run(memory).map(drop)
+}
+
+/// The arguments of a kernel.
+fn args_of(call: &AttentionParams, own: OwnParams, kind: KernelKind) -> Vec<Arg> {
+    AttentionParams { own, ..call.clone() }.args(kind)
 }

@@ -12,7 +12,9 @@ use tilewright_kernels::attention::{
         mma::MmaConfig,
         simt::{SimtConfig, attention},
     },
-    params::{AttentionParams, CacheTensor, KvLayout, PeTensors, PlanArrays, RowTensor, ScaleTensor},
+    params::{
+        AttentionParams, CacheTensor, KvLayout, OwnParams, PeTensors, PlanArrays, RowTensor, ScaleTensor,
+    },
 };
 
 /// Parameters with the minimum alignment for queries of 16 bits.
@@ -41,6 +43,7 @@ pub(crate) fn aligned_params(kv: Dtype) -> AttentionParams {
         scale: 1.0,
         k_scale: scale,
         v_scale: scale,
+        own: OwnParams::default(),
         variant: Vec::new(),
     }
 }

@@ -1,9 +1,8 @@
 //! Multi-head latent attention (MLA) with `mma.sync` and `cp.async`, for Ampere and newer: one KV head of 512 + 64 elements,
 //! the first 512 of which are the values, shared by many query heads.
 //!
-//! Grid: `[workers, 1, 1]`. Parameters: [`AttentionParamRegs`](crate::attention::params::AttentionParamRegs) of MLA kernels; `v`
-//! is not read. It differs from the `mma` bodies because rows are far longer. A KV tile is loaded once and used as
-//! K and V, and the 512 elements of O are divided among warps.
+//! Grid: `[workers, 1, 1]`. Parameters: [`KernelKind::Mla`]; `v` is not read. It differs from the `mma` bodies because rows are far
+//! longer. A KV tile is loaded once and used as K and V, and the 512 elements of O are divided among warps.
 //!
 //! ```text
 //! CTA        16 · R query rows (tokens times heads) at once; 8 warps are R groups of 16 rows times 8 / R parts of the elements
@@ -24,7 +23,10 @@ mod logits;
 pub(super) use config::latent_dims;
 pub use config::{MlaConfig, THREADS};
 
-use crate::attention::kernel::{cta::MmaCta, row_hooks::RowHooks};
+use crate::attention::{
+    kernel::{cta::MmaCta, row_hooks::RowHooks},
+    params::KernelKind,
+};
 use tilewright_ptx::{Builder, Invalid, Kernel};
 
 /// Builds the kernel.
@@ -38,7 +40,7 @@ pub fn attention(name: &str, config: &MlaConfig) -> Result<Kernel, Invalid> {
     };
     Builder::kernel(name, THREADS, |k| {
         k.ctas_per_sm(1);
-        let cta = MmaCta::new(k, config.device.arch, config.dtypes(), true, layout.cta);
+        let cta = MmaCta::new(k, config.device.arch, config.dtypes(), KernelKind::Mla, layout.cta);
         let hooks = RowHooks::new(&cta, None, false);
         cta.run(&hooks, |current| {
             let single_group = || body::run((&cta, current, &hooks), &layout, layout.single_group);

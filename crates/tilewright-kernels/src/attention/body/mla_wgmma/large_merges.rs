@@ -4,7 +4,7 @@
 //! The last CTA to arrive at such a merge appends it to a list in the plan's memory. The CTA that finishes last empties the list.
 //! CTAs are divided evenly among the merges, so that no CTA reads the records of merges in which it has no part.
 
-use super::{MlaWgmmaConfig, MlaWgmmaParamRegs};
+use super::MlaWgmmaConfig;
 use crate::attention::{
     body::wgmma::ARCH,
     items::MergeItemRegs,
@@ -17,6 +17,7 @@ use crate::attention::{
         },
         row_hooks::RowHooks,
     },
+    params::KernelKind,
 };
 use tilewright_ptx::{
     build::Builder,
@@ -28,7 +29,7 @@ use tilewright_ptx::{
 /// Threads per CTA.
 const THREADS: u32 = 128;
 
-/// Builds the kernel of large merges, for any grid. Parameters: [`MlaWgmmaParams::all_args`](super::MlaWgmmaParams::all_args).
+/// Builds the kernel of large merges, for any grid. Parameters: [`KernelKind::MlaWgmma`].
 ///
 /// # Errors
 /// With the reasons of [`MlaWgmmaConfig::unsupported`], if there are any.
@@ -40,9 +41,9 @@ pub fn large_merges(name: &str, config: &MlaWgmmaConfig) -> Result<Kernel, Inval
     Builder::kernel(name, THREADS, |k| {
         let (q, v) = (RowFormat::new(config.head_dim.qk, 2), RowFormat::new(config.head_dim.vo, 2));
         let (layout, _) = CtaLayout::new(q, v, [q, v]);
-        let cta = MmaCta::new(k, ARCH, config.dtypes(), true, layout);
+        let cta = MmaCta::new(k, ARCH, config.dtypes(), KernelKind::MlaWgmma, layout);
         let hooks = RowHooks::new(&cta, None, false);
-        let list = MlaWgmmaParamRegs::declare(k, ()).large_merges;
+        let list = cta.params.own.latent.expect("a parameter of MlaWgmma").large_merges;
         k.wait_for_prerequisites();
         k.launch_dependents();
         let count = list.load();

@@ -54,9 +54,8 @@ use crate::{
             layout::{CtaLayout, RowFormat},
             row_hooks::RowHooks,
         },
-        params::AttentionParams,
+        params::KernelKind,
     },
-    params::{GlobalArray, each},
     tile::SharedTile,
 };
 use config::{KEYS, MlaArenaOffsets, REGISTER_PANELS, STAGES};
@@ -66,7 +65,6 @@ use tilewright_ptx::{
     build::{Barrier, Builder, Shared, Value},
     ir::Kernel,
     isa::sync::Fence,
-    sim::{Arg, tensor::TensorMap},
     verify::Invalid,
 };
 
@@ -77,30 +75,7 @@ const LEADER_WEIGHTS: u32 = 4;
 const FOLLOWER_WEIGHTS: u32 = 5;
 const LEADER_WEIGHTS_READ: u32 = 6;
 
-crate::params! {
-    /// Arguments of a launch after those of [`AttentionParams`].
-    #[derive(Debug, Clone, PartialEq)]
-    pub struct MlaWgmmaParams => MlaWgmmaParamRegs(this) {
-        /// Keys per box of the tensor maps: [`MlaWgmmaConfig::box_rows`].
-        host box_rows: u32,
-        box_shift: u32 = this.box_rows.trailing_zeros(),
-        /// Address of a list of large merges, `[2 + merges]` u32. The first two are 0 before a launch of the kernel, and after one
-        /// of [`large_merges`], which must follow if the plan may have merges of more than
-        /// [`max_fused_states`](crate::attention::kernel::merge::max_fused_states).
-        large_merges: u64 as GlobalArray<u32>,
-        /// Tensor maps of the compressed and the positional part of keys: [`kv_map`](super::wgmma::kv_map).
-        maps "": [TensorMap; 2][each(["ckv_map", "kpe_map"], ())],
-    }
-}
-
-impl MlaWgmmaParams {
-    /// The arguments of both kernels, in order.
-    pub fn all_args(&self, params: &AttentionParams) -> Vec<Arg> {
-        params.all_args(self.args(()))
-    }
-}
-
-/// Builds the kernel. Parameters: [`MlaWgmmaParams::all_args`].
+/// Builds the kernel. Parameters: [`KernelKind::MlaWgmma`].
 ///
 /// # Errors
 /// With the reasons of [`MlaWgmmaConfig::unsupported`], if there are any.
@@ -155,15 +130,15 @@ impl<'k> MlaWgmmaCta<'k> {
         let (mut layout, mut taken) = CtaLayout::new(q, v, [q, v]);
         let arena = config.arena(&mut taken);
         layout.bytes = arena.bytes;
-        let cta = MmaCta::new(k, ARCH, config.dtypes(), true, layout)
+        let cta = MmaCta::new(k, ARCH, config.dtypes(), KernelKind::MlaWgmma, layout)
             .with_threads(CONSUMERS, BOTH_CONSUMERS)
             .with_ctas_per_item(config.ctas_per_item() as u32);
-        let params = MlaWgmmaParamRegs::declare(k, ());
+        let params = cta.params.own.latent.expect("a parameter of MlaWgmma");
         let barriers = [0, 1].map(|half| config.barrier_panels(half).len());
         Self {
             k,
             config,
-            cta: cta.with_large_merges(params.large_merges),
+            cta,
             arena,
             box_shift: params.box_shift,
             maps: params.maps,

@@ -3,9 +3,7 @@
 //! Grid: `[workers, 1, 1]`. One item is a tile of query rows (tokens times heads of a group) against a range of keys. K and V are
 //! staged in shared memory by KV tiles. S, P and O stay in registers as `mma` fragments.
 //!
-//! Parameters: [`all_args`](crate::attention::params::AttentionParams::all_args) with the
-//! [`Wait`](crate::attention::params::Wait) of kernels that [can follow runs](MmaConfig::can_follow_runs), then, for
-//! [`Bodies`] whose keys TMA loads, the tensor maps of keys and values ([`box_map`]).
+//! Parameters: those of `MmaConfig::kind`; tensor maps are of [`box_map`].
 //!
 //! 1. Load the next work item of this worker. Items of up to [`MAX_SPLIT_KV_ROWS`](super::MAX_SPLIT_KV_ROWS) rows divide the keys
 //!    among the warps (`mma_split_kv`); larger items divide the rows (`mma_split_q`).
@@ -31,7 +29,7 @@ use super::{
 use crate::{
     attention::{
         kernel::{cta::MmaCta, row_hooks::RowHooks},
-        params::CacheTensor,
+        params::{CacheTensor, KernelKind},
     },
     variant::Hooks,
 };
@@ -39,6 +37,11 @@ use tilewright::attention::variant::ExpressionVariant;
 use tilewright_ptx::{Builder, Invalid, Kernel, TensorMap};
 
 impl MmaConfig {
+    /// The kernel's kind.
+    pub(crate) fn kind(&self) -> KernelKind {
+        KernelKind::Mma { waits: self.can_follow_runs(), boxes: self.bodies.box_keys().is_some() }
+    }
+
     /// Whether the kernel can follow runs. Problems with runs have no kernel of two row tiles per warp.
     pub fn can_follow_runs(&self) -> bool {
         self.device.arch == wgmma::ARCH && self.bodies != Bodies::SplitKvPairs
@@ -84,10 +87,9 @@ pub fn attention(name: &str, config: &MmaConfig, variant: &ExpressionVariant) ->
     Builder::kernel(name, THREADS, |k| {
         k.ctas_per_sm(config.ctas_with_budget(tile_budget));
         let dtypes = [config.q, config.o, config.kv, config.out];
-        let cta = MmaCta::new(k, config.device.arch, dtypes, false, layout.cta);
-        let cta = cta.with_wait(config.can_follow_runs().then(|| k.param::<u32>("wait")));
+        let cta = MmaCta::new(k, config.device.arch, dtypes, config.kind(), layout.cta);
         let hooks = RowHooks::new(&cta, Some(hooks), true);
-        let boxes = config.bodies.box_keys().map(|_| StageBoxes::new(&cta, &layout.split_kv));
+        let boxes = cta.params.own.boxes.map(|maps| StageBoxes::new(&cta, &layout.split_kv, maps));
         let cursors = RingCursors::new(&cta, &layout.split_kv, boxes);
         cta.run(&hooks, |current| {
             let split_kv = || mma_split_kv::run(&cta, &layout.split_kv, current, cursors, &hooks);

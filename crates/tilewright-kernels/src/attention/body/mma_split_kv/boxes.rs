@@ -42,10 +42,9 @@ pub(crate) struct StageBoxes<'k> {
 }
 
 impl<'k> StageBoxes<'k> {
-    /// Declares the tensor maps and initializes the barriers; valid after a barrier of the CTA.
-    pub(crate) fn new(cta: &MmaCta<'k>, layout: &SplitKvLayout) -> Self {
+    /// Initializes the barriers; valid after a barrier of the CTA.
+    pub(crate) fn new(cta: &MmaCta<'k>, layout: &SplitKvLayout, maps: [Value<'k, u64>; 2]) -> Self {
         let (k, count) = (cta.k, WARPS * layout.num_units);
-        let maps = ["k_map", "v_map"].map(|name| k.tensor_map(name));
         let barriers = k.barriers("units", count);
         k.when(k.thread().lt(count as u32), || {
             barriers.at(k.thread()).init(1);

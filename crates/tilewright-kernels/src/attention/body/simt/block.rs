@@ -82,7 +82,7 @@ pub(super) struct RowBlock<'k> {
 impl<'k, 'v> SimtCta<'k, 'v> {
     #[track_caller]
     pub(super) fn new(k: &'k Builder, config: SimtConfig, hooks: &Hooks<'v>) -> Self {
-        let params = AttentionParamRegs::declare(k, config.mla);
+        let params = AttentionParamRegs::declare(k, config.kind());
         let heads = (params.qo_heads, params.group.quotient(params.qo_heads));
         let hooks = SimtHooks::new(hooks.declare(k, heads));
         let rows = config.rows();

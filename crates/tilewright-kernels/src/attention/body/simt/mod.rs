@@ -28,7 +28,10 @@ mod qk;
 mod row_table;
 mod softmax;
 
-use crate::variant::{Arithmetic, Hooks};
+use crate::{
+    attention::params::KernelKind,
+    variant::{Arithmetic, Hooks},
+};
 use block::{RowBlock, SimtCta};
 use key_table::KeyTable;
 use softmax::MASKED;
@@ -104,6 +107,11 @@ impl SimtConfig {
     /// Elements of the stage, which holds keys first, then values.
     fn stage(self) -> u32 {
         KEYS * K_STRIDE.max(self.v_dims())
+    }
+
+    /// The kernel's kind.
+    pub(crate) fn kind(self) -> KernelKind {
+        if self.mla { KernelKind::Mla } else { KernelKind::Plain }
     }
 
     fn check(self, name: &str, hooks: &Hooks<'_>) -> Result<(), Invalid> {

@@ -10,6 +10,7 @@ use crate::attention::{
         CtaLayout, MmaCta, RowFormat, RowHooks,
         merge::{arrival::LaneSource, partial_states::merge_head},
     },
+    params::KernelKind,
 };
 use tilewright::attention::variant::ExpressionVariant;
 use tilewright_ptx::{Builder, Invalid, Kernel, Value, Var};
@@ -21,9 +22,7 @@ pub const LEVEL_MERGE_CTAS_PER_SM: u32 = 8;
 /// Warps per CTA.
 pub const LEVEL_MERGE_WARPS: u32 = THREADS / 32;
 
-/// Builds the kernel for a variant and any grid. Parameters:
-/// [`all_args`](crate::attention::params::AttentionParams::all_args) with the number of the plan's merges, those with arrivals
-/// included.
+/// Builds the kernel for a variant and any grid. Parameters: [`KernelKind::LevelMerges`].
 ///
 /// # Errors
 /// With the reasons of [`WgmmaConfig::unsupported`] and of the variant, if there are any.
@@ -38,9 +37,9 @@ pub fn level_merges(
         let (q, v) = (RowFormat::new(config.head_dim.qk, 2), RowFormat::new(config.head_dim.vo, 2));
         let (layout, _) = CtaLayout::new(q, v, [q, v]);
         let dtypes = [config.q, config.o, config.kv, config.out];
-        let cta = MmaCta::new(k, ARCH, dtypes, false, layout);
-        let merges = k.param::<u32>("num_merges");
+        let cta = MmaCta::new(k, ARCH, dtypes, KernelKind::LevelMerges, layout);
         let hooks = RowHooks::new(&cta, Some(&hooks), false);
+        let merges = cta.params.own.num_merges.expect("a parameter of LevelMerges");
         let heads = merges * cta.params.group.by;
         let at = k.var("head", k.cta() * LEVEL_MERGE_WARPS + (k.thread() >> 5));
         let merge = LoadedMerge::declare(&cta);

@@ -54,9 +54,8 @@ use crate::{
     attention::{
         body::{DeviceLimits, mma},
         kernel::{CtaLayout, MmaCta, RowFormat, RowHooks},
-        params::{AttentionParams, CacheTensor},
+        params::{CacheTensor, KernelKind, RunParamRegs},
     },
-    params::{GlobalArray, each},
     tile::{Ring, SharedTile, panel_map},
     variant::Hooks,
 };
@@ -70,9 +69,7 @@ use producer::{CAREFUL, CONSUMER_WARPS, PRESENT, Producer, REPEAT};
 use rows::SourceRow;
 use softmax::Exponentials;
 use tilewright::attention::variant::{ExpressionVariant, Hook};
-use tilewright_ptx::{
-    Arg, Barrier, Builder, Elements, Fence, Global, Invalid, Kernel, Shared, TensorMap, Value,
-};
+use tilewright_ptx::{Barrier, Builder, Elements, Fence, Global, Invalid, Kernel, Shared, TensorMap, Value};
 use transpose::RowMajor;
 
 /// Architecture of the kernel.
@@ -83,36 +80,6 @@ const EXPONENTIALS: u32 = 2;
 const ONE_CONSUMER: u32 = 4;
 /// Named barrier of the producers.
 const PRODUCERS: u32 = 6;
-
-crate::params! {
-    /// Arguments of a launch after those of [`AttentionParams`], whose items begin with the runs.
-    #[derive(Debug, Clone, PartialEq)]
-    pub struct RunParams => RunParamRegs(this) {
-        /// Number of runs.
-        runs: u32,
-        /// Runs with which the CTAs, or pairs of them, of the first launch start, one each.
-        started: u32,
-        /// CTAs of both launches, or CTAs or pairs of the only one.
-        ctas: u32,
-        /// Whether this is the second launch.
-        host is_second: bool,
-        second: u32 = u32::from(this.is_second),
-        /// Address of a u32, 0 before and after a launch.
-        ticket: u64 as GlobalArray<u32>,
-        /// Keys per box of the tensor maps: [`WgmmaConfig::box_rows`].
-        host box_rows: u32,
-        box_shift: u32 = this.box_rows.trailing_zeros(),
-        /// Tensor maps of keys and values: [`kv_map`].
-        maps "": [TensorMap; 2][each(["k_map", "v_map"], ())],
-    }
-}
-
-impl RunParams {
-    /// The arguments of the kernel, in order.
-    pub fn all_args(&self, params: &AttentionParams) -> Vec<Arg> {
-        params.all_args(self.args(()))
-    }
-}
 
 /// The tensor map of keys or values `[pages, slots, kv_heads, dim]` of elements of `size` bytes; a ragged tensor is one page, whose
 /// stride may be 0. Kernels that convert 8-bit caches do not read it.
@@ -149,7 +116,7 @@ fn supported_hooks<'v>(
     Hooks::of(name, variant)
 }
 
-/// Builds the kernel for a variant. Parameters: [`RunParams::all_args`].
+/// Builds the kernel for a variant. Parameters: [`KernelKind::Runs`].
 ///
 /// # Errors
 /// With the reasons of [`WgmmaConfig::unsupported`] and `unsupported_variant`, if there are any.
@@ -269,13 +236,13 @@ impl<'k> WgmmaCta<'k> {
         let (mut layout, mut taken) = CtaLayout::new(q, v, stored);
         let arena = config.arena(&mut taken);
         layout.bytes = arena.bytes;
-        let cta = MmaCta::new(k, ARCH, [config.q, config.o, config.kv, config.out], false, layout);
+        let cta = MmaCta::new(k, ARCH, [config.q, config.o, config.kv, config.out], KernelKind::Runs, layout);
         let (keys, stages) = (config.kv_tokens(), config.stages());
         let tiles = |name: &str, rows, columns, stages| {
             (SharedTile::new(k, name, rows, columns, stages), Ring::new(k, name, stages))
         };
         let RunParamRegs { runs, started, ctas, second, ticket, box_shift, maps } =
-            RunParamRegs::declare(k, ());
+            cta.params.own.runs.expect("a parameter of Runs");
         Self {
             k,
             config,

@@ -159,7 +159,9 @@ fn append_if_large<'k>(
     record: Shared<'k, u32>,
     is_complete: Value<'k, bool>,
 ) -> Value<'k, bool> {
-    let Some(list) = cta.large_merges else { return cta.k.constant(false) };
+    let Some(list) = cta.params.own.latent.map(|latent| latent.large_merges) else {
+        return cta.k.constant(false);
+    };
     let merge = MergeItemRegs::load_shared(cta.k, record);
     let states = merge.qo_len * cta.params.group.by * (merge.source_end - merge.source_begin);
     let is_large = states.gt(max_fused_states(cta.layout.v.dim) as u32);
