@@ -148,7 +148,7 @@ fn exponentials_and_logarithms_at_their_limits() {
         assert!(got.iter().all(|got| got.is_nan()), "{way:?}: {got:?}");
         if way.arithmetic == Arithmetic::Exact {
             // the hardware flushes subnormals to 0
-            assert_eq!(evaluate(r#"{"log2": "logit"}"#, way, &[2f32.powi(-140)]), [-140.0]);
+            assert_eq!(evaluate(r#"{"log2": "logit"}"#, way, &[f32::from_bits(1 << 9)]), [-140.0]);
         }
     }
 }
