@@ -287,7 +287,7 @@ impl<'k> Consumer<'_, 'k> {
             });
         }
         self.wait_for_turn();
-        // a branch after the turn: the assembler would move the exponentials before it
+        // The assembler predicates this branch, and moves about 10 exponentials before the turn.
         k.when(moved, || {
             for sums in [&self.sum, &self.error] {
                 sums.iter().zip(rescale).for_each(|(sum, rescale)| sum.set(sum.get() * rescale.get()));
